@@ -1,0 +1,140 @@
+"""What all API types have in common: spelling, strictness, and rules between fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+Toggle = Literal["Auto", "Enabled", "Disabled"]
+"""A switch with a default that the machine decides. Not On and Off: YAML reads those as booleans."""
+
+Timestamp = Annotated[datetime, Field(strict=False)]
+"""RFC 3339, as Kubernetes writes it."""
+
+FreeForm = dict[str, Any]
+"""An object whose fields belong to somebody else (Kubernetes, vLLM, a data set)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What must hold between the fields of one type, said once for both who check it.
+
+    `cel`: the rule for the API server, over `self`. `holds`: the same over the parsed object, for local validation.
+    `field`: the field to name, as a dotted path from the object. `message`: what to write instead.
+    """
+
+    cel: str
+    holds: Callable[[Any], bool]
+    field: str
+    message: str
+
+    def as_kubernetes(self) -> dict[str, str]:
+        return {"rule": self.cel, "message": self.message, "fieldPath": f".{self.field}"}
+
+    def as_error(self) -> InitErrorDetails:
+        error = PydanticCustomError("conflict", "{message}", {"message": self.message, "rule": self})
+        return InitErrorDetails(type=error, loc=tuple(self.field.split(".")), input=None)
+
+    def reads(self, path: str) -> bool:
+        """Whether the rule looks at the field at `path` (dotted), at a part of it, or at an object that holds it."""
+        paths = re.findall(r"\bself\.([\w.]+)", self.cel)
+        return any(f"{p}.".startswith(f"{path}.") or f"{path}.".startswith(f"{p}.") for p in paths)
+
+
+class ApiModel(BaseModel):
+    """Base of the API types: snake_case here, camelCase in manifests; unknown fields are errors; values are frozen.
+
+    A field given as `null` counts as absent, as it does for the API server.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+    @model_validator(mode="after")
+    def _hold_together(self) -> Self:
+        problems = [*(rule.as_error() for rule in self.rules if not rule.holds(self)), *self.problems_within()]
+        if problems:
+            raise ValidationError.from_exception_data(type(self).__name__, problems)
+        return self
+
+    def problems_within(self) -> list[InitErrorDetails]:
+        """Problems between fields that a rule cannot state; for types to override."""
+        return []
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        json_schema = handler.resolve_ref_schema(handler(schema))
+        if cls.rules:
+            json_schema["x-kubernetes-validations"] = [rule.as_kubernetes() for rule in cls.rules]
+        return json_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Marks a string that must match `pattern` (of both Python's and Go's syntax); `expected` says it in words."""
+
+    pattern: str
+    expected: str
+    max_length: int = 253
+
+    def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema) | {"pattern": self.pattern, "maxLength": self.max_length}
+
+    def _check(self, text: str) -> str:
+        if len(text) > self.max_length:
+            raise PydanticCustomError(
+                "text", "{expected}", {"expected": f"{self.expected}, of at most {self.max_length} characters"}
+            )
+        if not re.search(self.pattern, text):
+            raise PydanticCustomError("text", "{expected}", {"expected": self.expected})
+        return text
+
+
+_IMMUTABLE = "cannot change once the job exists"
+
+
+def immutable(instead: str = "delete the job and create it anew") -> dict[str, Any]:
+    """Schema extension of a field that cannot change once the job exists."""
+    return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": f"{_IMMUTABLE}; {instead}"}]}
+
+
+def immutable_presence(*fields: str) -> dict[str, Any]:
+    """Schema extension of an object whose optional immutable `fields` (camelCase) must stay given, or stay absent."""
+    rules = [{"rule": f"has(self.{f}) == has(oldSelf.{f})", "message": f"{f} {_IMMUTABLE}"} for f in fields]
+    return {"x-kubernetes-validations": rules}

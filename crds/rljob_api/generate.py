@@ -1,0 +1,77 @@
+"""Writes what is generated from the API types: the CRDs, and the JSON schema that editors use.
+
+python -m rljob_api.generate [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api.custom_resource import rljob_definition, step_report_definition
+from rljob_api.inlined_schema import inlined_schema
+from rljob_api.job import RLJob
+
+FOLDER = Path(__file__).resolve().parent.parent
+_HEADER = "# Generated from rljob_api by `make generate`; do not edit.\n"
+
+
+def generated_files() -> dict[str, str]:
+    """Text of every generated file, by its path under `crds/`."""
+    definitions = [rljob_definition(), step_report_definition()]
+    return {
+        **{f"manifests/{crd['metadata']['name']}.yaml": _yaml(crd) for crd in definitions},
+        "schema/rljob.schema.json": _editor_schema(),
+    }
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    return _HEADER + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes equal parts out each time; the API server knows no anchors worth reading."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _editor_schema() -> str:
+    schema = _without_extensions(inlined_schema(RLJob))
+    schema["required"] = ["apiVersion", "kind", *schema["required"]]
+    del schema["properties"]["status"]
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "RLJob", **schema}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_extensions(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_extensions(item) for item in schema]
+    if isinstance(schema, dict):
+        return {k: _without_extensions(v) for k, v in schema.items() if not k.startswith("x-kubernetes-")}
+    return schema
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
+    check = parser.parse_args().check
+    files = {FOLDER / name: text for name, text in generated_files().items()}
+    stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(FOLDER.parent)} is not up to date: run `make generate`", file=sys.stderr)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(files[path], encoding="utf-8")
+            print(path.relative_to(FOLDER.parent))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""From a file to an RLJob, or to everything that is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from rljob_api.all_errors import all_errors
+from rljob_api.job import RLJob
+from rljob_api.names import API_VERSION
+from rljob_api.problem_text import ProblemText
+from rljob_api.yaml_document import Document, read_documents
+from rljob_api.yaml_document import Path as FieldPath
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where it is (`path`: dotted, empty for the file itself) and what to write instead."""
+
+    file: Path
+    path: str
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else str(self.file)
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class ManifestError(Exception):
+    """A manifest that cannot be used. `problems` holds every one of its problems, in the order of the file."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def load_manifest(path: Path) -> RLJob:
+    """The RLJob in the YAML (or JSON) file at `path`, with all defaults. Raises ManifestError."""
+    document = _only_document(path, _read_text(path))
+    _check_kind(path, document)
+    text = ProblemText(document.data)
+    found = [
+        *((field, "written twice, and YAML silently takes the last: remove one") for field in document.duplicates),
+        *((error["loc"], text.of(error)) for error in all_errors(document.data)),
+    ]
+    if found:
+        problems = [Problem(path, dotted(field), message, document.line_of(field)) for field, message in found]
+        raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0))
+    return RLJob.model_validate(document.data, by_alias=True, by_name=False)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        message = "expected a manifest, found no such file"
+    except IsADirectoryError:
+        message = "expected a manifest, found a directory; name a file in it"
+    except UnicodeDecodeError as error:
+        message = f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+    raise ManifestError([Problem(path, "", message)])
+
+
+def _only_document(path: Path, text: str) -> Document:
+    try:
+        documents = read_documents(text)
+    except yaml.YAMLError as error:
+        raise ManifestError([_broken_yaml(path, error)]) from None
+    if not documents:
+        raise ManifestError([Problem(path, "", "expected an RLJob, found an empty file")])
+    if len(documents) > 1:
+        message = f"expected one RLJob, found {len(documents)} documents; put each into a file of its own"
+        raise ManifestError([Problem(path, "", message, documents[1].line_of(()))])
+    return documents[0]
+
+
+def _broken_yaml(path: Path, error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    hint = "; indent with spaces" if "\\t" in reason else ""
+    return Problem(path, "", f"is not YAML: {reason}{hint}", mark.line + 1 if mark else None)
+
+
+def _check_kind(path: Path, document: Document) -> None:
+    """What calls itself something else gets one message, not a list of the fields that an RLJob does not have."""
+    if not isinstance(document.data, dict):
+        message = "expected an RLJob with apiVersion, kind, metadata and spec, found no object"
+        raise ManifestError([Problem(path, "", message)])
+    problems = []
+    for field, expected in (("apiVersion", API_VERSION), ("kind", "RLJob")):
+        found = document.data.get(field)
+        if found != expected:
+            said = f"found {found!r}" if found is not None else "found none"
+            message = f"expected {expected}, {said}; write {field}: {expected}"
+            problems.append(Problem(path, field, message, document.line_of((field,))))
+    if problems:
+        raise ManifestError(problems)
+
+
+def dotted(path: FieldPath) -> str:
+    """`spec.trainer.args[0]` for ("spec", "trainer", "args", 0)."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

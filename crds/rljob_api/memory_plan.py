@@ -1,0 +1,43 @@
+"""The memory plan: what `spec.memory` and the machine came to, with a generation number."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rljob_api.api_model import ApiModel
+
+
+class MemoryPlan(ApiModel):
+    """Every setting that bears on memory, as a value. Sizes are bytes a GPU (or a process, on the CPU)."""
+
+    generation: int = Field(default=1, ge=1)
+    """Counts the changes of the plan, from 1."""
+
+    empty_cache: bool
+    """The policy gives its cached GPU memory back after an update."""
+
+    expandable_segments: bool
+    """The policy's allocator uses expandable segments."""
+
+    rollout_sleep_level: Literal[0, 1, 2]
+    """vLLM's sleep level during the update; 0: the engine stays awake."""
+
+    kv_cache_bytes: int = Field(ge=1)
+    """KV cache of one engine, in bytes on each of its GPUs."""
+
+    micro_batch_tokens: int = Field(ge=1)
+    """Tokens, padding included, that go through the policy at once."""
+
+    logprob_chunk_tokens: int = Field(ge=1)
+    """Tokens whose logits over the whole vocabulary exist at once."""
+
+    activation_checkpointing: bool
+    """Activations are computed again in the backward pass instead of kept."""
+
+    optimizer_offload: bool
+    """The optimizer's state stays in host memory between updates."""
+
+    sync_bucket_bytes: int = Field(ge=1)
+    """Weights that are sent from the policy to the engine at once, in bytes."""

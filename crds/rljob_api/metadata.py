@@ -1,0 +1,69 @@
+"""Kubernetes object metadata, as far as it occurs in manifests and in objects read back from the API server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rljob_api.api_model import ApiModel, Text, Timestamp
+from rljob_api.names import JOB_NAME_PATTERN, MAX_JOB_NAME_LENGTH
+
+JobName = Annotated[
+    str,
+    Text(
+        pattern=JOB_NAME_PATTERN,
+        expected="a name of lower-case letters, digits and -, that begins with a letter and does not end with -",
+        max_length=MAX_JOB_NAME_LENGTH,
+    ),
+]
+
+
+class Metadata(ApiModel):
+    """Kubernetes object metadata. Manifests write name, namespace, labels and annotations; the API server the rest."""
+
+    name: JobName
+    """Name of the job; its pods' names begin with it."""
+    namespace: str | None = None
+    """Namespace of the job."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations."""
+    finalizers: list[str] = Field(default_factory=list)
+    """What must be done before the object goes."""
+    uid: str | None = None
+    """Set by the API server."""
+    resource_version: str | None = None
+    """Set by the API server."""
+    generation: int | None = None
+    """Set by the API server: counts the changes of the spec."""
+    creation_timestamp: Timestamp | None = None
+    """Set by the API server."""
+    deletion_timestamp: Timestamp | None = None
+    """Set by the API server when the object is being deleted."""
+    deletion_grace_period_seconds: int | None = None
+    """Set by the API server when the object is being deleted."""
+    generate_name: str | None = None
+    """Prefix that the API server made the name from."""
+    self_link: str | None = None
+    """Set by old API servers."""
+    owner_references: list[dict[str, Any]] = Field(default_factory=list)
+    """Objects that own this one."""
+    managed_fields: list[dict[str, Any]] = Field(default_factory=list)
+    """Set by the API server: who wrote which field."""
+
+
+def job_name_rules() -> list[dict[str, str]]:
+    """Rules on the name of a job for the API server, whose own schema of metadata would let longer ones pass."""
+    return [
+        {
+            "rule": f"size(self.metadata.name) <= {MAX_JOB_NAME_LENGTH}",
+            "message": f"metadata.name must have at most {MAX_JOB_NAME_LENGTH} characters: pods' names begin with it",
+        },
+        {
+            "rule": f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",
+            "message": "metadata.name must consist of lower-case letters, digits and -, begin with a letter and not "
+            "end with -",
+        },
+    ]

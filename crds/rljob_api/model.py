@@ -1,0 +1,31 @@
+"""Where the model comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from rljob_api.api_model import ApiModel, Text
+
+Dtype = Literal["Auto", "bfloat16", "float32"]
+
+ModelUri = Annotated[
+    str,
+    Text(
+        pattern=r"^(oci|hf|pvc|file|random)://[^\s]+$",
+        expected="a URI that begins with oci://, hf://, pvc://, file:// or random://, such as hf://org/name",
+        max_length=1024,
+    ),
+]
+
+
+class ModelSpec(ApiModel):
+    """The model that is trained."""
+
+    uri: ModelUri
+    """Where the model is: oci://registry/name:tag (an image volume), hf://org/name (Hugging Face hub),
+    pvc://claim/path, file:///path, or random://qwen3?hidden=64&layers=2&… (a tiny architecture with random weights,
+    for tests)."""
+
+    dtype: Dtype = "Auto"
+    """Type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The policy
+    keeps float32 master weights in either case."""

@@ -1,0 +1,158 @@
+"""Says in words what is wrong with a field: what was expected, what was found, what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from rljob_api.inlined_schema import Schema, inlined_schema
+from rljob_api.job import RLJob
+from rljob_api.task_args import ARGS_OF_TASK
+from rljob_api.yaml_document import Path
+
+
+class ProblemText:
+    """Words for the validation errors of one manifest, from the schema that it should follow."""
+
+    def __init__(self, data: Any) -> None:
+        self._schema = _schema_for(data)
+
+    def of(self, error: ErrorDetails) -> str:
+        """One sentence for one error of pydantic's."""
+        path, found, context = error["loc"], error["input"], error.get("ctx", {})
+        match error["type"]:
+            case "conflict":
+                return str(context["message"])
+            case "extra_forbidden":
+                return self._unknown(path)
+            case "missing":
+                return f"required: {self._at(path).get('description', '')}".rstrip(": ")
+            case "text":
+                expected = str(context.get("expected") or error["msg"])
+            case _:
+                expected = expectation(self._at(path)) or error["msg"]
+        return f"expected {expected}, found {_written(found)}{_hint(self._at(path), found)}"
+
+    def _unknown(self, path: Path) -> str:
+        """What was probably meant by the unknown field at `path`."""
+        name, around = str(path[-1]), path[:-1]
+        siblings = list(self._at(around).get("properties", {}))
+        if not siblings:
+            return "unknown field; nothing is written here"
+        close = difflib.get_close_matches(_camel(name), siblings, n=1, cutoff=0.6)
+        if close:
+            return f"unknown field; did you mean {close[0]}?"
+        elsewhere = [p for p in _paths(self._schema) if p.split(".")[-1] == name and not p.startswith("status.")]
+        if elsewhere:
+            return f"unknown field here; it belongs to {elsewhere[0]}"
+        return f"unknown field; known here: {', '.join(siblings)}"
+
+    def _at(self, path: Path) -> Schema:
+        schema = self._schema
+        for part in path:
+            below = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+            schema = below or {}
+        return schema
+
+
+def expectation(schema: Schema) -> str:
+    """`a whole number from 2 to 1024`: what `schema` allows, in words; empty where it allows anything."""
+    if "enum" in schema or "const" in schema:
+        *others, last = schema.get("enum", [schema.get("const")])
+        return f"{', '.join(map(str, others))} or {last}" if others else str(last)
+    match schema.get("type"):
+        case "integer":
+            return f"a whole number{_bounds(schema)}"
+        case "number":
+            return f"a number{_bounds(schema)}"
+        case "boolean":
+            return "true or false"
+        case "string":
+            return f"a text{_lengths(schema, 'characters')}"
+        case "array":
+            return f"a list{_lengths(schema, 'items')}"
+        case "object":
+            fields = ", ".join(schema.get("properties", {}))
+            return f"an object with the fields {fields}" if fields else "an object"
+    return ""
+
+
+def _bounds(schema: Schema) -> str:
+    lower = next((f"{word} {_plain(schema[key])}" for key, word in _LOWER if key in schema), "")
+    upper = next((f"{word} {_plain(schema[key])}" for key, word in _UPPER if key in schema), "")
+    if "minimum" in schema and "maximum" in schema:
+        return f" from {_plain(schema['minimum'])} to {_plain(schema['maximum'])}"
+    return f" {' and '.join(bound for bound in (lower, upper) if bound)}" if lower or upper else ""
+
+
+_LOWER = (("minimum", "of at least"), ("exclusiveMinimum", "above"))
+_UPPER = (("maximum", "at most"), ("exclusiveMaximum", "below"))
+
+
+def _lengths(schema: Schema, things: str) -> str:
+    least = schema.get("minLength", schema.get("minItems"))
+    most = schema.get("maxLength", schema.get("maxItems"))
+    bounds = [f"at least {least}" if least else "", f"at most {most}" if most else ""]
+    return f" of {' and '.join(b for b in bounds if b)} {things}" if any(bounds) else ""
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+def _written(value: Any) -> str:
+    """`value` as it stands in the manifest, shortened."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _hint(schema: Schema, found: Any) -> str:
+    """What to write instead, where it can be guessed."""
+    allowed = [str(value) for value in schema.get("enum", [])]
+    if isinstance(found, bool) and "Enabled" in allowed:
+        return f"; write {'Enabled' if found else 'Disabled'}"
+    if isinstance(found, bool) and not found and "Disabled" in allowed:
+        return "; write Disabled (YAML reads off and no as false)"
+    if isinstance(found, str) and allowed:
+        close = {value.lower(): value for value in allowed}.get(found.lower()) or next(
+            iter(difflib.get_close_matches(found, allowed, n=1)), None
+        )
+        return f"; did you mean {close}?" if close else ""
+    if isinstance(found, str) and schema.get("type") in ("integer", "number", "boolean") and _is_literal(found):
+        return "; remove the quotes"
+    return ""
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), int | float)
+    except ValueError:
+        return False
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(part.title() for part in others)
+
+
+def _paths(schema: Schema, prefix: str = "") -> Iterator[str]:
+    for name, below in schema.get("properties", {}).items():
+        yield f"{prefix}{name}"
+        yield from _paths(below, f"{prefix}{name}.")
+
+
+def _schema_for(data: Any) -> Schema:
+    """RLJob's schema, with the arguments of the task that `data` names."""
+    schema: Schema = inlined_schema(RLJob)
+    spec = data.get("spec") if isinstance(data, dict) else None
+    task = spec.get("task") if isinstance(spec, dict) else None
+    args = ARGS_OF_TASK.get(str(task.get("name"))) if isinstance(task, dict) else None
+    if args:
+        schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(args)
+    return schema

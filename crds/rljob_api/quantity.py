@@ -1,0 +1,90 @@
+"""Kubernetes quantities, and the settings that are `Auto` or a value."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+_FACTORS = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), start=1)},
+    **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)},
+}
+_QUANTITY = r"[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
+_LARGEST_BYTES = 2**63 - 1
+
+
+def quantity_bytes(quantity: int | str) -> int:
+    """Bytes of a Kubernetes quantity: `512Mi`, `1.5G`, `4294967296`. Fractions of a byte are rounded up.
+
+    Raises ValueError where it is not a positive quantity of bytes below 2**63.
+    """
+    text = str(quantity)
+    if isinstance(quantity, bool) or not re.fullmatch(_QUANTITY, text):
+        raise ValueError(f"expected a quantity of bytes such as 512Mi or 4Gi, found {quantity!r}")
+    number = text.rstrip("kKMGTPi")
+    size = -int(-Decimal(number) * _FACTORS[text[len(number) :]] // 1)
+    if not 0 < size <= _LARGEST_BYTES:
+        raise ValueError(f"expected a positive quantity of bytes below 8Ei, found {quantity!r}")
+    return size
+
+
+def format_bytes(size: int) -> str:
+    """`size` bytes for people, in binary units: `61.2Gi`."""
+    number, unit = float(size), ""
+    for larger in ("Ki", "Mi", "Gi", "Ti"):
+        if abs(number) < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.1f}{unit}" if unit else str(size)
+
+
+def _parse_bytes(given: Any) -> int:
+    try:
+        return quantity_bytes(given)
+    except (ValueError, TypeError):
+        raise PydanticCustomError("text", "a quantity of bytes such as 512Mi or 4Gi") from None
+
+
+def _parse_auto_or_bytes(given: Any) -> int | str:
+    if given == "Auto":
+        return "Auto"
+    try:
+        return quantity_bytes(given)
+    except (ValueError, TypeError):
+        raise PydanticCustomError("text", "Auto or a quantity of bytes such as 512Mi or 4Gi") from None
+
+
+def _parse_auto_or_count(given: Any) -> int | str:
+    if given == "Auto":
+        return "Auto"
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 2**31 - 1:
+        return given
+    raise PydanticCustomError("text", "Auto or a whole number of at least 1")
+
+
+def _int_or_string(pattern: str) -> dict[str, Any]:
+    return {
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern, "maxLength": 32}],
+        "x-kubernetes-int-or-string": True,
+    }
+
+
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), WithJsonSchema(_int_or_string(f"^{_QUANTITY}$"))]
+"""Written as a Kubernetes quantity, read as bytes."""
+
+AutoOrBytes = Annotated[
+    int | Literal["Auto"],
+    BeforeValidator(_parse_auto_or_bytes),
+    WithJsonSchema(_int_or_string(f"^(Auto|{_QUANTITY})$")),
+]
+"""`Auto`, or a Kubernetes quantity read as bytes."""
+
+AutoOrCount = Annotated[
+    int | Literal["Auto"], BeforeValidator(_parse_auto_or_count), WithJsonSchema(_int_or_string("^Auto$"))
+]
+"""`Auto`, or a positive whole number."""

@@ -1,0 +1,144 @@
+"""StepReport: what a job's pods tell about the step they are in. One a job, written by the job, owned by its RLJob."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.api_model import ApiModel, Timestamp
+from rljob_api.metadata import Metadata
+from rljob_api.status import Role
+
+Phase = Literal["rollout", "reward", "update", "sync", "checkpoint"]
+
+MAX_RANKS_REPORTED = 256
+
+
+class RankMemory(ApiModel):
+    """Memory of one process and of its device, in bytes. 0 where there is no GPU."""
+
+    role: Role
+    """policy or rollout, or controller."""
+
+    rank: int = Field(ge=0)
+    """Number of the process within its role."""
+
+    phase: Phase | None = None
+    """Phase that the peaks are about. Absent: the whole step."""
+
+    allocated_bytes: int = Field(default=0, ge=0)
+    """Memory in tensors."""
+
+    reserved_bytes: int = Field(default=0, ge=0)
+    """Memory that torch's allocator holds."""
+
+    peak_allocated_bytes: int = Field(default=0, ge=0)
+    """Most memory in tensors at once."""
+
+    peak_reserved_bytes: int = Field(default=0, ge=0)
+    """Most memory that torch's allocator held at once."""
+
+    device_free_bytes: int = Field(default=0, ge=0)
+    """Free memory of the device, whoever uses the rest."""
+
+    device_total_bytes: int = Field(default=0, ge=0)
+    """Memory of the device."""
+
+    peak_rss_bytes: int = Field(default=0, ge=0)
+    """Most host memory that the process held at once."""
+
+
+class Evidence(ApiModel):
+    """What was seen around an out-of-memory failure."""
+
+    time: Timestamp
+    """When it happened."""
+
+    attempt: int = Field(ge=1)
+    """The attempt that it ended."""
+
+    role: Role
+    """Role of the process."""
+
+    rank: int = Field(ge=0)
+    """Number of the process within its role."""
+
+    step: int = Field(ge=1)
+    """The step it happened in."""
+
+    phase: Phase
+    """The phase it happened in."""
+
+    micro_batch: int | None = Field(default=None, ge=0)
+    """The micro-batch it happened in, within an update."""
+
+    message: str = Field(max_length=4096)
+    """The error as the process saw it."""
+
+    memory: RankMemory | None = None
+    """Memory of the process at that moment."""
+
+
+class PhaseSeconds(ApiModel):
+    """Seconds that each phase of a step took."""
+
+    rollout: float = Field(default=0.0, ge=0)
+    """Generating."""
+
+    reward: float = Field(default=0.0, ge=0)
+    """Scoring."""
+
+    update: float = Field(default=0.0, ge=0)
+    """Learning."""
+
+    sync: float = Field(default=0.0, ge=0)
+    """Bringing the weights to the engines."""
+
+    checkpoint: float = Field(default=0.0, ge=0)
+    """Waiting for a checkpoint."""
+
+
+class StepReport(ApiModel):
+    """What a job's pods tell about the step they are in."""
+
+    api_version: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
+    """Version of this API."""
+
+    kind: Literal["StepReport"] = "StepReport"
+    """StepReport."""
+
+    metadata: Metadata
+    """Name of the job, and its RLJob as owner."""
+
+    attempt: int | None = Field(default=None, ge=1)
+    """The attempt that reports."""
+
+    plan_generation: int | None = Field(default=None, ge=1)
+    """The memory plan that the attempt runs under."""
+
+    step: int | None = Field(default=None, ge=0)
+    """Steps committed."""
+
+    phase: Phase | None = None
+    """The phase that the next step is in."""
+
+    reward: float | None = None
+    """Mean reward of the last committed step."""
+
+    tokens_per_second: float | None = Field(default=None, ge=0)
+    """Generated tokens of the last committed step by its whole duration."""
+
+    seconds: PhaseSeconds | None = None
+    """Duration of each phase of the last committed step."""
+
+    memory: Annotated[list[RankMemory], Field(max_length=MAX_RANKS_REPORTED)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Memory of each process in the last committed step."""
+
+    last_evidence: Evidence | None = None
+    """What was seen around the latest out-of-memory failure."""
+
+    update_time: Timestamp | None = None
+    """When this was written."""

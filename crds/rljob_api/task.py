@@ -1,0 +1,112 @@
+"""What the model is asked, and what its answers are worth."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from rljob_api.api_model import ApiModel, FreeForm, Rule, Text
+from rljob_api.task_args import ARGS_OF_TASK, TaskArgs
+
+_FUNCTION = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
+
+PythonFunction = Annotated[
+    str, Text(pattern=f"^{_FUNCTION}$", expected="a Python function as module:function, such as rewards:exact_match")
+]
+TaskName = Annotated[
+    str,
+    Text(
+        pattern=f"^(digits|reasoning-gym|jsonl|{_FUNCTION})$",
+        expected="digits, reasoning-gym, jsonl, or a Python function as module:function",
+    ),
+]
+
+
+def _one_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise _expected(f"a Python regular expression ({error})") from None
+    if groups != 1:
+        raise _expected(f"one group, such as in <answer>(.*?)</answer> (it has {groups}; write the others as (?:…))")
+    return pattern
+
+
+def _expected(what: str) -> PydanticCustomError:
+    return PydanticCustomError("text", "{expected}", {"expected": what})
+
+
+class AnswerSpec(ApiModel):
+    """How the answer is found in a response."""
+
+    pattern: Annotated[str, AfterValidator(_one_group)] = Field(min_length=1, max_length=1024)
+    """Python regular expression with one group, which is the answer; `.` matches line ends too. Without a match the
+    answer is empty."""
+
+    match: Literal["First", "Last"] = "Last"
+    """Which match counts where there are several."""
+
+
+class TaskSpec(ApiModel):
+    """What the model is asked, and what its answers are worth."""
+
+    name: TaskName
+    """digits, reasoning-gym, jsonl, or module:function: a Python function that returns the items."""
+
+    args: FreeForm = Field(default_factory=dict)
+    """Arguments of the task. reasoning-gym: dataset, size and the data set's own settings. jsonl: path, promptField,
+    answerField. module:function: keyword arguments of the function. digits: none."""
+
+    reward: PythonFunction | None = None
+    """Python function (module:function, importable from the manifest's directory) that gives a response its reward.
+    digits and reasoning-gym score themselves without it."""
+
+    answer: AnswerSpec | None = None
+    """How the answer is found in a response. Absent: the whole response, without surrounding white space."""
+
+    system_prompt: str | None = Field(default=None, min_length=1, max_length=65536)
+    """System message in front of every prompt, for models with a chat template."""
+
+    prompt_template: Annotated[
+        str, Text(pattern=r"\{question\}", expected="a text that contains {question}", max_length=65536)
+    ] = "{question}"
+    """The prompt; {question} stands for the task's question."""
+
+    chat_template: Literal["Auto", "Always", "Never"] = "Auto"
+    """Whether prompts go through the tokenizer's chat template. Auto: where it has one."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",
+            holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,
+            field="reward",
+            message="required for this task: write a Python function as module:function that scores a response",
+        ),
+        Rule(
+            cel="!has(self.systemPrompt) || self.chatTemplate != 'Never'",
+            holds=lambda task: task.system_prompt is None or task.chat_template != "Never",
+            field="systemPrompt",
+            message="needs the chat template: remove chatTemplate: Never, or put the text into promptTemplate",
+        ),
+    )
+
+    def problems_within(self) -> list[InitErrorDetails]:
+        try:
+            self.typed_args()
+        except ValidationError as error:
+            return [_of_args(detail) for detail in error.errors(include_url=False)]
+        return []
+
+    def typed_args(self) -> TaskArgs | None:
+        """The arguments of a task that RLJob brings along; None for a Python function, whose arguments are its own."""
+        known = ARGS_OF_TASK.get(self.name)
+        return known.model_validate(self.args, by_alias=True, by_name=False) if known else None
+
+
+def _of_args(detail: ErrorDetails) -> InitErrorDetails:
+    return InitErrorDetails(
+        type=detail["type"], loc=("args", *detail["loc"]), input=detail["input"], ctx=detail.get("ctx", {})
+    )

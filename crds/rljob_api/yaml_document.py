@@ -1,0 +1,83 @@
+"""Reads YAML the way kubectl does, and remembers the line of every field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+Path = tuple[str | int, ...]
+
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document. `lines`: the line (from 1) of each field. `duplicates`: fields written more than once."""
+
+    data: Any
+    lines: dict[Path, int]
+    duplicates: list[Path]
+
+    def line_of(self, path: Path) -> int | None:
+        """Line of the field at `path`, or of the nearest object around it that is there."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path)
+
+
+def read_documents(text: str) -> list[Document]:
+    """All documents of `text` that hold something. Raises yaml.MarkedYAMLError where it is not YAML."""
+    loader = _Loader(text)
+    documents = []
+    try:
+        while loader.check_node() and (node := loader.get_node()) is not None:
+            lines, duplicates = dict[Path, int](), list[Path]()
+            for path, line in _fields(node):
+                if path in lines and path:
+                    duplicates.append(path)
+                lines[path] = line
+            data = loader.construct_document(node)
+            if data is not None:
+                documents.append(Document(data, lines, duplicates))
+    finally:
+        loader.dispose()
+    return documents
+
+
+class _Loader(yaml.SafeLoader):
+    """kubectl's reading: 2e-5 is a number (YAML 1.1 wants a point), 2026-01-01 is a string, and so are all keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep)
+        return {key if isinstance(key, str) else json.dumps(key, default=str): mapping[key] for key in mapping}
+
+
+_READ_OTHERWISE = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _READ_OTHERWISE]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def _fields(node: yaml.Node, path: Path = (), seen: frozenset[int] = frozenset()) -> Iterator[tuple[Path, int]]:
+    """Path and line of every field under `node`, itself first."""
+    if id(node) in seen:
+        raise yaml.constructor.ConstructorError(None, None, "found an alias that contains itself", node.start_mark)
+    yield path, node.start_mark.line + 1
+    seen |= {id(node)}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                below = _fields(value, (*path, key.value), seen)
+                next(below)
+                yield (*path, key.value), key.start_mark.line + 1
+                yield from below
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _fields(item, (*path, index), seen)

@@ -1,0 +1,70 @@
+"""Bytes that things take, estimated before anything runs. Each estimate names where it comes from."""
+
+from __future__ import annotations
+
+from rljob_memory.workload import ModelShape, Workload
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+POLICY_BESIDE_TORCH_BYTES = 2 * GIB
+"""A rank's CUDA context (about 0.5 GiB), NCCL buffers (about 1 GiB with more than one rank) and cuBLAS workspaces."""
+
+SLEEPING_ENGINE_BYTES = int(1.5 * GIB)
+"""What an engine holds while it sleeps at level 1 or 2: 1.3 GiB measured on an H200 with vLLM 0.26 and CUDA graphs."""
+
+AWAKE_ENGINE_BYTES = 4 * GIB
+"""What an engine holds beside weights and KV cache: context, CUDA graphs (0.5–2 GiB) and activations of a prefill."""
+
+_KV_BLOCK_TOKENS = 32
+"""vLLM's blocks have 16 tokens on a GPU, 32 on a CPU."""
+
+
+def policy_state_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:
+    """One rank's share of what it holds between updates: float32 weights, and AdamW's two moments unless offloaded.
+
+    4 + 8 bytes a parameter, sharded over the ranks (Rajbhandari et al. 2020, ZeRO, stage 3); 4 more for the reference.
+    """
+    a_parameter = 4 + (0 if optimizer_offload else 8) + (4 if workload.reference_model else 0)
+    return model.parameters * a_parameter // workload.policy_ranks
+
+
+def policy_update_bytes(model: ModelShape, workload: Workload) -> int:
+    """What an update adds for one rank, activations apart.
+
+    float32 gradients, and the weights that FSDP2 has gathered at a time: the root's (embedding and output projection)
+    and two layers'.
+    """
+    gradients = 4 * model.parameters // workload.policy_ranks
+    layer = max(model.weight_bytes - model.largest_parameter_bytes, 0) // model.layers
+    return gradients + 2 * model.largest_parameter_bytes + 2 * layer
+
+
+def optimizer_bytes(model: ModelShape) -> int:
+    """AdamW's two float32 moments, all ranks together."""
+    return 8 * model.parameters
+
+
+def activation_bytes_per_token(model: ModelShape, *, checkpointing: bool) -> int:
+    """What a forward pass keeps of one token for the backward pass.
+
+    Korthikanti et al. 2022 count 34 bytes a hidden unit and layer in 16 bits, attention matrix apart. The unfused
+    RMSNorm (float32), rotary embeddings and gated MLP of today's Hugging Face models make it about twice as much.
+    With checkpointing each layer keeps its input alone, and one layer at a time the whole.
+    """
+    whole_layer = 34 * model.hidden * model.bytes_per_parameter
+    if not checkpointing:
+        return model.layers * whole_layer
+    return model.layers * model.hidden * model.bytes_per_parameter + whole_layer
+
+
+def kv_bytes(model: ModelShape, workload: Workload, sequences: int) -> int:
+    """KV cache for `sequences` of the longest length on one GPU: keys and values of every layer, in vLLM's blocks."""
+    blocks = -(-workload.max_sequence_tokens // _KV_BLOCK_TOKENS) * sequences + 1  # vLLM keeps one empty
+    heads = -(-model.kv_heads // workload.tensor_parallel_size)
+    return blocks * _KV_BLOCK_TOKENS * 2 * model.layers * heads * model.head_dim * model.bytes_per_parameter
+
+
+def logits_bytes_per_token(model: ModelShape) -> int:
+    """One token's float32 logits."""
+    return 4 * model.vocabulary

@@ -1,0 +1,155 @@
+"""Policy ranks as processes of their own, without Ray: what the tests of the policy drive.
+
+The processes are forked from a server that has imported torch and transformers once, so that a test of four ranks pays for
+neither four times.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.policy.config import MemorySettings, PolicyConfig
+from rljob_trainer.policy.rank import PolicyRank
+from rljob_trainer.rollouts import RolloutBatch
+
+VOCABULARY = 64
+
+os.environ["OMP_NUM_THREADS"] = "1"
+_processes = get_context("forkserver")
+_processes.set_forkserver_preload(
+    [
+        "rljob_trainer.policy.rank",
+        "torch.distributed.checkpoint.state_dict",
+        "transformers.models.qwen3.modeling_qwen3",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
+
+
+class PolicyProcesses:
+    """One process a rank; `run` calls a function with each rank's `PolicyRank` and gives the results by rank."""
+
+    def __init__(self, pipes: Sequence[Connection]) -> None:
+        self._pipes = pipes
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results = [pipe.recv() for pipe in self._pipes]
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        return self.run(_call_method, method, *args)
+
+
+@contextmanager
+def policy_processes(ranks: int, config: PolicyConfig) -> Iterator[PolicyProcesses]:
+    """`ranks` connected ranks with the model loaded."""
+    pipes, workers = [], []
+    for rank in range(ranks):
+        here, there = _processes.Pipe()
+        workers.append(_processes.Process(target=_serve, args=(there, rank, ranks, config), daemon=True))
+        workers[-1].start()
+        there.close()
+        pipes.append(here)
+    try:
+        processes = PolicyProcesses(pipes)
+        address = PolicyProcesses(pipes[:1]).call("rendezvous")[0]
+        processes.call("connect", *address)
+        processes.call("load")
+        yield processes
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for worker in workers:
+            worker.join(timeout=20)
+
+
+def _serve(pipe: Connection, rank: int, ranks: int, config: PolicyConfig) -> None:
+    torch.set_num_threads(1)
+    policy = PolicyRank(rank, ranks, config)
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            # No clean-up: a peer may hang in a collective that will never complete.
+            os._exit(0)
+        try:
+            pipe.send(function(policy, *args))
+        except Exception as error:
+            pipe.send(error)
+
+
+def _call_method(policy: PolicyRank, method: str, *args: Any) -> Any:
+    return getattr(policy, method)(*args)
+
+
+def parameters(policy: PolicyRank) -> dict[str, np.ndarray]:
+    """All parameters by their Hugging Face names; run on every rank."""
+    return {name: tensor.cpu().numpy().copy() for name, tensor in policy.named_full_parameters()}
+
+
+def tiny_model(directory: Path, kind: str = "qwen3", *, tied: bool = False, initializer_range: float = 0.1) -> Path:
+    """A random model of 2 layers, with sharp enough logits that a wrong weight shows."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tied,
+        "initializer_range": initializer_range,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
+    model.save_pretrained(directory)
+    return directory
+
+
+def policy_config(model_dir: Path, output_dir: Path, **changes: Any) -> PolicyConfig:
+    """Float32 on the CPU, with a budget and a chunk small enough that every batch needs several of each."""
+    settings: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "learning_rate": 1e-4,
+        "memory": MemorySettings(micro_batch_tokens=40, logprob_chunk_tokens=7),
+        "loss": LossConfig(),
+    }
+    return PolicyConfig(model_dir=model_dir, output_dir=output_dir, **(settings | changes))
+
+
+def scored_batch(step: int, *, prompts: int = 4, group_size: int = 3, seed: int = 0) -> RolloutBatch:
+    """Responses of 0 to 14 tokens, the first of them empty; one log-probability of the engine is not finite."""
+    draw = np.random.default_rng(1000 * seed + step)
+    completions = prompts * group_size
+    lengths = [0, *draw.integers(0, 15, completions - 2), 14]
+    logprobs = [draw.normal(-4.0, 0.5, length).astype(np.float32) for length in lengths]
+    logprobs[-1][3] = -np.inf
+    return RolloutBatch(
+        step=step,
+        group_size=group_size,
+        prompt_ids=[draw.integers(3, VOCABULARY, draw.integers(1, 9)).astype(np.int32) for _ in range(prompts)],
+        response_ids=[draw.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths],
+        rollout_logprobs=logprobs,
+        finished=np.ones(completions, np.bool_),
+    ).scored(draw.normal(size=completions), draw.normal(size=completions))

@@ -1,0 +1,221 @@
+"""Any number of ranks, in any micro-batches, learns what one plain loop over the sequences learns."""
+
+from __future__ import annotations
+
+import copy
+import json
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from policy_processes import parameters, policy_config, policy_processes, scored_batch, tiny_model
+from transformers import AutoModelForCausalLM
+
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.errors import BadInput
+from rljob_trainer.policy.config import MemorySettings, PolicyConfig
+from rljob_trainer.policy.rank import PolicyRank
+from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.rollouts import RolloutBatch
+
+PLAIN = LossConfig()
+ALL_TERMS = LossConfig(
+    aggregation="sequence-mean", importance_sampling="mask", kl_coefficient=0.3, entropy_coefficient=0.05, dual_clip=1.5
+)
+
+
+class PlainTraining:
+    """The same algorithm by the book: one process, one sequence at a time, whole logits, no sharding, no chunks."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.config = config
+        self.model = AutoModelForCausalLM.from_pretrained(config.model_dir, dtype=torch.float32)
+        self.reference = copy.deepcopy(self.model)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
+
+    def update(self, batch: RolloutBatch) -> dict[str, float]:
+        completions = [i for i in range(len(batch)) if len(batch.response_ids[i])]
+        halves = np.array_split(np.array(completions), self.config.updates_per_step)
+        with torch.no_grad():
+            old = {i: self.distribution(self.model, batch, i)[0] for i in completions}
+        losses, norms = [], []
+        for part in halves:
+            self.optimizer.zero_grad()
+            tokens = {i: torch.tensor(np.isfinite(batch.rollout_logprobs[i])) for i in part.tolist()}
+            total = sum(int(kept.sum()) for kept in tokens.values())
+            loss = torch.zeros(())
+            for i, kept in tokens.items():
+                per_token = self.token_losses(batch, i, old[i])[kept]
+                mean = self.config.loss.aggregation == "sequence-mean"
+                loss = loss + (per_token.mean() / len(tokens) if mean else per_token.sum() / total)
+            loss.backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)))
+            losses.append(loss.item())
+            self.optimizer.step()
+        return {"loss": float(np.mean(losses)), "grad_norm": float(np.mean(norms))}
+
+    def token_losses(self, batch: RolloutBatch, i: int, old: torch.Tensor) -> torch.Tensor:
+        settings, advantage = self.config.loss, float(batch.advantages[i])
+        logprobs, entropy = self.distribution(self.model, batch, i)
+        ratio = torch.exp(logprobs - old)
+        objective = -torch.min(ratio * advantage, ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantage)
+        if advantage < 0 and settings.dual_clip:
+            objective = objective.clamp(max=-advantage * settings.dual_clip)
+        weight = torch.exp(old - torch.tensor(batch.rollout_logprobs[i]).nan_to_num(neginf=0.0))
+        if settings.importance_sampling == "truncate":
+            weight = weight.clamp(max=settings.importance_sampling_cap)
+        else:
+            cap = settings.importance_sampling_cap
+            weight = weight * ((weight >= 1 / cap) & (weight <= cap))
+        with torch.no_grad():
+            reference = self.distribution(self.reference, batch, i)[0]
+        kl = torch.exp(reference - logprobs) - (reference - logprobs) - 1
+        return weight * objective + settings.kl_coefficient * kl - settings.entropy_coefficient * entropy
+
+    def distribution(
+        self, model: torch.nn.Module, batch: RolloutBatch, i: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of each response token of completion `i`."""
+        prompt, response = batch.prompt_ids[i // batch.group_size], batch.response_ids[i]
+        ids = torch.tensor(np.concatenate([prompt, response])).long()[None]
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / self.config.temperature
+        logprobs = torch.log_softmax(logits, -1)
+        return logprobs.gather(1, torch.tensor(response).long()[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("kind", "tied", "loss", "updates_per_step"),
+    [("qwen3", False, PLAIN, 1), ("llama", True, ALL_TERMS, 2)],
+    ids=["untied-qwen3", "tied-llama-all-terms-two-updates"],
+)
+def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
+    tmp_path: Path, ranks: int, kind: str, tied: bool, loss: LossConfig, updates_per_step: int
+) -> None:
+    model_dir = tiny_model(tmp_path / "model", kind, tied=tied)
+    config = policy_config(
+        model_dir, tmp_path / "run", loss=loss, updates_per_step=updates_per_step, temperature=0.7, max_grad_norm=0.5
+    )
+    plain = PlainTraining(config)
+    with policy_processes(ranks, config) as policy:
+        for step in (1, 2, 3):
+            expected = plain.update(scored_batch(step))
+            results: list[UpdateResult] = policy.call("update", scored_batch(step))
+            for result in results:
+                assert result.metrics == results[0].metrics
+                assert result.metrics["micro_batches"] > 1
+                assert result.metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+                assert result.metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        trained = policy.run(parameters)[0]
+
+    for name, parameter in plain.model.named_parameters():
+        np.testing.assert_allclose(trained[name], parameter.detach().numpy(), rtol=0, atol=1e-6, err_msg=name)
+    assert trained.keys() == dict(plain.model.named_parameters()).keys()
+
+
+def test_token_logprobs_are_those_of_the_whole_logits_whatever_the_ranks(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", temperature=1.3)
+    batch = scored_batch(1)
+    with policy_processes(2, config) as policy:
+        found = policy.call("token_logprobs", batch)
+
+    plain = PlainTraining(config)
+    for rank in found:
+        assert [len(values) for values in rank] == [len(ids) for ids in batch.response_ids]
+        for i, values in enumerate(rank):
+            if len(values):
+                expected = plain.distribution(plain.model, batch, i)[0].detach().numpy()
+                np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_activation_checkpointing_changes_no_bit(tmp_path: Path) -> None:
+    model_dir, digests = tiny_model(tmp_path / "model"), []
+    for enabled in (False, True):
+        memory = MemorySettings(micro_batch_tokens=40, logprob_chunk_tokens=7, activation_checkpointing=enabled)
+        with policy_processes(1, policy_config(model_dir, tmp_path / "run", memory=memory)) as policy:
+            policy.call("update", scored_batch(1))
+            digests += policy.call("weights_digest")
+    assert digests[0] == digests[1]
+
+
+def test_nothing_of_a_micro_batch_outlives_the_update(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    with policy_processes(1, config) as policy:
+        [[most_alive, alive_after]] = policy.run(_hidden_states_alive, scored_batch(1))
+    assert most_alive == 1, "a micro-batch's hidden states were alive in the next one's forward"
+    assert alive_after == 0
+
+
+def _hidden_states_alive(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
+    seen: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def remember(_module: object, _args: object, output: torch.Tensor) -> None:
+        seen.append(weakref.ref(output))
+        alive.append(sum(state() is not None for state in seen))
+
+    final_norm = policy._model.causal_lm.base_model.norm
+    final_norm.register_forward_hook(remember)
+    policy.update(batch)
+    assert len(seen) > 2
+    return [max(alive), sum(state() is not None for state in seen)]
+
+
+def test_a_gradient_that_is_not_finite_is_thrown_away_and_said(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    broken = scored_batch(1)
+    broken.advantages[-1] = np.inf
+    with policy_processes(2, config) as policy:
+        before = policy.call("weights_digest")
+        result = policy.call("update", broken)[0]
+        assert result.metrics["skipped_updates"] == 1
+        assert policy.call("weights_digest") == before
+        healthy = policy.call("update", scored_batch(2))[0]
+        assert healthy.metrics["skipped_updates"] == 0
+        assert policy.call("weights_digest") != before
+
+
+def test_a_step_of_empty_responses_is_a_step(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", weight_decay=0.0)
+    batch = scored_batch(1)
+    nothing = RolloutBatch(
+        step=1,
+        group_size=batch.group_size,
+        prompt_ids=batch.prompt_ids,
+        response_ids=[ids[:0] for ids in batch.response_ids],
+        rollout_logprobs=[values[:0] for values in batch.rollout_logprobs],
+        finished=batch.finished,
+    ).scored(batch.rewards, batch.advantages)
+    with policy_processes(2, config) as policy:
+        before = policy.call("weights_digest")
+        metrics = policy.call("update", nothing)[0].metrics
+        assert policy.call("weights_digest") == before
+    assert metrics["tokens"] == 0
+    assert metrics["loss"] == 0
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_the_update_logs_memory_after_each_micro_batch_and_at_its_end(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    with policy_processes(1, config) as policy:
+        [result] = policy.call("update", scored_batch(5))
+    lines = [json.loads(line) for line in (tmp_path / "run/memory/policy-0.jsonl").read_text().splitlines()]
+    update = [line for line in lines if line["phase"] == "update"]
+    assert [line["micro_batch"] for line in update] == [*range(int(result.metrics["micro_batches"])), None]
+    assert {line["step"] for line in update} == {5}
+    assert all(line["rss"] > 10_000_000 for line in update)
+    assert result.memory.rss == update[-1]["rss"]
+
+
+def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    config = policy_config(tmp_path / "model", tmp_path / "run")
+    with pytest.raises(BadInput, match="cannot read a causal language model"), policy_processes(1, config):
+        pass

@@ -1,0 +1,186 @@
+"""Real vLLM engines in a Ray actor, fed by this process as the policy: after a sync both must compute the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.engine import RolloutEngine
+from rljob_trainer.rollout.environment import engine_environment
+from rljob_trainer.rollout.synced_weights import WeightsNotSynced
+from rljob_trainer.rollouts import Completion
+from rljob_trainer.weight_sync import send_weights
+
+TOLERANCE = 1e-4
+TEMPERATURE = 0.7
+GROUP_SIZE = 4
+# 40 tokens fill a block of the prefix cache (32 tokens here): a stale one would show.
+PROMPTS = [[4 + (i * j) % 40 for j in range(1, 41)] for i in range(1, 5)] + [[11]]
+SEEDS = [100 * i for i in range(len(PROMPTS))]
+
+MODELS = [
+    pytest.param(f"random://{architecture}?initializerRange=0.3&tied={tied}", id=f"{architecture}-{name}")
+    for architecture in ("qwen3", "llama")
+    for tied, name in (("true", "tied"), ("false", "untied"))
+]
+
+
+class EngineHost(RolloutEngine):
+    """Builds one engine after another in one process: importing vLLM is what takes long."""
+
+    def __init__(self) -> None:
+        self._llm = None
+
+    def restart(self, config: RolloutConfig) -> None:
+        self.shutdown()
+        super().__init__(0, config)
+        self.start()
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Any]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    try:
+        # The actor's process imports this module for the class.
+        runtime_env = {"env_vars": {**engine_environment("cpu"), "PYTHONPATH": str(Path(__file__).parent)}}
+        yield ray.remote(EngineHost).options(num_cpus=1, runtime_env=runtime_env).remote()
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture
+def start_engine(host: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, torch.nn.Module]]:
+    def start(uri: str, **settings: Any) -> tuple[Any, torch.nn.Module]:
+        directory = resolve_model(uri, tmp_path_factory.getbasetemp())
+        ray.get(host.restart.remote(config(directory, **settings)))
+        return host, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+    return start
+
+
+def config(model_dir: Path, **settings: Any) -> RolloutConfig:
+    defaults: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 64,
+        "max_num_seqs": 32,
+        "kv_cache_bytes": 16 << 20,
+        "max_response_tokens": 12,
+        "temperature": TEMPERATURE,
+        "engine_args": {"block_size": 32},
+    }
+    return RolloutConfig(model_dir=model_dir, **(defaults | settings))
+
+
+def sync(policy: torch.nn.Module, engine: Any, version: int, *, bucket_bytes: int = 100_000) -> None:
+    send_weights(policy.named_parameters(), [engine], version, bucket_bytes, rank=0)
+
+
+def generate(engine: Any) -> list[Completion]:
+    return ray.get(engine.generate.remote(PROMPTS, GROUP_SIZE, SEEDS))
+
+
+def perturb(policy: torch.nn.Module, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=random))
+
+
+def largest_difference(policy: torch.nn.Module, completions: list[Completion]) -> float:
+    """Largest |log-probability of the engine - of the policy| over all tokens of all completions."""
+    largest = 0.0
+    for index, completion in enumerate(completions):
+        prompt, response = PROMPTS[index // GROUP_SIZE], list(completion.token_ids)
+        with torch.no_grad():
+            logits = policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits / TEMPERATURE, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        largest = max(largest, float((expected - torch.tensor(completion.logprobs)).abs().max()))
+    return largest
+
+
+@pytest.mark.parametrize("uri", MODELS)
+def test_after_every_sync_the_engine_computes_what_the_policy_does(start_engine: Any, uri: str) -> None:
+    engine, policy = start_engine(uri)
+    perturb(policy, seed=1)
+    sync(policy, engine, 1)
+    assert largest_difference(policy, generate(engine)) <= TOLERANCE
+
+    perturb(policy, seed=2)
+    assert largest_difference(policy, generate(engine)) > 0.1, "the perturbation is too small to see stale weights"
+    sync(policy, engine, 2, bucket_bytes=1 << 30)
+    assert largest_difference(policy, generate(engine)) <= TOLERANCE
+    assert ray.get(engine.weight_version.remote()) == 2
+
+
+def test_an_engine_refuses_to_generate_until_one_sync_is_complete(start_engine: Any) -> None:
+    engine, policy = start_engine("random://qwen3?initializerRange=0.3&tied=true")
+    with pytest.raises(WeightsNotSynced, match="no weights were ever sent"):
+        generate(engine)
+
+    sync(policy, engine, 1)
+    generate(engine)
+
+    perturb(policy, seed=3)
+    parameters = list(policy.named_parameters())
+    with pytest.raises(WeightsNotSynced, match="1 of 24 weights missing"):
+        send_weights(parameters[:-1], [engine], 2, 100_000, rank=0)
+    with pytest.raises(WeightsNotSynced, match="did not complete"):
+        generate(engine)
+
+    sync(policy, engine, 2)
+    assert largest_difference(policy, generate(engine)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("end", ["the sender dies", "the engine fails"])
+def test_a_full_sync_heals_one_that_broke_in_the_middle_of_a_layer(start_engine: Any, end: str) -> None:
+    engine, policy = start_engine("random://llama?initializerRange=0.3")
+    sync(policy, engine, 1)
+
+    # Enough to have one layer loaded whole, the next by a third of its fused qkv_proj.
+    old = [(name, parameter.detach().clone()) for name, parameter in policy.named_parameters()]
+    cut = [name for name, _ in old].index("model.layers.1.self_attn.k_proj.weight")
+
+    def breaking_off() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from old[:cut]
+        if end == "the sender dies":
+            raise ConnectionError
+        yield old[cut][0], torch.zeros(3, 5)
+
+    with pytest.raises((ConnectionError, ray.exceptions.RayTaskError)):
+        send_weights(breaking_off(), [engine], 2, 1, rank=0)
+    with pytest.raises(WeightsNotSynced, match="did not complete"):
+        generate(engine)
+
+    perturb(policy, seed=4)
+    sync(policy, engine, 3)
+    assert largest_difference(policy, generate(engine)) <= TOLERANCE
+
+
+def test_generation_repeats_with_its_seeds_and_ends_as_asked(start_engine: Any) -> None:
+    engine, policy = start_engine("random://qwen3", temperature=1.0)
+    sync(policy, engine, 1)
+    completions = generate(engine)
+    assert completions == generate(engine)
+    assert len(completions) == len(PROMPTS) * GROUP_SIZE
+    assert len({tuple(c.token_ids) for c in completions[:GROUP_SIZE]}) > 1, "a group's samples must differ"
+    assert all(math.isfinite(logprob) and logprob <= 0 for c in completions for logprob in c.logprobs)
+
+    eos = 2
+    assert all(c.finished == (c.token_ids[-1] == eos) for c in completions)
+    assert all(c.finished or len(c.token_ids) == 12 for c in completions)
+    assert any(c.finished for c in completions), "no response ended by itself: the test saw only one half"
+    assert all("<eos>" not in c.text for c in completions)
+
+    engine, policy = start_engine("random://qwen3", ignore_eos=True)
+    sync(policy, engine, 1)
+    assert all(len(c.token_ids) == 12 and not c.finished for c in generate(engine))

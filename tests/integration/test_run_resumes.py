@@ -1,0 +1,111 @@
+"""However a run is stopped, the same command goes on at the first uncommitted step and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rljob_api.exit_codes import ExitCode
+from tests.runs import Run, rljob_run, start_rljob, write_manifest
+
+STEPS = 14
+JOB: dict[str, dict[str, Any]] = {
+    "algorithm": {"steps": STEPS, "promptsPerStep": 4, "groupSize": 4},
+    "checkpoint": {"everySteps": 4, "keep": 2},
+}
+
+
+def stop_at(step: int, who: str, how: signal.Signals, manifest: Path, output: Path) -> tuple[int, str]:
+    """Run until `step` is committed, send `how` to the process of `who`, and wait for the end."""
+    process = start_rljob("run", manifest, "--output", output, "--device", "cpu")
+    ledger, deadline = output / "ledger.jsonl", time.monotonic() + 120
+    while not (lines := _lines(ledger)) or lines[-1].get("step", 0) < step or lines[-1]["kind"] != "step":
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"step {step} was not reached"
+        time.sleep(0.01)
+    processes = [line for line in lines if line["kind"] == "attempt"][-1]["processes"]
+    os.kill(processes[who], how)
+    printed, _ = process.communicate(timeout=60)
+    return process.returncode, printed
+
+
+def _lines(ledger: Path) -> list[dict[str, Any]]:
+    if not ledger.exists():
+        return []
+    whole_lines = ledger.read_text().rpartition("\n")[0].splitlines()
+    return [json.loads(line) for line in whole_lines]
+
+
+def assert_same_end(run: Run, other: Run) -> None:
+    weights, expected = (load_file(r.output / "model" / "model.safetensors") for r in (run, other))
+    assert weights.keys() == expected.keys()
+    for name in weights:
+        np.testing.assert_array_equal(weights[name], expected[name], err_msg=name)
+    assert [s["reward"]["mean"] for s in run.steps] == [s["reward"]["mean"] for s in other.steps]
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_manifest(tmp_path_factory.mktemp("job") / "job.yaml", **JOB)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = rljob_run(manifest, tmp_path_factory.mktemp("uninterrupted") / "run")
+    assert run.exit_code == ExitCode.COMPLETE, run.printed
+    return run
+
+
+def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(
+    manifest: Path, uninterrupted: Run, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    code, printed = stop_at(2, "controller", signal.SIGTERM, manifest, output)
+    assert code == ExitCode.TERMINATED, printed
+    assert "run the same command" in printed
+    code, printed = stop_at(5, "controller", signal.SIGINT, manifest, output)
+    assert code == ExitCode.INTERRUPTED, printed
+    code, printed = stop_at(7, "controller", signal.SIGKILL, manifest, output)
+    assert code == -signal.SIGKILL
+    code, printed = stop_at(9, "rollout-0", signal.SIGKILL, manifest, output)
+    assert code == ExitCode.WORKER_LOST, printed
+    assert "rollout-0" in printed
+    code, printed = stop_at(11, "policy-0", signal.SIGKILL, manifest, output)
+    assert code == ExitCode.WORKER_LOST, printed
+    assert "policy-0" in printed
+
+    finished = rljob_run(manifest, output)
+
+    assert finished.exit_code == ExitCode.COMPLETE, finished.printed
+    assert [step["step"] for step in finished.steps] == list(range(1, STEPS + 1))
+    assert len(finished.attempts) == 6
+    assert_same_end(finished, uninterrupted)
+
+
+def test_a_lost_rank_ends_its_peers_and_the_run_goes_on(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "job.yaml", **{**JOB, "policy": {"replicas": 2}})
+    code, printed = stop_at(3, "policy-1", signal.SIGKILL, manifest, tmp_path / "run")
+    assert code == ExitCode.WORKER_LOST, printed
+    assert "policy-1" in printed
+
+    finished = rljob_run(manifest, tmp_path / "run")
+    assert finished.exit_code == ExitCode.COMPLETE, finished.printed
+
+    uninterrupted = rljob_run(manifest, tmp_path / "uninterrupted")
+    assert_same_end(finished, uninterrupted)
+
+
+def test_a_finished_run_started_again_says_so_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:
+    before = (uninterrupted.output / "ledger.jsonl").read_bytes()
+    again = rljob_run(manifest, uninterrupted.output)
+    assert again.exit_code == ExitCode.COMPLETE
+    assert "complete" in again.printed
+    assert (uninterrupted.output / "ledger.jsonl").read_bytes() == before

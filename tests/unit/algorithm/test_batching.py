@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_trainer.algorithm.batching import plan_micro_batches, split_updates
+
+lengths_of_sequences = st.lists(st.integers(1, 300), max_size=60)
+rank_counts = st.integers(1, 8)
+budgets = st.integers(1, 1000)
+
+
+@given(lengths_of_sequences, rank_counts, budgets)
+def test_every_sequence_is_in_exactly_one_micro_batch(lengths: list[int], ranks: int, budget: int) -> None:
+    plan = plan_micro_batches(lengths, ranks, budget)
+    placed = [sequence for rank in plan for micro_batch in rank for sequence in micro_batch]
+    assert sorted(placed) == list(range(len(lengths)))
+
+
+@given(lengths_of_sequences, rank_counts, budgets)
+def test_a_micro_batch_stays_within_the_budget_unless_it_is_one_long_sequence(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
+    for micro_batch in chain.from_iterable(plan_micro_batches(lengths, ranks, budget)):
+        if len(micro_batch) > 1:
+            assert len(micro_batch) * max(lengths[sequence] for sequence in micro_batch) <= budget
+
+
+@given(lengths_of_sequences, rank_counts, budgets)
+def test_every_rank_has_the_same_number_of_micro_batches_and_at_least_one(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
+    counts = {len(micro_batches) for micro_batches in plan_micro_batches(lengths, ranks, budget)}
+    assert len(counts) == 1
+    assert counts.pop() >= 1
+
+
+@given(lengths_of_sequences, rank_counts)
+def test_ranks_get_like_loads(lengths: list[int], ranks: int) -> None:
+    plan = plan_micro_batches(lengths, ranks, 500)
+    loads = [sum(lengths[sequence] for sequence in chain.from_iterable(rank)) for rank in plan]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(lengths_of_sequences, rank_counts, budgets)
+def test_the_plan_is_a_function_of_its_arguments(lengths: list[int], ranks: int, budget: int) -> None:
+    assert plan_micro_batches(lengths, ranks, budget) == plan_micro_batches(list(lengths), ranks, budget)
+
+
+def test_sequences_of_like_length_share_a_micro_batch_and_the_longest_come_first() -> None:
+    assert plan_micro_batches([10, 100, 11, 99, 12], 1, 200) == [[[1, 3], [4, 2, 0]]]
+
+
+def test_a_rank_without_a_share_gets_empty_micro_batches() -> None:
+    assert plan_micro_batches([5, 5], 3, 10) == [[[0]], [[1]], [[]]]
+
+
+@given(st.lists(st.integers(0, 1000), unique=True, max_size=50), st.integers(1, 6))
+def test_updates_part_the_completions_evenly_and_in_order(completions: list[int], updates: int) -> None:
+    parts = split_updates(completions, updates)
+    assert list(chain.from_iterable(parts)) == completions
+    assert len(parts) == updates
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, importance_weights, k3_divergence, policy_loss
+from rljob_trainer.algorithm.loss_config import LossConfig
+
+PPO = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, importance_sampling="off")
+
+
+def one_token(ratio: float, advantage: float, **values: float) -> TokenValues:
+    """A token whose policy / old-policy ratio is `ratio`; the engine agrees with the old policy unless said otherwise."""
+    old = -1.0
+    tensors: dict[str, Any] = {
+        "logprobs": torch.tensor([old + math.log(ratio)], requires_grad=True),
+        "entropy": torch.zeros(1),
+        "old_logprobs": torch.tensor([old]),
+        "rollout_logprobs": torch.tensor([old]),
+        "advantages": torch.tensor([advantage]),
+        "loss_weights": torch.ones(1),
+        "mean_weights": torch.ones(1),
+    }
+    return TokenValues(**(tensors | {name: torch.tensor([value]) for name, value in values.items()}))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient", "counted_as"),
+    [
+        (1.0, 2.0, -2.0, -2.0, None),
+        (1.2, 2.0, -2.4, -2.4, None),
+        (1.5, 2.0, -2.56, 0.0, "clip_fraction_high"),  # −A · 1.28
+        (0.5, 2.0, -1.0, -1.0, None),  # a good token that became less likely is always pulled back
+        (0.5, -2.0, 1.6, 0.0, "clip_fraction_low"),  # −A · 0.8
+        (1.5, -2.0, 3.0, 3.0, None),
+        (4.0, -2.0, 6.0, 0.0, "clip_fraction_dual"),  # at most −A · 3
+    ],
+)
+def test_the_objective_is_clipped_on_the_side_where_it_would_run_away(
+    ratio: float, advantage: float, loss: float, gradient: float, counted_as: str | None
+) -> None:
+    tokens = one_token(ratio, advantage)
+    found, metrics = policy_loss(tokens, PPO)
+    found.backward()
+    assert found.item() == pytest.approx(loss, rel=1e-5)
+    assert tokens.logprobs.grad is not None
+    assert tokens.logprobs.grad.item() == pytest.approx(gradient, rel=1e-5)
+    counted = {name for name, value in metrics.sums.items() if name.startswith("clip_fraction") and value}
+    assert counted == ({counted_as} if counted_as else set())
+
+
+def test_without_dual_clip_a_bad_token_that_became_likely_is_pushed_without_bound() -> None:
+    assert policy_loss(one_token(40.0, -2.0), replace(PPO, dual_clip=None))[0].item() == pytest.approx(80, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "engine_ratio", "weight"),
+    [
+        ("off", 8.0, 1.0),
+        ("truncate", 1.5, 1.5),
+        ("truncate", 8.0, 2.0),
+        ("truncate", 0.1, 0.1),
+        ("mask", 1.5, 1.5),
+        ("mask", 8.0, 0.0),
+        ("mask", 0.1, 0.0),
+    ],
+)
+def test_tokens_are_weighed_by_how_far_engine_and_policy_disagree(
+    mode: Any, engine_ratio: float, weight: float
+) -> None:
+    config = replace(PPO, importance_sampling=mode, importance_sampling_cap=2.0)
+    tokens = one_token(1.0, 3.0, rollout_logprobs=-1.0 - math.log(engine_ratio))
+    loss, metrics = policy_loss(tokens, config)
+    assert loss.item() == pytest.approx(-3.0 * weight, rel=1e-5)
+    assert metrics.maxima["logprob_diff_max"].item() == pytest.approx(abs(math.log(engine_ratio)), rel=1e-5)
+    assert metrics.maxima["importance_weight_max"].item() == pytest.approx(weight, rel=1e-5)
+
+
+def test_importance_weights_carry_no_gradient() -> None:
+    old = torch.tensor([-1.0, -2.0], requires_grad=True)
+    assert not importance_weights(old, torch.tensor([-1.5, -1.5]), replace(PPO, importance_sampling="truncate")).requires_grad
+
+
+def test_k3_is_zero_where_the_models_agree_and_positive_elsewhere() -> None:
+    kl = k3_divergence(torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.0]))
+    torch.testing.assert_close(kl, torch.tensor([0.0, math.exp(-1), math.e - 2]))
+
+
+def test_kl_and_entropy_enter_with_their_coefficients() -> None:
+    tokens = one_token(1.0, 0.0, entropy=0.7, reference_logprobs=-2.0)
+    loss, metrics = policy_loss(tokens, replace(PPO, kl_coefficient=0.5, entropy_coefficient=0.1))
+    assert loss.item() == pytest.approx(0.5 * math.exp(-1) - 0.1 * 0.7, rel=1e-5)
+    assert metrics.sums["kl"].item() == pytest.approx(math.exp(-1), rel=1e-5)
+
+
+def test_no_metric_keeps_the_graph_alive() -> None:
+    tokens = replace(one_token(1.1, 1.0, reference_logprobs=-1.2), entropy=torch.ones(1, requires_grad=True))
+    _, metrics = policy_loss(tokens, replace(PPO, kl_coefficient=0.1, entropy_coefficient=0.1))
+    assert not any(value.requires_grad for value in (metrics.sums | metrics.maxima).values())
+
+
+def random_tokens(seed: int, count: int) -> TokenValues:
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda scale: torch.randn(count, generator=generator) * scale  # noqa: E731
+    old = -2 + normal(0.5)
+    kept = (torch.rand(count, generator=generator) > 0.2).float()
+    return TokenValues(
+        logprobs=(old + normal(0.4)).requires_grad_(),
+        entropy=normal(1.0).abs().requires_grad_(),
+        old_logprobs=old,
+        rollout_logprobs=old + normal(0.6),
+        advantages=normal(1.0),
+        loss_weights=kept * torch.rand(count, generator=generator),
+        mean_weights=kept / max(count, 1),
+        reference_logprobs=old + normal(0.3),
+    )
+
+
+def straightforward_loss(tokens: TokenValues, config: LossConfig) -> float:
+    """The same formulas over Python floats, token by token."""
+    columns = [tokens.logprobs, tokens.entropy, tokens.old_logprobs, tokens.rollout_logprobs, tokens.advantages]
+    columns += [tokens.loss_weights, tokens.reference_logprobs]  # type: ignore[list-item]
+    total = 0.0
+    for new, entropy, old, engine, advantage, weight, reference in zip(*(c.tolist() for c in columns), strict=True):
+        ratio = math.exp(new - old)
+        reward = min(ratio * advantage, min(max(ratio, 1 - config.clip_low), 1 + config.clip_high) * advantage)
+        if advantage < 0 and config.dual_clip is not None:
+            reward = max(reward, config.dual_clip * advantage)
+        mismatch = math.exp(old - engine)
+        if config.importance_sampling == "off":
+            trust = 1.0
+        elif config.importance_sampling == "truncate":
+            trust = min(mismatch, config.importance_sampling_cap)
+        else:
+            trust = mismatch if 1 / config.importance_sampling_cap <= mismatch <= config.importance_sampling_cap else 0.0
+        kl = math.exp(reference - new) - (reference - new) - 1
+        total += weight * (-trust * reward + config.kl_coefficient * kl - config.entropy_coefficient * entropy)
+    return total
+
+
+configs = st.builds(
+    LossConfig,
+    clip_low=st.sampled_from([0.1, 0.2]),
+    clip_high=st.sampled_from([0.2, 0.4]),
+    dual_clip=st.sampled_from([None, 1.2, 3.0]),
+    importance_sampling=st.sampled_from(["off", "truncate", "mask"]),
+    importance_sampling_cap=st.sampled_from([1.5, 2.0]),
+    kl_coefficient=st.sampled_from([0.0, 0.4]),
+    entropy_coefficient=st.sampled_from([0.0, 0.3]),
+)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 30), configs)
+def test_the_loss_is_that_of_a_straightforward_implementation(seed: int, count: int, config: LossConfig) -> None:
+    tokens = random_tokens(seed, count)
+    assert policy_loss(tokens, config)[0].item() == pytest.approx(straightforward_loss(tokens, config), abs=1e-4)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(0, 30), configs)
+def test_the_parts_of_a_batch_add_up_to_the_batch(seed: int, count: int, cut: int, config: LossConfig) -> None:
+    tokens = random_tokens(seed, count)
+    whole, metrics = policy_loss(tokens, config)
+    whole.backward()
+    gradient = grad_of(tokens.logprobs)
+    tokens.logprobs.grad = None
+    parts: list[tuple[Tensor, LossMetrics]] = []
+    for rows in (slice(0, cut), slice(cut, None)):
+        values = {name: getattr(tokens, name)[rows] for name in TokenValues.__slots__}
+        parts.append(policy_loss(TokenValues(**values), config))
+        parts[-1][0].backward()
+    torch.testing.assert_close(parts[0][0] + parts[1][0], whole)
+    torch.testing.assert_close(grad_of(tokens.logprobs), gradient)
+    for name, value in metrics.sums.items():
+        torch.testing.assert_close(parts[0][1].sums[name] + parts[1][1].sums[name], value)
+    for name, value in metrics.maxima.items():
+        torch.testing.assert_close(torch.maximum(parts[0][1].maxima[name], parts[1][1].maxima[name]), value)
+
+
+def grad_of(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad.clone()

@@ -1,0 +1,16 @@
+"""Tables in the docs that repeat what the code says must say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob_api.exit_codes import ExitCode
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_table_of_exit_codes_is_the_enumeration() -> None:
+    documented = [line for line in (DOCS / "exit-codes.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert documented == [
+        f"| {code.value} | `{code.name}` | {code.meaning} | {'yes' if code.retry else 'no'} |" for code in ExitCode
+    ]

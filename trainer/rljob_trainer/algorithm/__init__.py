@@ -1,0 +1,1 @@
+"""The arithmetic of GRPO as pure functions: advantages, batching, log-probabilities, loss."""

@@ -1,0 +1,51 @@
+"""How much better each completion was than its group: the advantage of GRPO."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.rollouts import FloatArray
+
+_EPSILON = 1e-6
+
+
+def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> FloatArray:
+    """Advantage of each completion: `A = (R − mean) / (std + 1e-6)` over its group, without the division unless
+    `scale`.
+
+    `rewards`: [completions], group-major, finite. Returns [completions], float32. The standard deviation is the
+    unbiased one (divisor n − 1). A group whose rewards are all equal gets exactly 0: it says nothing about better and
+    worse.
+
+    Source: GRPO (arXiv 2402.03300, eq. 3 ff.); `scale=False` is Dr. GRPO (arXiv 2503.20783).
+    Raises `BadInput` on a reward that is not finite, `ValueError` where the rewards do not make whole groups.
+    """
+    groups = _groups(rewards, group_size)
+    centred = groups - groups.mean(axis=1, keepdims=True)
+    if scale and group_size > 1:
+        centred /= groups.std(axis=1, ddof=1, keepdims=True) + _EPSILON
+    centred[_all_equal(groups)] = 0.0
+    return np.asarray(centred.reshape(-1), np.float32)
+
+
+def uniform_groups(rewards: FloatArray, group_size: int) -> int:
+    """Number of groups whose rewards are all equal, from which nothing is learnt."""
+    return int(_all_equal(_groups(rewards, group_size)).sum())
+
+
+def _groups(rewards: FloatArray, group_size: int) -> npt.NDArray[np.float64]:
+    if group_size < 1 or len(rewards) % group_size:
+        raise ValueError(f"expected whole groups of {group_size} rewards, found {len(rewards)} rewards")
+    finite = np.isfinite(rewards)
+    if not finite.all():
+        first = int(np.argmin(finite))
+        raise BadInput(
+            f"expected finite rewards, found {rewards[first]} for completion {first}; check the reward function"
+        )
+    return rewards.astype(np.float64).reshape(-1, group_size)
+
+
+def _all_equal(groups: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    return np.asarray((groups == groups[:, :1]).all(axis=1))

@@ -1,0 +1,96 @@
+"""The command line: `rljob run`, `rljob validate`, `rljob plot`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rljob_api.exit_codes import ExitCode
+
+app = typer.Typer(
+    name="rljob",
+    help="Reinforcement learning of language models that does not die of memory: runs RLJob manifests on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class DeviceChoice(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@app.command()
+def run(
+    manifest: Annotated[Path, typer.Argument(help="The RLJob manifest, as for `kubectl apply -f`.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where the run's files go, and where a stopped run goes on. [default: runs/NAME]"),
+    ] = None,
+    device: Annotated[DeviceChoice, typer.Option(help="auto: the GPUs where there are any, else the CPU.")] = (
+        DeviceChoice.AUTO
+    ),
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the plots when the run ends.")] = False,
+) -> None:
+    """Train as MANIFEST says, on this machine. Started again after a stop, it goes on at the step it was in.
+
+    \b
+    Exit codes: 0 complete, 1 error, 2 invalid manifest, 80 GPU out of memory, 81 host out of memory,
+    82 /dev/shm full, 83 a worker died, 84 unusable model, task or reward, 85 output directory unavailable,
+    130 SIGINT, 143 SIGTERM.
+    """
+    from rljob_trainer.run import run_manifest
+
+    raise typer.Exit(run_manifest(manifest, output, device.value, plot=plot))
+
+
+@app.command()
+def validate(
+    manifests: Annotated[list[Path], typer.Argument(help="RLJob manifests.")],
+) -> None:
+    """Print every problem of the MANIFESTS: where it is, and what to write instead."""
+    from rljob_api.manifest import ManifestError, load_manifest
+
+    failed = False
+    for path in manifests:
+        try:
+            load_manifest(path)
+        except ManifestError as error:
+            failed = True
+            typer.echo(str(error), err=True)
+        else:
+            typer.echo(f"{path}: valid")
+    if failed:
+        raise typer.Exit(ExitCode.INVALID_MANIFEST)
+
+
+@app.command()
+def plot(
+    directory: Annotated[Path, typer.Argument(help="The output directory of a run.")],
+    output: Annotated[Path | None, typer.Option(help="Where the pictures go. [default: DIRECTORY/plots]")] = None,
+) -> None:
+    """Draw reward, timing by phase and memory by phase of the run in DIRECTORY, as PNG and SVG."""
+    from rljob_trainer.errors import TrainerError
+    from rljob_trainer.plot import plot_run
+
+    try:
+        for path in plot_run(directory, output):
+            typer.echo(path)
+    except TrainerError as error:
+        typer.echo(f"rljob: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def main() -> None:
+    """Entry point of the `rljob` command."""
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""A run on the screen: two lines that stay in place on a terminal, one line a step anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from rljob_trainer.display.numbers import clock, gibibytes, short_seconds, sparkline
+from rljob_trainer.ledger.records import StepRecord
+
+_SPARKLINE_WIDTH = 20
+_PACE_WINDOW_STEPS = 10
+
+
+class RunDisplay:
+    """Shows `phase` texts while the run starts, then `step` by step; `note` and `warning` stay on the screen.
+
+    `committed`: the steps of earlier attempts, which the progress begins with.
+    """
+
+    def __init__(self, console: Console, job: str, total_steps: int, committed: Sequence[StepRecord] = ()) -> None:
+        self._console = console
+        self._job = job
+        self._total_steps = total_steps
+        self._steps = list(committed)
+        self._spinner: Spinner | None = None
+        self._started = time.monotonic()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        if self._console.is_terminal:
+            # The standard streams belong to the log here: rich must not pull them back onto the screen.
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._lines,
+                refresh_per_second=8,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._spinner = None
+        if self._live:
+            self._live.stop()
+
+    def phase(self, text: str) -> None:
+        """What the run is busy with until the next `phase` or `step`: "starting the engine"."""
+        if self._live:
+            self._spinner = Spinner("dots", Text(text), style="cyan")
+            self._live.refresh()
+        else:
+            self._print(f"{clock(self._elapsed_seconds)}  {text} …")
+
+    def step(self, record: StepRecord) -> None:
+        """A step was committed."""
+        self._steps.append(record)
+        self._spinner = None
+        if self._live:
+            self._live.refresh()
+        else:
+            self._print(step_line(record, self._total_steps))
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def warning(self, text: str) -> None:
+        self._print(f"warning: {text}", style="yellow")
+
+    # --- how ---
+
+    @property
+    def _elapsed_seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _lines(self) -> RenderableType:
+        lines: list[RenderableType] = [self._progress_line()]
+        if self._steps:
+            lines.append(_latest_line(self._steps))
+        if self._spinner:
+            lines.append(self._spinner)
+        return Group(*lines)
+
+    def _progress_line(self) -> RenderableType:
+        done = len(self._steps)
+        line = Table.grid(padding=(0, 2), expand=True)
+        for _ in range(4):
+            line.add_column(no_wrap=True)
+        line.columns[1].ratio = 1
+        left = f"[dim]{clock(remaining_seconds(self._steps, self._total_steps))} left[/]" if done else ""
+        line.add_row(
+            f"[bold]{escape(self._job)}[/]",
+            ProgressBar(total=self._total_steps, completed=done, complete_style="cyan", finished_style="green"),
+            f"[bold]{done}[/]/{self._total_steps}",
+            f"[dim]{clock(self._elapsed_seconds)}[/]  {left}",
+        )
+        return line
+
+
+def step_line(record: StepRecord, total_steps: int) -> str:
+    """One committed step as one plain line."""
+    digits = len(str(total_steps))
+    parts = [
+        f"step {record.step:>{digits}}/{total_steps}",
+        f"reward {record.reward.mean:.3f}",
+        f"response {record.response.mean_tokens:.1f} tokens",
+        f"{record.tokens_per_second:,.0f} tokens/s",
+        *_peak(record),
+        short_seconds(record.total_seconds),
+    ]
+    return "  ".join(parts)
+
+
+def remaining_seconds(steps: Sequence[StepRecord], total_steps: int) -> float:
+    """How long the rest takes at the pace of the last ten steps; `steps` holds at least one."""
+    recent = [step.total_seconds for step in steps[-_PACE_WINDOW_STEPS:]]
+    return (total_steps - steps[-1].step) * sum(recent) / len(recent)
+
+
+def _latest_line(steps: Sequence[StepRecord]) -> Text:
+    latest = steps[-1]
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append("reward ").append(f"{latest.reward.mean:.3f} ", "bold green")
+    line.append(sparkline([step.reward.mean for step in steps], _SPARKLINE_WIDTH), "green")
+    parts = [
+        f"response {latest.response.mean_tokens:.1f} tokens",
+        f"{latest.tokens_per_second:,.0f} tokens/s",
+        *_peak(latest),
+    ]
+    line.append("  " + "  ".join(parts))
+    return line
+
+
+def _peak(record: StepRecord) -> list[str]:
+    """The role that needed the most memory in this step; nothing where memory was not measured."""
+    peaks = record.peak_memory_bytes
+    if not peaks:
+        return []
+    role = max(peaks, key=peaks.__getitem__)
+    return [f"peak {gibibytes(peaks[role])} ({role})"]

@@ -1,0 +1,61 @@
+"""The end of a run on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rljob_trainer.display.numbers import short_seconds
+from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS, Summary
+
+_STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
+_MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}
+_BAR_WIDTH = 24
+
+
+def print_summary(summary: Summary, console: Console, output: Path) -> None:
+    """Print the summary as a table; `output` is the run's directory, where the rest is to be found."""
+    style = _STATUS_STYLE[summary.status]
+    console.print(f"\n[bold]{escape(summary.job)}[/]  [{style}]{summary.status}[/]  {escape(summary.exit_reason)}")
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in _rows(summary):
+        table.add_row(name, value)
+    table.add_row("files", escape(str(output)))
+    console.print(table)
+
+
+def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "steps", f"[bold]{summary.steps}[/] of {summary.total_steps}{_history(summary)}"
+    if summary.first_reward is not None and summary.last_reward is not None:
+        window = min(REWARD_WINDOW_STEPS, summary.steps)
+        means = f"means of {window} steps" if window > 1 else "one step"
+        yield "reward", f"{summary.first_reward:.3f} → [bold]{summary.last_reward:.3f}[/]  [dim]{means}[/]"
+    if summary.step_seconds:
+        yield "speed", f"{summary.tokens_per_second:,.0f} tokens/s, {short_seconds(summary.step_seconds.mean)} a step"
+        yield from _phase_rows(summary, summary.step_seconds.sum)
+    if summary.startup_seconds is not None:
+        yield "start-up", short_seconds(summary.startup_seconds)
+    for role, peak in sorted(summary.peak_memory.items()):
+        yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}[/]"
+
+
+def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, str]]:
+    for name, seconds in summary.seconds_by_phase.items():
+        if not seconds.sum:
+            continue
+        share = seconds.sum / whole_seconds
+        bar = "━" * max(1, round(share * _BAR_WIDTH))
+        yield f"  {name}", f"[cyan]{bar:<{_BAR_WIDTH}}[/] {share:>4.0%}  {short_seconds(seconds.mean)}"
+
+
+def _history(summary: Summary) -> str:
+    if summary.attempts < 2:
+        return ""
+    replayed = f", {summary.replayed_steps} replayed" if summary.replayed_steps else ""
+    return f" in {summary.attempts} attempts{replayed}"

@@ -1,0 +1,49 @@
+"""Failures that a person can act on. Each knows the exit code of the contract it ends the process with."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rljob_api.exit_codes import ExitCode
+
+
+class TrainerError(Exception):
+    """Base of the failures below. The message says what was expected, what was found, and what to do."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.ERROR
+
+
+class BadInput(TrainerError):
+    """The model, the task or its reward function cannot be used as given."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class OutputUnavailable(TrainerError):
+    """The output directory is full, unwritable, locked by another run, or belongs to another job."""
+
+    exit_code = ExitCode.OUTPUT_UNAVAILABLE
+
+
+class WorkerLost(TrainerError):
+    """A policy rank or a rollout engine died."""
+
+    exit_code = ExitCode.WORKER_LOST
+
+
+class DeviceOutOfMemory(TrainerError):
+    """A GPU ran out of memory."""
+
+    exit_code = ExitCode.DEVICE_OUT_OF_MEMORY
+
+
+class SharedMemoryExhausted(TrainerError):
+    """/dev/shm, where Ray keeps its object store, is too small."""
+
+    exit_code = ExitCode.SHARED_MEMORY_EXHAUSTED
+
+
+class HostOutOfMemory(TrainerError):
+    """The machine, or the container, ran out of memory."""
+
+    exit_code = ExitCode.HOST_OUT_OF_MEMORY

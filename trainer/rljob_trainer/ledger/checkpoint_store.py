@@ -1,0 +1,170 @@
+"""Checkpoints on disk: a directory `step-000010` is a whole checkpoint or a damaged one, never a half-written one.
+
+A checkpoint is written under a temporary name. `commit` makes every byte durable, lists the files with their checksums
+in `checkpoint.json`, and gives it its final name by one rename. Whatever carries another name is a leftover.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, describe, find_damage
+from rljob_trainer.ledger.durable_files import (
+    disk_full_message,
+    free_bytes,
+    sync_directory,
+    write_atomically,
+    writing,
+)
+
+_FINAL_NAME = re.compile(r"step-(?P<step>\d+)")
+_INTERRUPTED_NAME = re.compile(r"step-\d+\.(partial-\d+|discarded)")
+_UNWANTED_NAME = re.compile(r"step-\d+\.(discarded|rejected)")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint: `path` holds its files, `step` is the step after which its state was taken."""
+
+    path: Path
+    step: int
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """The newest whole checkpoint, if any, and a sentence for people about each newer one that could not be used."""
+
+    checkpoint: Checkpoint | None
+    problems: list[str]
+
+
+class CheckpointStore:
+    """The newest `keep` checkpoints of a run. Used by the controller; the policy ranks write where `begin` says."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"expected to keep at least 1 checkpoint, found keep={keep}")
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.keep = keep
+
+    # --- write ---
+
+    def begin(self, step: int) -> Path:
+        """An empty directory to write the checkpoint of `step` into; it counts once `commit(step)` has returned.
+
+        Raises `OutputUnavailable` where the disk has no room for another checkpoint of the newest one's size.
+        """
+        self._require_room_for_another(step)
+        path = self._partial_path(step)
+        with writing(path):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+        return path
+
+    def commit(self, step: int, metadata: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Give the checkpoint that was written since `begin(step)` its final name, durably; then prune.
+
+        A checkpoint of the same step that is already there stays: it was checked when the run began.
+        """
+        partial, final = self._partial_path(step), self._final_path(step)
+        if final.exists():
+            shutil.rmtree(partial)
+        else:
+            manifest = describe(partial, step, dict(metadata or {}))
+            write_atomically(partial / MANIFEST_NAME, manifest.to_json())
+            with writing(final):
+                _sync_tree(partial)
+                partial.rename(final)
+                sync_directory(self.directory)
+        self._prune()
+        return _checkpoint(final, CheckpointManifest.load(final))
+
+    # --- read ---
+
+    def latest_valid(self, through: int | None = None) -> FoundCheckpoint:
+        """The newest checkpoint whose every byte is as it was written, no newer than step `through`.
+
+        Newer ones are set aside as `step-….rejected` until the next commit, and named in `problems`. Leftovers of
+        interrupted writes are removed.
+        """
+        self._remove_matching(_INTERRUPTED_NAME)
+        problems: list[str] = []
+        for step in reversed(self._steps()):
+            path = self._final_path(step)
+            ahead = through is not None and step > through
+            damage = f"it is ahead of the ledger, which ends at step {through}" if ahead else find_damage(path, step)
+            if damage is None:
+                return FoundCheckpoint(_checkpoint(path, CheckpointManifest.load(path)), problems)
+            problems.append(f"the checkpoint of step {step} is not used: {damage}")
+            self._set_aside(path)
+        return FoundCheckpoint(None, problems)
+
+    def newest_step(self) -> int:
+        """0 where there is no checkpoint."""
+        return max(self._steps(), default=0)
+
+    def oldest_step(self) -> int:
+        """0 where there is no checkpoint."""
+        return min(self._steps(), default=0)
+
+    # --- how ---
+
+    def _final_path(self, step: int) -> Path:
+        return self.directory / f"step-{step:06d}"
+
+    def _partial_path(self, step: int) -> Path:
+        # A rank of a killed attempt may still be writing for a moment: it must not write into this attempt's files.
+        return self.directory / f"step-{step:06d}.partial-{os.getpid()}"
+
+    def _steps(self) -> list[int]:
+        names = (_FINAL_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())
+        return sorted(int(name["step"]) for name in names if name)
+
+    def _prune(self) -> None:
+        for step in self._steps()[: -self.keep]:
+            path = self._final_path(step)
+            path.rename(path.with_suffix(".discarded"))
+        self._remove_matching(_UNWANTED_NAME)
+
+    def _set_aside(self, path: Path) -> None:
+        aside = path.with_suffix(".rejected")
+        with writing(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            sync_directory(self.directory)
+
+    def _remove_matching(self, pattern: re.Pattern[str]) -> None:
+        for path in self.directory.iterdir():
+            if pattern.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _require_room_for_another(self, step: int) -> None:
+        newest = self.newest_step()
+        if not newest:
+            return
+        needed = sum(file.stat().st_size for file in self._final_path(newest).rglob("*") if file.is_file())
+        if free_bytes(self.directory) < needed:
+            raise OutputUnavailable(disk_full_message(self._final_path(step), needed))
+
+
+def _checkpoint(path: Path, manifest: CheckpointManifest) -> Checkpoint:
+    return Checkpoint(path, manifest.step, manifest.metadata)
+
+
+def _sync_tree(root: Path) -> None:
+    """Make every file and every directory under `root` durable."""
+    for directory, _, names in os.walk(root):
+        for name in names:
+            with open(os.path.join(directory, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(Path(directory))

@@ -1,0 +1,81 @@
+"""The scored rollouts of the steps that no checkpoint covers yet: from them, committed updates can be done again."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from pathlib import Path
+
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.durable_files import sync_directory, writing
+from rljob_trainer.rollouts import RolloutBatch
+
+_DAMAGE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
+_FILE_NAME = re.compile(r"step-(?P<step>\d+)\.npz(\.partial)?")
+_NPZ_OVERHEAD_BYTES = 4096
+
+
+class RolloutJournal:
+    """One file a step, `step-000011.npz`. A torn or corrupt file counts as absent until its step is committed."""
+
+    def __init__(self, directory: Path) -> None:
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+
+    def save(self, batch: RolloutBatch) -> None:
+        """Durable when it returns. Raises `OutputUnavailable` where the disk is full; nothing is left behind then."""
+        path = self._path(batch.step)
+        with writing(path, _size_bytes(batch)):
+            try:
+                batch.save(path)
+            except OSError:
+                path.with_name(path.name + ".partial").unlink(missing_ok=True)
+                raise
+            sync_directory(self.directory)
+
+    def has(self, step: int) -> bool:
+        """Whether the step's rollouts are there and whole; every byte is checked."""
+        try:
+            return RolloutBatch.load(self._path(step)).step == step
+        except _DAMAGE:
+            return False
+
+    def load(self, step: int) -> RolloutBatch:
+        """The rollouts of a step that `has` says is there, or that is committed.
+
+        Raises `OutputUnavailable` where they are missing or corrupt: a committed step cannot be generated again.
+        """
+        path = self._path(step)
+        try:
+            batch = RolloutBatch.load(path)
+        except _DAMAGE as error:
+            found = "missing" if isinstance(error, FileNotFoundError) else f"corrupt ({error})"
+            raise _not_replayable(path, step, found) from error
+        if batch.step != step:
+            raise _not_replayable(path, step, f"of step {batch.step}")
+        return batch
+
+    def discard_through(self, step: int) -> None:
+        """Let go of all steps up to and including `step`, and of what interrupted writes left."""
+        for path in self.directory.iterdir():
+            if (found := _FILE_NAME.fullmatch(path.name)) and int(found["step"]) <= step:
+                path.unlink(missing_ok=True)
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:06d}.npz"
+
+
+def _size_bytes(batch: RolloutBatch) -> int:
+    arrays = (*batch.prompt_ids, *batch.response_ids, *batch.rollout_logprobs)
+    per_completion = (batch.finished, batch.rewards, batch.advantages)
+    return sum(array.nbytes for array in (*arrays, *per_completion)) + _NPZ_OVERHEAD_BYTES
+
+
+def _not_replayable(path: Path, step: int, found: str) -> OutputUnavailable:
+    return OutputUnavailable(
+        f"expected the rollouts of the committed step {step} in {path}, found the file {found}. They are needed to do "
+        "the update again, since no checkpoint covers it. Restore the file from a copy, or start anew with another "
+        "--output."
+    )

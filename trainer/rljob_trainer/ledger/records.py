@@ -1,0 +1,112 @@
+"""The lines of `ledger.jsonl`. Each is one JSON object; `kind` says which."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
+"""The phases of a step, in their order."""
+
+
+class _Record(BaseModel):
+    # JSON has no NaN; a diverged loss must still be a valid line that other readers can parse.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class AttemptRecord(_Record):
+    """One life of the job's processes. Its steps follow it.
+
+    `started_at`: seconds since the epoch. `resumed_from`: the last committed step when it began, 0 at the first start.
+    `plan`: the memory plan's values, its generation among them. `processes`: process id by actor name.
+    """
+
+    kind: Literal["attempt"] = "attempt"
+    attempt: int = Field(ge=1)
+    started_at: float
+    resumed_from: int = Field(ge=0)
+    versions: dict[str, str] = {}
+    plan: dict[str, Any] = {}
+    processes: dict[str, int] = {}
+
+
+class RestoreRecord(_Record):
+    """How the attempt came to the state after the last committed step: a checkpoint, and updates replayed on top.
+
+    `checkpoint_step` is 0 where there was no checkpoint.
+    """
+
+    kind: Literal["restore"] = "restore"
+    attempt: int = Field(ge=1)
+    checkpoint_step: int = Field(ge=0)
+    replayed_steps: int = Field(ge=0)
+
+
+class RewardStatistics(_Record):
+    """Over all completions of the step; `std` is the population standard deviation (divisor n)."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+
+
+class ResponseStatistics(_Record):
+    """Tokens of the completions. `clipped_ratio`: the share of them that was cut at the limit, 0 to 1."""
+
+    mean_tokens: float
+    max_tokens: int
+    clipped_ratio: float
+
+
+class StepRecord(_Record):
+    """One committed step.
+
+    `seconds`: by phase. `total_seconds`: wall time of the step, time between phases included. `tokens`: prompt and
+    response tokens that the policy learnt from. `metrics`: of the update (loss, grad_norm, …). `memory_bytes`: peak by
+    role and phase; `memory_counts` says of what: `device` is what torch's allocator reserved on a GPU, `host` is
+    resident memory. `committed_at`: seconds since the epoch. `weights_version`: of the weights the engines now hold.
+    """
+
+    kind: Literal["step"] = "step"
+    step: int = Field(ge=1)
+    attempt: int = Field(ge=1)
+    reward: RewardStatistics
+    response: ResponseStatistics
+    seconds: dict[str, float]
+    total_seconds: float = Field(gt=0)
+    tokens: int
+    metrics: dict[str, float] = {}
+    memory_bytes: dict[str, dict[str, int]] = {}
+    memory_counts: Literal["device", "host"] = "host"
+    weights_version: int = Field(ge=0)
+    committed_at: float = Field(default_factory=time.time)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.total_seconds
+
+    @property
+    def peak_memory_bytes(self) -> dict[str, int]:
+        """By role, over the phases; roles without any number are left out."""
+        return {role: max(phases.values()) for role, phases in self.memory_bytes.items() if phases}
+
+
+LedgerRecord = AttemptRecord | RestoreRecord | StepRecord
+_RECORD: TypeAdapter[LedgerRecord] = TypeAdapter(Annotated[LedgerRecord, Field(discriminator="kind")])
+
+
+def parse_record(line: bytes) -> LedgerRecord:
+    """Raises pydantic's `ValidationError` on a line that is none of the records."""
+    return _RECORD.validate_json(line)
+
+
+def step_records(records: Sequence[LedgerRecord]) -> list[StepRecord]:
+    return [record for record in records if isinstance(record, StepRecord)]
+
+
+def attempt_records(records: Sequence[LedgerRecord]) -> list[AttemptRecord]:
+    return [record for record in records if isinstance(record, AttemptRecord)]

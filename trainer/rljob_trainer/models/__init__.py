@@ -1,0 +1,1 @@
+"""Where models come from: a URI becomes a local directory in Hugging Face format."""

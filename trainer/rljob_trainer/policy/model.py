@@ -1,0 +1,104 @@
+"""The policy as a module: token ids in, log-probabilities out; and how it is read and sharded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from rljob_trainer.algorithm.logprobs import chunked_logprobs
+from rljob_trainer.errors import BadInput
+
+CAUSAL_LM = "causal_lm."
+"""Prefix of the parameters' names here; behind it stand the names of the Hugging Face checkpoint."""
+
+_UNSUPPORTED_HEADS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+class PolicyModel(nn.Module):
+    """A causal language model whose forward ends in log-probabilities, so that logits never leave it.
+
+    The head is applied within this forward, where FSDP has its weight gathered, tied to the embedding or not.
+    """
+
+    def __init__(self, causal_lm: Any, *, temperature: float, chunk_tokens: int) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self._temperature = temperature
+        self._chunk_tokens = chunk_tokens
+
+    def forward(self, input_ids: Tensor, hidden_rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each of `targets`, [T] float32.
+
+        `input_ids`: [B, L], padded on the right: no mask is passed, so attention keeps its fast causal kernel.
+        `hidden_rows`: [T], rows of the flattened [B × L] positions that predict the targets.
+        """
+        hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return chunked_logprobs(
+            hidden.flatten(0, 1).index_select(0, hidden_rows),
+            self.causal_lm.get_output_embeddings().weight,
+            targets,
+            temperature=self._temperature,
+            chunk_tokens=self._chunk_tokens,
+        )
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        layers: nn.ModuleList = self.causal_lm.base_model.layers
+        return layers
+
+
+def read_policy_model(model_dir: Path, *, temperature: float, chunk_tokens: int) -> PolicyModel:
+    """The model in float32, on the CPU, in training mode, with dropout off.
+
+    Raises `BadInput` where the model cannot be read, or has a head other than one matrix.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model_dir)
+        for name, value in config.to_dict().items():
+            # Dropout would make the policy disagree with the engine about what was sampled.
+            if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
+                setattr(config, name, 0.0)
+        causal_lm = AutoModelForCausalLM.from_pretrained(
+            model_dir, config=config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise BadInput(f"cannot read a causal language model from {model_dir}: {error}") from error
+    _require_plain_head(causal_lm, model_dir)
+    return PolicyModel(causal_lm.train(), temperature=temperature, chunk_tokens=chunk_tokens)
+
+
+def checkpoint_activations(model: PolicyModel) -> None:
+    """Keep only each layer's input for backward; the layer runs a second time there."""
+    model.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """FSDP2 over `mesh`: one group a decoder layer, one for the rest. Parameters move to the mesh's device.
+
+    Parameters stay in float32; compute is in `dtype`; gradients are summed over the ranks in float32.
+    """
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    if dtype == torch.float32:
+        precision = MixedPrecisionPolicy()
+    for layer in model.decoder_layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+
+
+def _require_plain_head(causal_lm: Any, model_dir: Path) -> None:
+    changed = [name for name in _UNSUPPORTED_HEADS if getattr(causal_lm.config, name, None) not in (None, 1.0)]
+    if getattr(causal_lm.get_output_embeddings(), "bias", None) is not None:
+        changed.append("a bias in lm_head")
+    if changed or not hasattr(causal_lm.base_model, "layers"):
+        raise BadInput(
+            f"expected decoder layers and logits = hidden · lm_head.weight in {model_dir}, "
+            f"found {causal_lm.config.model_type} with {', '.join(changed) or 'no list of layers'}; "
+            "use a model of the Qwen, Llama or Mistral kind"
+        )

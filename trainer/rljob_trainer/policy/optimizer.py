@@ -1,0 +1,33 @@
+"""The optimizer, with all the memory that it will ever take."""
+
+from __future__ import annotations
+
+import torch
+
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.model import PolicyModel
+
+
+def adamw(model: PolicyModel, config: PolicyConfig) -> torch.optim.AdamW:
+    """AdamW over the model's parameters, as one fused kernel.
+
+    Its moments are made now rather than in the first step: what does not fit fails while nothing is lost, and a
+    checkpoint always has them to save. With `optimizer_offload` they are made in host memory.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+    for parameter in model.parameters():
+        state = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+        if config.memory.optimizer_offload:
+            state = {name: value.cpu() for name, value in state.items()}
+        optimizer.state[parameter] = state
+    return optimizer

@@ -1,0 +1,48 @@
+"""How the policy ranks find each other."""
+
+from __future__ import annotations
+
+import socket
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+
+class Rendezvous:
+    """A key-value store at which all ranks meet. Rank 0 serves it on a port that the system chose, so none is raced
+    for."""
+
+    def __init__(self) -> None:
+        self._served: TCPStore | None = None
+
+    def serve(self) -> tuple[str, int]:
+        """Host and port at which the other ranks find the store."""
+        host = _address()
+        self._served = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._served.port
+
+    def join(self, host: str, port: int) -> TCPStore:
+        return self._served or TCPStore(host, port, is_master=False)
+
+
+def init_process_group(store: TCPStore, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
+    """The default group: gloo for tensors on the CPU, NCCL for those on the GPU."""
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        device_id=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None,
+    )
+
+
+def _address() -> str:
+    """This machine's address on the route outwards, loopback where there is no such route. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737): nobody's
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,185 @@
+"""One rank of the policy: a process that holds a shard of the trained model and of its optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from rljob_trainer.policy import checkpoint, export
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.memory_mitigations import (
+    classic_segments,
+    optimizer_on_device,
+    release_cached_memory,
+    set_expandable_segments,
+)
+from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model, shard
+from rljob_trainer.policy.optimizer import adamw
+from rljob_trainer.policy.process_group import Rendezvous, init_process_group
+from rljob_trainer.policy.result import ModelInfo, UpdateResult
+from rljob_trainer.policy.update import PolicyUpdate
+from rljob_trainer.rollouts import FloatArray, RolloutBatch
+from rljob_trainer.telemetry.memory import MemoryLog
+
+
+class PolicyRank:
+    """Rank `rank` of `world_size`. In order: `rendezvous` (on rank 0), `connect`, `load`, then the rest in any order.
+
+    Every method after `rendezvous` is collective: all ranks call it, with the same arguments.
+    """
+
+    def __init__(self, rank: int, world_size: int, config: PolicyConfig) -> None:
+        self.rank, self.world_size, self.config = rank, world_size, config
+        self._device = torch.device(config.device)
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        # Only where there are GPUs is there an allocator to set.
+        self._expandable_segments = config.memory.expandable_segments and config.device == "cuda"
+        self._rendezvous = Rendezvous()
+        self._memory_log = MemoryLog(config.output_dir / "memory" / f"policy-{rank}.jsonl", config.device)
+        self._step = 0
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Host and port where the ranks meet; called on rank 0 before the others connect."""
+        return self._rendezvous.serve()
+
+    def connect(self, master_address: str, master_port: int) -> None:
+        """Join the process group; returns when all ranks have."""
+        if self.config.device == "cpu":
+            _make_deterministic()
+        init_process_group(
+            self._rendezvous.join(master_address, master_port), self.rank, self.world_size, self.config.device
+        )
+
+    def load(self) -> ModelInfo:
+        """Read and shard the model, and make its optimizer. Raises `BadInput` where the model cannot be used."""
+        self._model = self._sharded_model()
+        if self.config.memory.activation_checkpointing:
+            checkpoint_activations(self._model)
+        reference = self._sharded_model().requires_grad_(False) if self.config.loss.kl_coefficient > 0 else None
+        if self._expandable_segments:
+            # Only now: the weights lie in classic memory, from which they can be exported.
+            set_expandable_segments(True)
+        self._optimizer = adamw(self._model, self.config)
+        self._update = PolicyUpdate(
+            self.config, self._model, self._optimizer, reference, self._device, self._log_micro_batch
+        )
+        self._checkpoint_writer = checkpoint.CheckpointWriter()
+        self._memory_log.record(self._step, "load")
+        return self._model_info()
+
+    def update(self, batch: RolloutBatch) -> UpdateResult:
+        """Learn from one step's scored rollouts, of which this rank takes its share. See `UpdateResult`."""
+        begun = time.perf_counter()
+        self._step = batch.step
+        # Random numbers, where a model draws any, follow from the step's number, so that a replayed step repeats.
+        torch.manual_seed(self.config.seed + batch.step)
+        self._memory_log.begin_phase()
+        try:
+            with self._optimizer_on_device():
+                metrics = self._update.run(batch)
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+            if self.config.device == "cuda" and self.config.memory.empty_cache:
+                release_cached_memory()
+        memory = self._memory_log.record(batch.step, "update")
+        return UpdateResult(metrics, memory, time.perf_counter() - begun)
+
+    def token_logprobs(self, batch: RolloutBatch) -> list[FloatArray]:
+        """The policy's log-probabilities of all response tokens, parallel to `batch.response_ids`."""
+        updates = self._update.micro_batches(batch)
+        micro_batches = chain.from_iterable(updates)
+        mine = {
+            completion: part
+            for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(updates), strict=True)
+            for completion, part in micro_batch.by_completion(logprobs.cpu().numpy())
+        }
+        shares: list[dict[int, FloatArray]] = [{} for _ in range(self.world_size)]
+        dist.all_gather_object(shares, mine)
+        found = {completion: values for share in shares for completion, values in share.items()}
+        return [found.get(completion, np.zeros(0, np.float32)) for completion in range(len(batch))]
+
+    # --- weights ---
+
+    def named_full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter whole, in the engine's dtype, by its Hugging Face name; see `export.full_parameters`."""
+        return export.full_parameters(self._model, self._dtype)
+
+    @contextmanager
+    def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """`named_full_parameters`, within memory that another process can be given a handle of (CUDA IPC)."""
+        self._memory_log.begin_phase()
+        with classic_segments(expandable_segments=self._expandable_segments):
+            yield self.named_full_parameters()
+        self._memory_log.record(self._step, "sync")
+
+    def weights_digest(self) -> str:
+        """SHA-256 of all parameters, in float32; the same on every rank."""
+        return export.weights_digest(self._model)
+
+    def export_pretrained(self, directory: Path) -> None:
+        """Write the model in Hugging Face format, with the tokenizer of the model it came from."""
+        export.export_pretrained(self._model, self._dtype, self.config.model_dir, directory)
+
+    # --- checkpoints ---
+
+    def start_checkpoint(self, directory: Path) -> None:
+        """Copy policy and optimizer, and begin to write the copy into `directory`; updates may go on meanwhile."""
+        self._memory_log.begin_phase()
+        self._checkpoint_writer.start(self._model, self._optimizer, directory)
+        self._memory_log.record(self._step, "checkpoint")
+
+    def checkpoint_written(self) -> bool:
+        """Whether `finish_checkpoint` would return at once."""
+        return self._checkpoint_writer.written()
+
+    def finish_checkpoint(self) -> None:
+        """Return when the checkpoint that was started is durable."""
+        self._checkpoint_writer.finish()
+
+    def load_checkpoint(self, directory: Path) -> None:
+        """Set policy and optimizer to a checkpoint, bit for bit."""
+        with self._optimizer_on_device():
+            checkpoint.load_checkpoint(self._model, self._optimizer, directory)
+
+    # --- how ---
+
+    def _sharded_model(self) -> PolicyModel:
+        model = read_policy_model(
+            self.config.model_dir,
+            temperature=self.config.temperature,
+            chunk_tokens=self.config.memory.logprob_chunk_tokens,
+        )
+        shard(model, init_device_mesh(self.config.device, (self.world_size,)), self._dtype)
+        return model
+
+    def _optimizer_on_device(self) -> AbstractContextManager[None]:
+        return optimizer_on_device(self._optimizer, self._device, offload=self.config.memory.optimizer_offload)
+
+    def _log_micro_batch(self, number: int) -> None:
+        self._memory_log.record(self._step, "update", number)
+
+    def _model_info(self) -> ModelInfo:
+        causal_lm = self._model.causal_lm
+        return ModelInfo(
+            architecture=type(causal_lm).__name__,
+            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+            layers=len(self._model.decoder_layers),
+            vocabulary=causal_lm.get_output_embeddings().weight.shape[0],
+            tied_embeddings=causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight,
+        )
+
+
+def _make_deterministic() -> None:
+    """Same inputs, same bits: what a resumed run owes to an uninterrupted one."""
+    torch.use_deterministic_algorithms(True)
+    # Filling memory that is about to be overwritten would only cost time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

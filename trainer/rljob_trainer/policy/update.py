@@ -1,0 +1,134 @@
+"""One step's update of the policy: forward and backward by micro-batches, then the optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rljob_trainer.algorithm.aggregation import dropped_tokens
+from rljob_trainer.algorithm.batching import split_updates
+from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, policy_loss
+from rljob_trainer.algorithm.micro_batch import MicroBatch, completions_with_tokens, micro_batches_of
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.model import PolicyModel
+from rljob_trainer.policy.update_metrics import UpdateMetrics
+from rljob_trainer.rollouts import RolloutBatch
+
+
+@dataclass(slots=True)
+class PolicyUpdate:
+    """Updates `model` from scored rollouts. Every rank is given the whole batch and takes its share of it.
+
+    `reference`: the initial model, where the loss has a KL term. `after_micro_batch`: called with the number of each
+    micro-batch of the step once its backward is done.
+    """
+
+    config: PolicyConfig
+    model: PolicyModel
+    optimizer: torch.optim.Optimizer
+    reference: PolicyModel | None
+    device: torch.device
+    after_micro_batch: Callable[[int], None]
+
+    def run(self, batch: RolloutBatch) -> dict[str, float]:
+        """The step's updates; the metrics of `UpdateResult`, the same on every rank."""
+        updates = self.micro_batches(batch)
+        # With one update a step, the policy before it is the policy itself.
+        old_logprobs = deque(self.logprobs(updates) if len(updates) > 1 else [])
+        self._set_learning_rate(batch.step)
+
+        metrics, grad_norms, number = UpdateMetrics(), [], 0
+        for micro_batches in updates:
+            for micro_batch in micro_batches:
+                metrics.add(self._backward(micro_batch, old_logprobs.popleft() if old_logprobs else None))
+                self.after_micro_batch(number)
+                number += 1
+            grad_norms.append(self._optimizer_step())
+
+        finite = [norm for norm in grad_norms if math.isfinite(norm)]
+        return {
+            **metrics.over_ranks(len(updates)),
+            "grad_norm": sum(finite) / len(finite) if finite else math.nan,
+            "skipped_updates": len(grad_norms) - len(finite),
+            "learning_rate": self.config.learning_rate_at(batch.step),
+            "tokens": batch.response_tokens,
+            "dropped_tokens": dropped_tokens(batch.rollout_logprobs),
+            "micro_batches": number,
+        }
+
+    def micro_batches(self, batch: RolloutBatch) -> list[list[MicroBatch]]:
+        """This rank's micro-batches, of each of the step's updates."""
+        completions = completions_with_tokens(batch)
+        return [
+            micro_batches_of(
+                batch,
+                part,
+                rank=dist.get_rank(),
+                ranks=dist.get_world_size(),
+                budget_tokens=self.config.memory.micro_batch_tokens,
+                aggregation=self.config.loss.aggregation,
+            )
+            for part in split_updates(completions, self.config.updates_per_step)
+        ]
+
+    @torch.no_grad()
+    def logprobs(self, updates: list[list[MicroBatch]]) -> list[Tensor]:
+        """The policy's log-probabilities of the tokens of every micro-batch, in order."""
+        return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
+
+    def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
+        """Add the micro-batch's gradient to the parameters' gradients; nothing of its graph outlives the call."""
+        logprobs, entropy = self._forward(self.model, micro_batch)
+        loss, metrics = policy_loss(
+            TokenValues(
+                logprobs=logprobs,
+                entropy=entropy if self.config.loss.entropy_coefficient else entropy.detach(),
+                old_logprobs=logprobs.detach() if old_logprobs is None else old_logprobs,
+                rollout_logprobs=self._on_device(micro_batch.rollout_logprobs),
+                advantages=self._on_device(micro_batch.advantages),
+                loss_weights=self._on_device(micro_batch.loss_weights),
+                mean_weights=self._on_device(micro_batch.mean_weights),
+                reference_logprobs=self._reference_logprobs(micro_batch),
+            ),
+            self.config.loss,
+        )
+        # FSDP averages gradients over the ranks; the weights have already divided by the whole batch.
+        (loss * dist.get_world_size()).backward()
+        return metrics
+
+    def _optimizer_step(self) -> float:
+        """Clip and apply the gradients; the norm before clipping. A gradient that is not finite is thrown away."""
+        parameters = list(self.model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if math.isfinite(total):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    @torch.no_grad()
+    def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor | None:
+        return None if self.reference is None else self._forward(self.reference, micro_batch)[0]
+
+    def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = model(
+            self._on_device(micro_batch.input_ids),
+            self._on_device(micro_batch.hidden_rows),
+            self._on_device(micro_batch.targets),
+        )
+        return logprobs, entropy
+
+    def _on_device(self, array: object) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+    def _set_learning_rate(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate_at(step)

@@ -1,0 +1,204 @@
+"""From a manifest and a memory plan to the settings of the roles and of the loop. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory import workload as memory
+from rljob_memory.allocator import allocator_environment
+from rljob_memory.workload import Hardware, Workload
+from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
+from rljob_trainer.controller import LoopSettings
+from rljob_trainer.errors import BadInput
+from rljob_trainer.hardware import Device, Machine
+from rljob_trainer.models.checkpoint import ModelShape
+from rljob_trainer.policy.config import MemorySettings, PolicyConfig
+from rljob_trainer.roles.colocated import RoleSettings
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.environment import engine_environment
+
+Dtype = Literal["float32", "bfloat16"]
+
+_AGGREGATION: dict[str, Aggregation] = {"TokenMean": "token-mean", "SequenceMean": "sequence-mean"}
+_IMPORTANCE_SAMPLING: dict[str, ImportanceSampling] = {"Truncate": "truncate", "Mask": "mask", "Disabled": "off"}
+
+_LARGEST_AUTO_CONCURRENCY = 256
+
+# Below this many parameters a second thread costs more in waiting than it saves in work.
+_ONE_THREAD_PARAMETERS = 10_000_000
+
+
+def loop_settings(algorithm: AlgorithmSpec) -> LoopSettings:
+    return LoopSettings(
+        steps=algorithm.steps,
+        prompts_per_step=algorithm.prompts_per_step,
+        group_size=algorithm.group_size,
+        scale_advantages=algorithm.scale_advantages == "Group",
+        seed=algorithm.seed,
+    )
+
+
+def policy_ranks(spec: RLJobSpec, device: Device, machine: Machine) -> int:
+    """Ranks of the policy, and as many engines: one of each a GPU, or a replica where there are no GPUs.
+
+    Raises `BadInput` for what this trainer cannot run on one machine.
+    """
+    if spec.topology == "Disaggregated":
+        raise BadInput("topology: Disaggregated cannot run on one machine; write topology: Colocated")
+    if spec.rollout.tensor_parallel_size > 1:
+        raise BadInput(
+            "rollout.tensorParallelSize is not supported by this trainer: it runs one engine on each GPU; write 1"
+        )
+    ranks = spec.policy.replicas * max(spec.policy.gpus_per_replica, 1)
+    if device == "cuda" and ranks > len(machine.gpu_memory_bytes):
+        raise BadInput(
+            f"expected {ranks} GPUs (policy.replicas × policy.gpusPerReplica), found {len(machine.gpu_memory_bytes)}; "
+            "lower them, or use --device cpu"
+        )
+    return ranks
+
+
+def hardware_of(device: Device, machine: Machine, torch_version: str) -> Hardware:
+    return Hardware(
+        device=device,
+        device_memory_bytes=min(machine.gpu_memory_bytes) if device == "cuda" else 0,
+        host_memory_bytes=machine.host_memory_bytes,
+        torch_version=torch_version,
+    )
+
+
+def shape_for_plan(shape: ModelShape, spec: RLJobSpec, device: Device) -> memory.ModelShape:
+    return memory.ModelShape(
+        parameters=shape.parameters,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        bytes_per_parameter=2 if _dtype(spec, device) == "bfloat16" else 4,
+    )
+
+
+def workload_of(spec: RLJobSpec, ranks: int) -> Workload:
+    algorithm = spec.algorithm
+    return Workload(
+        prompts_per_step=algorithm.prompts_per_step,
+        group_size=algorithm.group_size,
+        max_prompt_tokens=algorithm.max_prompt_tokens,
+        max_response_tokens=algorithm.max_response_tokens,
+        max_concurrent_sequences=max_concurrent_sequences(spec, ranks),
+        policy_ranks=ranks,
+        engines=ranks,
+        reference_model=algorithm.kl_coefficient > 0,
+    )
+
+
+def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:
+    """Sequences that one engine generates at a time: its share of the step, at most 256, where the manifest says Auto."""
+    if spec.rollout.max_concurrent_sequences != "Auto":
+        return spec.rollout.max_concurrent_sequences
+    share = -(-spec.algorithm.prompts_per_step // engines) * spec.algorithm.group_size
+    return min(share, _LARGEST_AUTO_CONCURRENCY)
+
+
+def role_settings(
+    spec: RLJobSpec,
+    plan: MemoryPlan,
+    *,
+    model_dir: Path,
+    output_dir: Path,
+    device: Device,
+    machine: Machine,
+    ranks: int,
+    parameters: int,
+    torch_version: str,
+) -> RoleSettings:
+    dtype = _dtype(spec, device)
+    threads = _threads(parameters, ranks, machine.cores)
+    return RoleSettings(
+        ranks=ranks,
+        policy=_policy_config(spec.algorithm, plan, model_dir, output_dir, device, dtype),
+        rollout=_rollout_config(spec, plan, model_dir, device, dtype, ranks),
+        policy_environment={**threads, **allocator_environment("policy", torch_version)},
+        rollout_environment={
+            **engine_environment(device),
+            **threads,
+            **allocator_environment("rollout", torch_version),
+        },
+        sync_bucket_bytes=plan.sync_bucket_bytes,
+        output_dir=output_dir,
+    )
+
+
+def _policy_config(
+    algorithm: AlgorithmSpec, plan: MemoryPlan, model_dir: Path, output_dir: Path, device: Device, dtype: Dtype
+) -> PolicyConfig:
+    return PolicyConfig(
+        model_dir=model_dir,
+        output_dir=output_dir,
+        device=device,
+        dtype=dtype,
+        learning_rate=algorithm.learning_rate,
+        warmup_steps=algorithm.warmup_steps,
+        adam_beta1=algorithm.adam_beta1,
+        adam_beta2=algorithm.adam_beta2,
+        weight_decay=algorithm.weight_decay,
+        max_grad_norm=algorithm.max_grad_norm,
+        temperature=algorithm.temperature,
+        updates_per_step=algorithm.updates_per_step,
+        seed=algorithm.seed,
+        memory=MemorySettings(
+            micro_batch_tokens=plan.micro_batch_tokens,
+            logprob_chunk_tokens=plan.logprob_chunk_tokens,
+            activation_checkpointing=plan.activation_checkpointing,
+            optimizer_offload=plan.optimizer_offload,
+            empty_cache=plan.empty_cache,
+            expandable_segments=plan.expandable_segments,
+        ),
+        loss=LossConfig(
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip or None,
+            aggregation=_AGGREGATION[algorithm.loss_aggregation],
+            importance_sampling=_IMPORTANCE_SAMPLING[algorithm.importance_sampling.mode],
+            importance_sampling_cap=algorithm.importance_sampling.cap,
+            kl_coefficient=algorithm.kl_coefficient,
+            entropy_coefficient=algorithm.entropy_coefficient,
+        ),
+    )
+
+
+def _rollout_config(
+    spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: Device, dtype: Dtype, engines: int
+) -> RolloutConfig:
+    algorithm = spec.algorithm
+    return RolloutConfig(
+        model_dir=model_dir,
+        device=device,
+        dtype=dtype,
+        max_model_len=algorithm.max_prompt_tokens + algorithm.max_response_tokens,
+        max_num_seqs=max_concurrent_sequences(spec, engines),
+        kv_cache_bytes=plan.kv_cache_bytes,
+        max_response_tokens=algorithm.max_response_tokens,
+        sleep_level=plan.rollout_sleep_level,
+        temperature=algorithm.temperature,
+        ignore_eos=algorithm.ignore_end_of_sequence,
+        seed=algorithm.seed,
+        engine_args=spec.rollout.engine_args,
+    )
+
+
+def _dtype(spec: RLJobSpec, device: Device) -> Dtype:
+    if spec.model.dtype != "Auto":
+        return spec.model.dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def _threads(parameters: int, ranks: int, cores: int) -> dict[str, str]:
+    """Policy and engine take turns: each may have the cores, if it lets go of them while it waits."""
+    count = 1 if parameters < _ONE_THREAD_PARAMETERS else max(1, cores // ranks)
+    return {"OMP_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -1,0 +1,1 @@
+"""The roles of a job as Ray actors: one process a role a GPU."""

@@ -1,0 +1,45 @@
+"""Waiting for calls to several actors at once: the first failure ends the wait and says whose it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_trainer.errors import HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
+
+Calls = dict[str, Any]
+"""Ray object references by the name of the actor they were called on, such as `policy-0`."""
+
+
+def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
+    """The results by actor name. Raises what the first failing call raised.
+
+    A lost actor does not end the calls of its peers: they may sit in a collective and never return, so results are
+    taken as they come and the first failure is raised at once.
+    """
+    import ray
+
+    name_of = {reference: name for name, reference in calls.items()}
+    results: dict[str, Any] = {}
+    pending = list(name_of)
+    while pending:
+        [ready], pending = ray.wait(pending, num_returns=1)
+        results[name_of[ready]] = _result(ready, name_of[ready], doing)
+    return {name: results[name] for name in calls}
+
+
+def _result(reference: Any, name: str, doing: str) -> Any:
+    import ray
+    from ray import exceptions
+
+    try:
+        return ray.get(reference)
+    except exceptions.RayTaskError as error:
+        if isinstance(error.cause, TrainerError):
+            raise error.cause from None
+        raise TrainerError(f"{name} failed while {doing}: {type(error.cause).__name__}: {error.cause}") from error
+    except exceptions.OutOfMemoryError as error:
+        raise HostOutOfMemory(f"Ray ended {name} while {doing}, since this machine ran low on memory") from error
+    except exceptions.ObjectStoreFullError as error:
+        raise SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}") from error
+    except exceptions.RayActorError as error:
+        raise WorkerLost(f"{name} died while {doing}") from error

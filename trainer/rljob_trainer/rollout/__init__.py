@@ -1,0 +1,1 @@
+"""Rollout engines: vLLM, generating with the weights that the policy last sent."""

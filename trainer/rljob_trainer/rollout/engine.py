@@ -1,0 +1,163 @@
+"""A rollout engine: vLLM in this process, from its start through generation, sleep and weight sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.models.checkpoint import policy_weight_shapes
+from rljob_trainer.rollout.completions import completions_of
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.engine_arguments import engine_arguments
+from rljob_trainer.rollout.synced_weights import SyncedWeights
+from rljob_trainer.rollouts import Completion
+
+if TYPE_CHECKING:
+    from rljob_trainer.telemetry.memory import MemorySample
+
+
+class RolloutEngine:
+    """One vLLM engine. It holds no training module, and generates only with weights that the policy sent it whole.
+
+    vLLM changes torch for the whole process: each engine wants a process of its own, with the variables of
+    `engine_environment`.
+    """
+
+    def __init__(self, rank: int, config: RolloutConfig) -> None:
+        self.rank = rank
+        self._config = config
+        self._weights = SyncedWeights(policy_weight_shapes(config.model_dir))
+        self._update_session_open = False
+        self._asleep: set[str] = set()
+        self._llm: Any = None
+
+    def start(self) -> None:
+        """Build the engine with random weights. Raises `BadInput` for engine arguments that vLLM does not have."""
+        from vllm import LLM
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.engine.arg_utils import EngineArgs
+
+        from rljob_trainer.weight_sync.receive import weight_transfer_backend
+
+        self._llm = LLM(
+            **engine_arguments(self._config, EngineArgs.__dataclass_fields__),
+            weight_transfer_config=WeightTransferConfig(backend=weight_transfer_backend(self._config.device)),
+        )
+        self._llm.init_weight_transfer_engine({"init_info": {}})
+
+    # --- generation ---
+
+    def generate(self, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]) -> list[Completion]:
+        """`group_size` completions of each prompt (token ids), group after group.
+
+        A prompt with the same seed and the same weights gets the same completions. Raises `WeightsNotSynced` before
+        the first weight sync and after one that did not complete.
+        """
+        self._weights.require()
+        if self._asleep:
+            raise TrainerError("the rollout engine is asleep: wake its weights and its KV cache before it generates")
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            [self._sampling(group_size, seed) for seed in seeds],
+            use_tqdm=False,
+        )
+        return list(completions_of(outputs))
+
+    def _sampling(self, group_size: int, seed: int) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            n=group_size,
+            seed=seed,
+            temperature=self._config.temperature,
+            # A truncated distribution would make the engine's log-probabilities differ from the policy's.
+            top_p=1.0,
+            top_k=0,
+            max_tokens=self._config.max_response_tokens,
+            ignore_eos=self._config.ignore_eos,
+            logprobs=0,
+            flat_logprobs=True,
+        )
+
+    # --- sleep: does nothing on the CPU and at level 0 ---
+
+    def sleep(self) -> None:
+        """Free the GPU memory of the KV cache and the weights."""
+        if self._config.device == "cpu" or self._config.sleep_level == 0 or self._asleep:
+            return
+        if self._config.sleep_level == 2:
+            self._weights.drop()
+        self._llm.sleep(level=self._config.sleep_level)
+        self._asleep = {"weights", "kv_cache"}
+
+    def wake_weights(self) -> None:
+        """Take GPU memory for the weights again. After sleep level 2 they are undefined until the next weight sync."""
+        self._wake("weights")
+
+    def wake_kv_cache(self) -> None:
+        """Take GPU memory for the KV cache again."""
+        self._wake("kv_cache")
+
+    def _wake(self, tag: str) -> None:
+        if tag in self._asleep:
+            self._llm.wake_up(tags=[tag])
+            self._asleep.remove(tag)
+
+    # --- weight sync: called by `weight_sync.send_weights` from the policy's process ---
+
+    def start_weight_update(self) -> None:
+        """Begin to receive a version of the weights; until it is complete, the engine refuses to generate."""
+        if "weights" in self._asleep:
+            raise TrainerError("the rollout engine's weights are asleep: wake them before a weight sync")
+        if self._weights.interrupted:
+            self._undo_interrupted_update()
+        self._weights.begin()
+        self._llm.start_weight_update()
+        self._update_session_open = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load one bucket: `names` of its weights, and what the transfer backend needs to get at the tensors."""
+        try:
+            self._llm.update_weights({"update_info": update_info})
+        except BaseException:
+            # vLLM ends its session on a failure, with the model half loaded.
+            self._update_session_open = False
+            raise
+        self._weights.receive(update_info["names"])
+
+    def finish_weight_update(self, version: int) -> None:
+        """End the sync. Raises `WeightsNotSynced` where weights are missing."""
+        self._llm.finish_weight_update()
+        self._update_session_open = False
+        # Cached keys and values belong to the old weights.
+        if not self._llm.reset_prefix_cache():
+            raise TrainerError("the engine's prefix cache could not be reset: requests are still running")
+        self._weights.complete(version)
+
+    def weight_version(self) -> int | None:
+        """The version the engine generates with; None where it refuses to."""
+        return self._weights.version
+
+    def _undo_interrupted_update(self) -> None:
+        """Bring vLLM's model back to where an update can start. What it received so far would count for the next one."""
+        from rljob_trainer.weight_sync.receive import drop_buffered_weights
+
+        self._llm.apply_model(drop_buffered_weights)
+        if not self._update_session_open:
+            self._llm.start_weight_update()
+        self._llm.finish_weight_update()
+        self._update_session_open = False
+
+    # --- telemetry and end ---
+
+    def memory_sample(self) -> MemorySample:
+        from rljob_trainer.telemetry.memory import sample_memory
+
+        return sample_memory(self._config.device)
+
+    def shutdown(self) -> None:
+        """End the engine and give its memory back."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None

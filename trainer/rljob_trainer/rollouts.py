@@ -1,0 +1,140 @@
+"""What one step carries: prompts, what the engine generated for them, and what it was worth.
+
+A `RolloutBatch` is a struct of arrays, so that it travels through Ray's object store without copies and lies on disk
+as one `.npz`. Completion `i` answers prompt `i // group_size`; all per-token arrays are parallel to `response_ids`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of the data order. `item` is the task's own record, from which the completion is scored."""
+
+    index: int
+    token_ids: list[int]
+    text: str
+    item: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One generated response. `logprobs[t]` is the engine's log-probability of `token_ids[t]` (natural log).
+
+    `token_ids` holds the end-of-sequence token where the model emitted it (`finished`), and is empty where the model
+    generated nothing.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finished: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """All completions of one step: `prompts × group_size` of them.
+
+    `prompt_ids[p]`: tokens of prompt p. `response_ids[i]`, `rollout_logprobs[i]`: tokens of completion i and the
+    engine's log-probability of each. `finished[i]`: ended by itself, not cut at the limit. `rewards`, `advantages`:
+    one number a completion, empty until the step is scored.
+    """
+
+    step: int
+    group_size: int
+    prompt_ids: list[IntArray]
+    response_ids: list[IntArray]
+    rollout_logprobs: list[FloatArray]
+    finished: npt.NDArray[np.bool_]
+    rewards: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    advantages: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def __len__(self) -> int:
+        return len(self.response_ids)
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(len(ids) for ids in self.response_ids)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts as the policy sees them: each prompt once a completion."""
+        return self.group_size * sum(len(ids) for ids in self.prompt_ids)
+
+    def scored(self, rewards: FloatArray, advantages: FloatArray) -> RolloutBatch:
+        return replace(self, rewards=rewards.astype(np.float32), advantages=advantages.astype(np.float32))
+
+    @classmethod
+    def of(
+        cls, step: int, group_size: int, prompts: Sequence[Prompt], completions: Sequence[Completion]
+    ) -> RolloutBatch:
+        if len(completions) != len(prompts) * group_size:
+            raise ValueError(
+                f"expected {len(prompts)} prompts × {group_size} completions, found {len(completions)} completions"
+            )
+        return cls(
+            step=step,
+            group_size=group_size,
+            prompt_ids=[np.asarray(p.token_ids, np.int32) for p in prompts],
+            response_ids=[np.asarray(c.token_ids, np.int32) for c in completions],
+            rollout_logprobs=[np.asarray(c.logprobs, np.float32) for c in completions],
+            finished=np.asarray([c.finished for c in completions], np.bool_),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the batch as one `.npz`, atomically: a file under `path` is always whole."""
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            step=self.step,
+            group_size=self.group_size,
+            prompt_lengths=[len(ids) for ids in self.prompt_ids],
+            prompt_ids=_flat(self.prompt_ids, np.int32),
+            response_lengths=[len(ids) for ids in self.response_ids],
+            response_ids=_flat(self.response_ids, np.int32),
+            rollout_logprobs=_flat(self.rollout_logprobs, np.float32),
+            finished=self.finished,
+            rewards=self.rewards,
+            advantages=self.advantages,
+        )
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> RolloutBatch:
+        with np.load(path, allow_pickle=False) as saved:
+            return cls(
+                step=int(saved["step"]),
+                group_size=int(saved["group_size"]),
+                prompt_ids=_split(saved["prompt_ids"], saved["prompt_lengths"]),
+                response_ids=_split(saved["response_ids"], saved["response_lengths"]),
+                rollout_logprobs=_split(saved["rollout_logprobs"], saved["response_lengths"]),
+                finished=saved["finished"],
+                rewards=saved["rewards"],
+                advantages=saved["advantages"],
+            )
+
+
+def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+
+
+def _split(flat: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []

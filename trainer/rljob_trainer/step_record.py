@@ -1,0 +1,56 @@
+"""From what the phases of a step gave to its line in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from rljob_trainer.algorithm.advantage import uniform_groups
+from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
+from rljob_trainer.phase_clock import PhaseClock
+from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.telemetry.memory import MemorySample
+
+
+def step_record(
+    attempt: int,
+    batch: RolloutBatch,
+    updates: Mapping[str, UpdateResult],
+    engine_memory: Mapping[str, MemorySample],
+    clock: PhaseClock,
+) -> StepRecord:
+    """`updates`, `engine_memory`: by actor name; the latter is empty where the rollouts came from the journal."""
+    lengths = np.asarray([len(response) for response in batch.response_ids])
+    rewards = batch.rewards.astype(np.float64)
+    uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
+    peaks = {name: {"update": update.memory} for name, update in updates.items()}
+    peaks |= {name: {"rollout": memory} for name, memory in engine_memory.items()}
+    on_device = any(update.memory.device_total for update in updates.values())
+    return StepRecord(
+        step=batch.step,
+        attempt=attempt,
+        reward=RewardStatistics(mean=rewards.mean(), std=rewards.std(), min=rewards.min(), max=rewards.max()),
+        response=ResponseStatistics(
+            mean_tokens=lengths.mean(), max_tokens=int(lengths.max()), clipped_ratio=float((~batch.finished).mean())
+        ),
+        seconds=clock.seconds,
+        total_seconds=clock.total_seconds,
+        tokens=batch.prompt_tokens + batch.response_tokens,
+        metrics={**next(iter(updates.values())).metrics, "uniform_groups": uniform},
+        memory_bytes={
+            role: {phase: _peak(sample, on_device) for phase, sample in phases.items()} for role, phases in peaks.items()
+        },
+        memory_counts=_counts(on_device),
+        weights_version=batch.step,
+    )
+
+
+def _peak(sample: MemorySample, on_device: bool) -> int:
+    return sample.peak_reserved if on_device else sample.peak_rss
+
+
+def _counts(on_device: bool) -> Literal["device", "host"]:
+    return "device" if on_device else "host"

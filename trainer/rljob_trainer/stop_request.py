@@ -1,0 +1,46 @@
+"""SIGTERM and SIGINT ask for a stop after the current step; a second one stops at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rljob_api.exit_codes import ExitCode
+
+_EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+
+
+class StopNow(BaseException):
+    """Raised in the main thread by the second signal: the step in progress is left uncommitted."""
+
+
+class StopRequest:
+    """Whether a stop was asked for, and the exit code that tells which signal did."""
+
+    def __init__(self, on_request: Callable[[str], None]) -> None:
+        self._on_request = on_request
+        self.exit_code: ExitCode | None = None
+
+    def __bool__(self) -> bool:
+        return self.exit_code is not None
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        if self.exit_code is not None:
+            raise StopNow
+        self.exit_code = _EXIT_CODES[received]
+        self._on_request(f"{received.name}: stopping after this step (once more: at once)")
+
+
+@contextmanager
+def stop_on_signals(on_request: Callable[[str], None]) -> Iterator[StopRequest]:
+    """Install the handlers for the length of the block; `on_request` is told the message for people."""
+    request = StopRequest(on_request)
+    before = {number: signal.signal(number, request.handle) for number in _EXIT_CODES}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

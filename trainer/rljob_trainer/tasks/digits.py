@@ -1,0 +1,45 @@
+"""`digits`: shown a digit, the model repeats it. Ten prompts, learnt in half a minute by a tiny model.
+
+The reward is dense: the share of the response's tokens that are the digit, so that the first accidents already teach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.rollouts import Completion
+from rljob_trainer.tasks.task import Item
+
+
+class Digits:
+    """`7:` and so on. The record holds the digit's token id."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._token_ids = [_only_token(tokenizer, str(digit)) for digit in range(10)]
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(question=f"{index}:", record={"digit": index, "token_id": self._token_ids[index]})
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOfDigit:
+    """1.0 where every token of the response is the digit, 0.0 for an empty response."""
+
+    name: str = "digits"
+
+    def __call__(self, record: dict[str, Any], completion: Completion) -> float:
+        if not completion.token_ids:
+            return 0.0
+        return list(completion.token_ids).count(record["token_id"]) / len(completion.token_ids)
+
+
+def _only_token(tokenizer: Any, text: str) -> int:
+    token_ids = tokenizer(text, add_special_tokens=False).input_ids
+    if len(token_ids) != 1:
+        raise BadInput(f"the task digits needs a tokenizer with one token for {text!r}, found {len(token_ids)}")
+    return int(token_ids[0])

@@ -1,0 +1,36 @@
+"""A task of the user's own: a Python function that returns the items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.tasks.functions import load_function
+from rljob_trainer.tasks.task import Item
+
+
+def call_for_items(reference: str, args: dict[str, Any], manifest_directory: Path) -> list[Item]:
+    """Items of `function(**args)`: an iterable of dicts with the prompt as `prompt`; a record is the whole dict.
+
+    Every attempt must get the same items in the same order.
+    """
+    function = load_function(reference, manifest_directory)
+    try:
+        records = function(**args)
+        records = list(records) if isinstance(records, Iterable) else records
+    except Exception as error:  # whatever the user's function does
+        raise BadInput(f"the task function {reference} raised {type(error).__name__}: {error}") from error
+    if not isinstance(records, list):
+        raise BadInput(f"expected a list of items from the task function {reference}, found {type(records).__name__}")
+    return [_item(record, index, reference) for index, record in enumerate(records)]
+
+
+def _item(record: Any, index: int, reference: str) -> Item:
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise BadInput(
+            f"expected item {index} of the task function {reference} to be a dict with a text called 'prompt', "
+            f"found {record!r:.200}"
+        )
+    return Item(record["prompt"], record)

@@ -1,0 +1,50 @@
+"""`reasoning-gym`: procedural tasks with verifiers of their own."""
+
+from __future__ import annotations
+
+import warnings
+from difflib import get_close_matches
+from typing import Any
+
+from rljob_api.task import AnswerSpec
+from rljob_api.task_args import ReasoningGymArgs
+from rljob_trainer.errors import BadInput
+from rljob_trainer.tasks.rewards import AnswerReward
+from rljob_trainer.tasks.task import Item
+
+
+class ReasoningGymItems:
+    """Items of one data set, made when they are asked for, from the data set's seed and their index."""
+
+    def __init__(self, args: ReasoningGymArgs, seed: int) -> None:
+        self.dataset = _create(args, seed)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Item:
+        record: dict[str, Any] = self.dataset[index]
+        return Item(record["question"], record)
+
+
+def verifier(items: ReasoningGymItems, answer_spec: AnswerSpec | None) -> AnswerReward:
+    """The data set's own `score_answer`, from 0 to 1."""
+    return AnswerReward("reasoning-gym", items.dataset.score_answer, answer_spec)
+
+
+def _create(args: ReasoningGymArgs, seed: int) -> Any:
+    with warnings.catch_warnings():
+        # A dependency warns of its own syntax when it is compiled for the first time.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
+    if args.dataset not in DATASETS:
+        close = get_close_matches(args.dataset, DATASETS)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(sorted(DATASETS))}"
+        raise BadInput(f"reasoning-gym has no data set {args.dataset!r}: {hint}")
+    settings = {"seed": seed, **args.dataset_settings}
+    try:
+        return reasoning_gym.create_dataset(args.dataset, size=args.size, **settings)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise BadInput(f"cannot create the reasoning-gym data set {args.dataset} with {settings}: {error}") from error

@@ -1,0 +1,30 @@
+"""Rewards that the manifest names: the user's function, called with the answer found in a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_api.task import AnswerSpec
+from rljob_trainer.rollouts import Completion
+from rljob_trainer.tasks.answers import extract_answer
+from rljob_trainer.tasks.functions import load_function
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReward:
+    """`function(answer, record)`: the answer is what `answer_spec` finds in the response; it may be empty."""
+
+    name: str
+    function: Callable[[str, dict[str, Any]], Any]
+    answer_spec: AnswerSpec | None = None
+
+    def __call__(self, record: dict[str, Any], completion: Completion) -> Any:
+        return self.function(extract_answer(completion.text, self.answer_spec), record)
+
+
+def reward_from_manifest(reference: str, answer_spec: AnswerSpec | None, manifest_directory: Path) -> AnswerReward:
+    """The reward that `task.reward` ("module:function") names."""
+    return AnswerReward(reference, load_function(reference, manifest_directory), answer_spec)

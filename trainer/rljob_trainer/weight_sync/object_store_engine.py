@@ -1,0 +1,53 @@
+"""CPU backend, the engine's side. Imported by vLLM's factory alone, since it imports vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+
+@dataclass
+class ObjectStoreInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on: Ray knows where the tensors are."""
+
+
+@dataclass
+class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
+    """One bucket: checkpoint names, and their tensors, which lie read-only in shared memory."""
+
+    names: list[str]
+    tensors: list[torch.Tensor]
+
+
+class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, ObjectStoreUpdateInfo]):
+    """Loads tensors that Ray's object store has mapped into this process."""
+
+    init_info_cls = ObjectStoreInitInfo
+    update_info_cls = ObjectStoreUpdateInfo
+
+    def init_transfer_engine(self, init_info: ObjectStoreInitInfo) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: ObjectStoreUpdateInfo) -> None:
+        self.model.load_weights(zip(update_info.names, update_info.tensors, strict=True))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.model_config.hf_config.tie_word_embeddings:
+            # On the CPU the output layer keeps a packed copy of its weight. Where it is the embedding's, the reload
+            # sees no weight arrive for it and leaves the old copy in place, without a word.
+            dispatch_cpu_unquantized_gemm(self.model.lm_head, remove_weight=False)
+
+    def shutdown(self) -> None:
+        pass
