@@ -93,7 +93,7 @@ class AlgorithmSpec(ApiModel):
     """Generate on past the end-of-sequence token, so that every response has maxResponseTokens."""
 
     seed: int = Field(default=0, ge=0, le=2**31 - 1, json_schema_extra=immutable())
-    """Seed of data order, sampling and initial random weights where the model's URI gives none."""
+    """Seed of the data order and of sampling."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

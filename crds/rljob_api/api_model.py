@@ -121,7 +121,8 @@ class Text:
             raise PydanticCustomError(
                 "text", "{expected}", {"expected": f"{self.expected}, of at most {self.max_length} characters"}
             )
-        if not re.search(self.pattern, text):
+        # Python's $ also matches before a last line end, Go's does not.
+        if not re.search(re.sub(r"\$$", r"\\Z", self.pattern), text):
             raise PydanticCustomError("text", "{expected}", {"expected": self.expected})
         return text
 
@@ -129,9 +130,10 @@ class Text:
 _IMMUTABLE = "cannot change once the job exists"
 
 
-def immutable(instead: str = "delete the job and create it anew") -> dict[str, Any]:
+def immutable() -> dict[str, Any]:
     """Schema extension of a field that cannot change once the job exists."""
-    return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": f"{_IMMUTABLE}; {instead}"}]}
+    message = f"{_IMMUTABLE}; delete the job and create it anew"
+    return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}
 
 
 def immutable_presence(*fields: str) -> dict[str, Any]:

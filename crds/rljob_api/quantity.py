@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -9,12 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-_FACTORS = {
+_FACTORS: dict[str, int] = {
     "": 1,
     **{unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), start=1)},
     **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)},
 }
-_QUANTITY = r"[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
+_QUANTITY = r"[0-9]{1,19}(\.[0-9]{1,9})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
 _LARGEST_BYTES = 2**63 - 1
 
 
@@ -27,7 +28,7 @@ def quantity_bytes(quantity: int | str) -> int:
     if isinstance(quantity, bool) or not re.fullmatch(_QUANTITY, text):
         raise ValueError(f"expected a quantity of bytes such as 512Mi or 4Gi, found {quantity!r}")
     number = text.rstrip("kKMGTPi")
-    size = -int(-Decimal(number) * _FACTORS[text[len(number) :]] // 1)
+    size = math.ceil(Decimal(number) * _FACTORS[text[len(number) :]])
     if not 0 < size <= _LARGEST_BYTES:
         raise ValueError(f"expected a positive quantity of bytes below 8Ei, found {quantity!r}")
     return size

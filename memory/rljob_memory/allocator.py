@@ -13,7 +13,7 @@ def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
     """Environment variables of a process of `role`, to be set before it starts.
 
     Only `PYTORCH_CUDA_ALLOC_CONF` is written: torch 2.9 ignores `PYTORCH_ALLOC_CONF` for CUDA, later ones read it only
-    where the older name is absent, and vLLM before 0.31 looks at the older name alone. It is always a whole string.
+    where the older name is absent, and vLLM before 0.31 looks at the older name alone.
 
     - controller: no GPU is visible, neither to CUDA nor to NVIDIA's container runtime, so no stray call can put a CUDA
       context on a GPU that the controller does not use.
@@ -29,16 +29,7 @@ def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
         raise ValueError(f"expected torch 2.6 or newer, found {torch_version}; install a newer torch")
     if role == "controller":
         return {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
-    return {"PYTORCH_CUDA_ALLOC_CONF": allocator_settings(expandable_segments=False)}
-
-
-def allocator_settings(*, expandable_segments: bool) -> str:
-    """The whole settings string, for the environment and for a change at run time.
-
-    Whole, since setting a part puts options that it does not name back to their defaults. The values are spelt as the
-    parser wants them: `True` and `False`, nothing else.
-    """
-    return f"expandable_segments:{expandable_segments}"
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
 
 
 def _release(version: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Policy ranks as processes of their own, without Ray: what the tests of the policy drive.
 
-The processes are forked from a server that has imported torch and transformers once, so that a test of four ranks pays for
-neither four times.
+The processes are forked from a server that has imported torch and transformers once, so that a test of four ranks pays
+for neither four times.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ def host() -> Iterator[Any]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
     try:
         # The actor's process imports this module for the class.
-        runtime_env = {"env_vars": {**engine_environment("cpu"), "PYTHONPATH": str(Path(__file__).parent)}}
+        runtime_env = {
+            "env_vars": {**engine_environment("cpu"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        }
         yield ray.remote(EngineHost).options(num_cpus=1, runtime_env=runtime_env).remote()
     finally:
         ray.shutdown()

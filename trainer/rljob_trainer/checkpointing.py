@@ -35,7 +35,7 @@ class Checkpointing:
 
     def advance(self, committed: int) -> None:
         """After step `committed`: name the checkpoint that has been written, begin one that is due."""
-        due = committed > 0 and committed % self.every_steps == 0
+        due = committed > 0 and committed % self.every_steps == 0 and self.store.newest_step() != committed
         if self._writing is not None and (due or self.roles.checkpoint_written()):
             self._name_written()
         if due:
@@ -57,6 +57,7 @@ class Checkpointing:
         assert self._writing is not None
         self.roles.finish_checkpoint()
         self.store.commit(self._writing)
-        # The older checkpoints are kept for the case that a newer one is corrupt: so are the steps after them.
-        self.journal.discard_through(self.store.oldest_step())
+        # Older checkpoints are kept for the case that a newer one is corrupt, and so are the steps after the oldest.
+        if self.store.count() >= self.store.keep:
+            self.journal.discard_through(self.store.oldest_step())
         self._writing = None

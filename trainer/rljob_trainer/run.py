@@ -34,7 +34,6 @@ from rljob_trainer.ledger.summary import Summary, summarize
 from rljob_trainer.models.checkpoint import ModelShape, model_shape
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.tokenizer import load_tokenizer
-from rljob_trainer.plot import plot_run
 from rljob_trainer.role_settings import (
     hardware_of,
     loop_settings,
@@ -63,8 +62,7 @@ def run_manifest(manifest: Path, output: Path | None, device: DeviceChoice, *, p
         with directory.open(manifest.read_text(), identity(job)):
             code = LocalRun(job, manifest, directory, device).run()
             if plot:
-                for picture in plot_run(directory.path):
-                    print(picture)
+                _plot(directory)
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
@@ -213,6 +211,13 @@ class LocalRun:
         if not code.retry:
             return logs
         return f"To go on at step {ledger.next_step}, run the same command again. {logs}"
+
+
+def _plot(directory: OutputDirectory) -> None:
+    from rljob_trainer.plot import plot_run  # matplotlib takes seconds to import
+
+    for picture in plot_run(directory.path):
+        print(picture)
 
 
 def _versions() -> dict[str, str]:

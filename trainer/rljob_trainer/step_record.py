@@ -41,7 +41,8 @@ def step_record(
         tokens=batch.prompt_tokens + batch.response_tokens,
         metrics={**next(iter(updates.values())).metrics, "uniform_groups": uniform},
         memory_bytes={
-            role: {phase: _peak(sample, on_device) for phase, sample in phases.items()} for role, phases in peaks.items()
+            role: {phase: _peak(sample, on_device) for phase, sample in phases.items()}
+            for role, phases in peaks.items()
         },
         memory_counts=_counts(on_device),
         weights_version=batch.step,

@@ -31,6 +31,11 @@ def test_a_group_of_equal_rewards_teaches_nothing_and_is_counted() -> None:
     assert uniform_groups(rewards, 3) == 2
 
 
+@given(st.floats(-1e6, 1e6, width=32), st.integers(1, 64), st.booleans())
+def test_equal_rewards_give_exactly_zero_whatever_their_value(reward: float, group_size: int, scale: bool) -> None:
+    assert not group_advantages(np.full(group_size, reward, np.float32), group_size, scale=scale).any()
+
+
 def test_a_completion_alone_in_its_group_has_advantage_zero() -> None:
     assert group_advantages(np.array([3.0, 5.0], np.float32), 1, scale=True).tolist() == [0, 0]
 

@@ -49,6 +49,10 @@ def test_the_plan_is_a_function_of_its_arguments(lengths: list[int], ranks: int,
     assert plan_micro_batches(lengths, ranks, budget) == plan_micro_batches(list(lengths), ranks, budget)
 
 
+def test_the_longest_and_the_shortest_go_to_one_rank() -> None:
+    assert plan_micro_batches([4, 3, 2, 1], 2, 100) == [[[0, 3]], [[1, 2]]]
+
+
 def test_sequences_of_like_length_share_a_micro_batch_and_the_longest_come_first() -> None:
     assert plan_micro_batches([10, 100, 11, 99, 12], 1, 200) == [[[1, 3], [4, 2, 0]]]
 

@@ -17,7 +17,7 @@ PPO = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, importance_samplin
 
 
 def one_token(ratio: float, advantage: float, **values: float) -> TokenValues:
-    """A token whose policy / old-policy ratio is `ratio`; the engine agrees with the old policy unless said otherwise."""
+    """A token whose ratio policy / old policy is `ratio`; the engine agrees with the old one unless said otherwise."""
     old = -1.0
     tensors: dict[str, Any] = {
         "logprobs": torch.tensor([old + math.log(ratio)], requires_grad=True),
@@ -85,7 +85,9 @@ def test_tokens_are_weighed_by_how_far_engine_and_policy_disagree(
 
 def test_importance_weights_carry_no_gradient() -> None:
     old = torch.tensor([-1.0, -2.0], requires_grad=True)
-    assert not importance_weights(old, torch.tensor([-1.5, -1.5]), replace(PPO, importance_sampling="truncate")).requires_grad
+    assert not importance_weights(
+        old, torch.tensor([-1.5, -1.5]), replace(PPO, importance_sampling="truncate")
+    ).requires_grad
 
 
 def test_k3_is_zero_where_the_models_agree_and_positive_elsewhere() -> None:
@@ -139,7 +141,9 @@ def straightforward_loss(tokens: TokenValues, config: LossConfig) -> float:
         elif config.importance_sampling == "truncate":
             trust = min(mismatch, config.importance_sampling_cap)
         else:
-            trust = mismatch if 1 / config.importance_sampling_cap <= mismatch <= config.importance_sampling_cap else 0.0
+            trust = (
+                mismatch if 1 / config.importance_sampling_cap <= mismatch <= config.importance_sampling_cap else 0.0
+            )
         kl = math.exp(reference - new) - (reference - new) - 1
         total += weight * (-trust * reward + config.kl_coefficient * kl - config.entropy_coefficient * entropy)
     return total

@@ -26,7 +26,6 @@ def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> Fl
     centred = groups - groups.mean(axis=1, keepdims=True)
     if scale and group_size > 1:
         centred /= groups.std(axis=1, ddof=1, keepdims=True) + _EPSILON
-    centred[_all_equal(groups)] = 0.0
     return np.asarray(centred.reshape(-1), np.float32)
 
 

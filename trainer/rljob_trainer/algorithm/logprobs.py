@@ -34,14 +34,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
     ) -> tuple[Tensor, Tensor]:
+        distribution = _fused_distribution if hidden.is_cuda else _distribution
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, normalizers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for rows in _chunks(len(targets), chunk_tokens):
-            logits = _float32_matmul(hidden[rows], weight.T).div_(temperature)
-            normalizers[rows] = logits.logsumexp(1)
-            log_softmax = logits.sub_(normalizers[rows, None])
-            logprobs[rows] = log_softmax.gather(1, targets[rows, None]).squeeze(1)
-            entropy[rows] = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
+            logits = _float32_matmul(hidden[rows], weight.T)
+            logprobs[rows], entropy[rows], normalizers[rows] = distribution(logits, targets[rows], temperature)
         ctx.save_for_backward(hidden, weight, targets, normalizers, entropy)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         ctx.set_materialize_grads(False)
@@ -51,41 +49,59 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizers, entropy = ctx.saved_tensors
         logprobs_grad, entropy_grad = output_grads
+        logits_grad = _fused_logits_grad if hidden.is_cuda else _logits_grad
         hidden_grad = torch.empty_like(hidden)
         # Chunks are summed in float32: in bfloat16 the later ones would be rounded away.
         weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for rows in _chunks(len(targets), ctx.chunk_tokens):
-            logits = _float32_matmul(hidden[rows], weight.T).div_(ctx.temperature)
-            log_softmax = logits.sub_(normalizers[rows, None])
-            logits_grad = _logits_grad(
-                log_softmax,
+            grad = logits_grad(
+                _float32_matmul(hidden[rows], weight.T),
                 targets[rows],
+                normalizers[rows],
                 entropy[rows],
-                None if logprobs_grad is None else logprobs_grad[rows] / ctx.temperature,
-                None if entropy_grad is None else entropy_grad[rows] / ctx.temperature,
-            ).to(weight.dtype)
-            torch.mm(logits_grad, weight, out=hidden_grad[rows])
-            weight_grad += logits_grad.T @ hidden[rows]
+                None if logprobs_grad is None else logprobs_grad[rows],
+                None if entropy_grad is None else entropy_grad[rows],
+                ctx.temperature,
+                weight.dtype,
+            )
+            torch.mm(grad, weight, out=hidden_grad[rows])
+            weight_grad += grad.T @ hidden[rows]
         return hidden_grad, weight_grad.to(weight.dtype), None, None, None
 
 
+def _distribution(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a chunk of C tokens: log-probability of the target, entropy, and the logarithm of the normalizer, each [C]."""
+    scaled = logits / temperature
+    normalizer = scaled.logsumexp(1)
+    log_softmax = scaled - normalizer[:, None]
+    return log_softmax.gather(1, targets[:, None])[:, 0], -(log_softmax.exp() * log_softmax).sum(1), normalizer
+
+
 def _logits_grad(
-    log_softmax: Tensor, targets: Tensor, entropy: Tensor, logprobs_grad: Tensor | None, entropy_grad: Tensor | None
+    logits: Tensor,
+    targets: Tensor,
+    normalizer: Tensor,
+    entropy: Tensor,
+    logprobs_grad: Tensor | None,
+    entropy_grad: Tensor | None,
+    temperature: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient of the logits, [C, V] float32; may overwrite `log_softmax`."""
-    if entropy_grad is None:
-        grad = log_softmax.exp_()
-        factor: Tensor | None = None
-    else:
-        grad = log_softmax.exp()
-        factor = log_softmax.add_(entropy[:, None]).mul_(-entropy_grad[:, None])
-    if logprobs_grad is None:
-        return grad.zero_() if factor is None else grad.mul_(factor)
-    if factor is None:
-        grad.mul_(-logprobs_grad[:, None])
-    else:
-        grad.mul_(factor.sub_(logprobs_grad[:, None]))
-    return grad.scatter_add_(1, targets[:, None], logprobs_grad[:, None])
+    """Gradient of the logits of a chunk, [C, V] in `dtype`, from the gradients of log-probability and entropy."""
+    log_softmax = logits / temperature - normalizer[:, None]
+    softmax = log_softmax.exp()
+    grad = torch.zeros_like(logits)
+    if logprobs_grad is not None:
+        target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+        grad = logprobs_grad[:, None] * (target.to(softmax.dtype) - softmax)
+    if entropy_grad is not None:
+        grad = grad - entropy_grad[:, None] * softmax * (log_softmax + entropy[:, None])
+    return (grad / temperature).to(dtype)
+
+
+# Fused, they pass over the logits once or twice, not a dozen times: that halves the head's time on a GPU.
+_fused_distribution = torch.compile(_distribution, dynamic=True)
+_fused_logits_grad = torch.compile(_logits_grad, dynamic=True)
 
 
 def _float32_matmul(left: Tensor, right: Tensor) -> Tensor:

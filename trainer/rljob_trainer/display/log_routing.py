@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
@@ -43,6 +44,9 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
     terminal = Terminal(_stream_of(os.dup(1)), _stream_of(os.dup(2)))
     os.dup2(log_descriptor, 1)
     os.dup2(log_descriptor, 2)
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Into a file or a pipe Python writes in large blocks: out of order with the others, and lost by a kill.
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         with open(log_descriptor, "w", buffering=1, encoding="utf-8") as log_file, _structlog_to(log_file, job):
             try:
@@ -60,7 +64,7 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
 def crash_report(error: BaseException, log: Path) -> str:
     """An unexpected error in three lines for the terminal: what, where, and which file has the rest."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "rljob" in frame.filename]
+    own = [frame for frame in frames if "rljob_trainer" in frame.filename]
     where = [f"  at {frame.filename}:{frame.lineno}, in {frame.name}" for frame in (own or list(frames))[-1:]]
     message = "".join(traceback.format_exception_only(error)).strip()
     return "\n".join([f"unexpected {message}", *where, f"  the whole traceback is in {log}"])

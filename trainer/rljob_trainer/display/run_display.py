@@ -9,7 +9,6 @@ from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
@@ -87,8 +86,9 @@ class RunDisplay:
     def _elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    def _print(self, text: str, style: str = "") -> None:
+        # Elsewhere than on a terminal a line stays one line, whatever its length.
+        self._console.print(Text(text, style), soft_wrap=self._live is None)
 
     def _lines(self) -> RenderableType:
         lines: list[RenderableType] = [self._progress_line()]
@@ -104,12 +104,12 @@ class RunDisplay:
         for _ in range(4):
             line.add_column(no_wrap=True)
         line.columns[1].ratio = 1
-        left = f"[dim]{clock(remaining_seconds(self._steps, self._total_steps))} left[/]" if done else ""
+        left = f"  {clock(remaining_seconds(self._steps, self._total_steps))} left" if done else ""
         line.add_row(
-            f"[bold]{escape(self._job)}[/]",
+            Text(self._job, "bold"),
             ProgressBar(total=self._total_steps, completed=done, complete_style="cyan", finished_style="green"),
-            f"[bold]{done}[/]/{self._total_steps}",
-            f"[dim]{clock(self._elapsed_seconds)}[/]  {left}",
+            Text.assemble((str(done), "bold"), f"/{self._total_steps}"),
+            Text(f"{clock(self._elapsed_seconds)}{left}", "dim"),
         )
         return line
 

@@ -109,6 +109,9 @@ class CheckpointStore:
             self._set_aside(path)
         return FoundCheckpoint(None, problems)
 
+    def count(self) -> int:
+        return len(self._steps())
+
     def newest_step(self) -> int:
         """0 where there is no checkpoint."""
         return max(self._steps(), default=0)

@@ -12,6 +12,11 @@ PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
 """The phases of a step, in their order."""
 
 
+def role_of(actor: str) -> str:
+    """`policy` of `policy-0`."""
+    return actor.partition("-")[0]
+
+
 class _Record(BaseModel):
     # JSON has no NaN; a diverged loss must still be a valid line that other readers can parse.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -67,8 +72,8 @@ class StepRecord(_Record):
 
     `seconds`: by phase. `total_seconds`: wall time of the step, time between phases included. `tokens`: prompt and
     response tokens that the policy learnt from. `metrics`: of the update (loss, grad_norm, …). `memory_bytes`: peak by
-    role and phase; `memory_counts` says of what: `device` is what torch's allocator reserved on a GPU, `host` is
-    resident memory. `committed_at`: seconds since the epoch. `weights_version`: of the weights the engines now hold.
+    actor (`policy-0`) and phase; `memory_counts` says of what: `device` is what torch's allocator reserved on a GPU,
+    `host` is resident memory. `committed_at`: seconds since the epoch. `weights_version`: of what the engines now hold.
     """
 
     kind: Literal["step"] = "step"
@@ -91,8 +96,12 @@ class StepRecord(_Record):
 
     @property
     def peak_memory_bytes(self) -> dict[str, int]:
-        """By role, over the phases; roles without any number are left out."""
-        return {role: max(phases.values()) for role, phases in self.memory_bytes.items() if phases}
+        """By role: the highest of its ranks and of all phases."""
+        peaks: dict[str, int] = {}
+        for actor, phases in self.memory_bytes.items():
+            role = role_of(actor)
+            peaks[role] = max([peaks.get(role, 0), *phases.values()])
+        return peaks
 
 
 LedgerRecord = AttemptRecord | RestoreRecord | StepRecord

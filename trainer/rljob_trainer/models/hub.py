@@ -28,9 +28,7 @@ def resolve(location: str, _cache_directory: Path) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
     except GatedRepoError as error:
-        raise BadInput(
-            f"hf://{location} is gated: accept its terms on its page and set HF_TOKEN ({error})"
-        ) from error
+        raise BadInput(f"hf://{location} is gated: accept its terms on its page and set HF_TOKEN ({error})") from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise BadInput(
             f"the hub has no model hf://{location}, or it is private: check the name and the revision, or set HF_TOKEN"

@@ -52,7 +52,7 @@ def make_checkpoint(gguf: Path, output: Path) -> None:
     try:
         _convert(gguf, partial)
         validate_checkpoint(partial)
-        partial.chmod(0o755)
+        _make_readable_for_all(partial)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -61,7 +61,10 @@ def make_checkpoint(gguf: Path, output: Path) -> None:
 def _convert(gguf: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+    disable_progress_bar()
+    set_verbosity_error()
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # The loaded configuration says "quantised with GGUF", which save_pretrained refuses: keep only the architecture.
@@ -71,6 +74,13 @@ def _convert(gguf: Path, directory: Path) -> None:
     model.load_state_dict(quantised.state_dict())
     model.to(torch.bfloat16).save_pretrained(directory)
     AutoTokenizer.from_pretrained(**source).save_pretrained(directory)
+
+
+def _make_readable_for_all(directory: Path) -> None:
+    # Whoever makes the model, an image's user without privileges reads it.
+    directory.chmod(0o755)
+    for file in directory.iterdir():
+        file.chmod(0o644)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rljob_trainer.ledger.records import StepRecord
+from rljob_trainer.ledger.records import StepRecord, role_of
 
 Peaks = dict[str, dict[str, dict[int, int]]]
 """role → phase → step → bytes"""
@@ -48,7 +48,7 @@ def memory_peaks(directory: Path, steps: Sequence[StepRecord]) -> MemoryPeaks:
 def _samples(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every whole line of every log, with its role. A line being written, or torn by a kill, is passed over."""
     for path in sorted(directory.glob("*-*.jsonl")):
-        role = path.stem.rpartition("-")[0]
+        role = role_of(path.stem)
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 sample = json.loads(line)
@@ -60,7 +60,8 @@ def _samples(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _from_ledger(steps: Sequence[StepRecord]) -> MemoryPeaks:
     peaks: Peaks = defaultdict(lambda: defaultdict(dict))
     for step in steps:
-        for role, phases in step.memory_bytes.items():
+        for actor, phases in step.memory_bytes.items():
             for phase, size_bytes in phases.items():
-                peaks[role][phase][step.step] = size_bytes
+                by_step = peaks[role_of(actor)][phase]
+                by_step[step.step] = max(by_step.get(step.step, 0), size_bytes)
     return MemoryPeaks(peaks, steps[-1].memory_counts)

@@ -56,5 +56,6 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{format}") for format in _FORMATS]
     for path in paths:
         with writing(path):
-            figure.savefig(path)
+            # Without the date the same run gives the same file.
+            figure.savefig(path, metadata={"Date": None})
     return paths

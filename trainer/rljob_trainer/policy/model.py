@@ -79,6 +79,14 @@ def checkpoint_activations(model: PolicyModel) -> None:
     model.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
 
 
+def fuse_kernels(model: PolicyModel) -> None:
+    """Compile each decoder layer. Norms, rotary embedding and activation become few kernels, which halves an update's
+    time on a GPU and saves most of their activations. Lengths are symbolic, so that a new one compiles nothing anew.
+    """
+    for layer in model.decoder_layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
 def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     """FSDP2 over `mesh`: one group a decoder layer, one for the rest. Parameters move to the mesh's device.
 

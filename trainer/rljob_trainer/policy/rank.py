@@ -22,7 +22,7 @@ from rljob_trainer.policy.memory_mitigations import (
     release_cached_memory,
     set_expandable_segments,
 )
-from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model, shard
+from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, fuse_kernels, read_policy_model, shard
 from rljob_trainer.policy.optimizer import adamw
 from rljob_trainer.policy.process_group import Rendezvous, init_process_group
 from rljob_trainer.policy.result import ModelInfo, UpdateResult
@@ -158,6 +158,8 @@ class PolicyRank:
             temperature=self.config.temperature,
             chunk_tokens=self.config.memory.logprob_chunk_tokens,
         )
+        if self.config.device == "cuda":
+            fuse_kernels(model)
         shard(model, init_device_mesh(self.config.device, (self.world_size,)), self._dtype)
         return model
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import DeviceOutOfMemory, SharedMemoryExhausted, TrainerError
+from rljob_trainer.errors import DeviceOutOfMemory, OutputUnavailable, SharedMemoryExhausted, TrainerError
 
 
 class RoleActor:
@@ -88,8 +88,8 @@ def _known_failure(error: Exception) -> TrainerError | None:
     text = str(error)
     if "OutOfMemoryError" in names or "CUDA out of memory" in text or "CUDA Error: out of memory" in text:
         return DeviceOutOfMemory(text)
-    if "No space left on device" in text and "/dev/shm" in text:
-        return SharedMemoryExhausted(text)
+    if "No space left on device" in text:
+        return SharedMemoryExhausted(text) if "/dev/shm" in text else OutputUnavailable(f"the disk is full: {text}")
     return None
 
 

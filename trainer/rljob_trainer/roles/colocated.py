@@ -140,7 +140,9 @@ class ColocatedRoles:
     def _spawn(self, role: str, class_name: str, group: Any, environment: dict[str, str]) -> dict[str, RoleHandle]:
         names = [f"{role}-{rank}" for rank in range(self._settings.ranks)]
         return {
-            name: spawn(class_name, self._settings.output_dir / "logs" / f"{name}.log", _options(rank, group, environment))
+            name: spawn(
+                class_name, self._settings.output_dir / "logs" / f"{name}.log", _options(rank, group, environment)
+            )
             for rank, name in enumerate(names)
         }
 

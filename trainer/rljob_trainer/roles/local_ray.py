@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +30,7 @@ def local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> Iterator[None
     import ray
 
     os.environ.update(_ENVIRONMENT)
+    on_termination = signal.getsignal(signal.SIGTERM)
     ray.init(
         address="local",
         num_cpus=cpus,
@@ -38,6 +40,8 @@ def local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> Iterator[None
         log_to_driver=False,
         configure_logging=False,
     )
+    # Ray has put a handler in place that ends the process at once.
+    signal.signal(signal.SIGTERM, on_termination)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         yield

@@ -140,7 +140,7 @@ class RolloutEngine:
         return self._weights.version
 
     def _undo_interrupted_update(self) -> None:
-        """Bring vLLM's model back to where an update can start. What it received so far would count for the next one."""
+        """Bring vLLM's model back to where an update can start: what it has received would count for the next one."""
         from rljob_trainer.weight_sync.receive import drop_buffered_weights
 
         self._llm.apply_model(drop_buffered_weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def engine_environment(device: str) -> dict[str, str]:
-    """What must be set before vLLM is imported, for `device` "cpu" or "cuda"."""
+    """What must be set before vLLM is imported on `device` ("cpu" or "cuda"), but for the number of threads."""
     common = {
         # The engine runs in the actor's own process: one process less, and weights arrive without another copy.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -17,7 +17,6 @@ def engine_environment(device: str) -> dict[str, str]:
     return common | {
         # enforce_eager alone still compiles a few functions with a C++ compiler on the first request.
         "TORCH_COMPILE_DISABLE": "1",
-        # Policy and engine take turns on the same cores; pinned or spinning threads would stand in each other's way.
+        # Policy and engine take turns on the same cores; threads pinned to some would stand in each other's way.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
     }

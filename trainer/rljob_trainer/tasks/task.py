@@ -34,7 +34,8 @@ class ItemSource(Protocol):
 class Reward(Protocol):
     """What a completion is worth. `name` is what people call it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any: ...
 

@@ -28,15 +28,16 @@ def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any],
     def deliver(update_info: Any) -> None:
         call_engines(engines, "update_weights", asdict(update_info))
 
-    for run, buffer_bytes in _runs_by_buffer(parameters, bucket_bytes):
+    for run, buffer_bytes in runs_by_buffer(parameters, bucket_bytes):
         IPCWeightTransferEngine.trainer_send_weights(
             run, {"send_mode": deliver, "packed": True, "packed_buffer_size_bytes": buffer_bytes}
         )
 
 
-def _runs_by_buffer(
+def runs_by_buffer(
     parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
 ) -> Iterator[tuple[Iterator[tuple[str, torch.Tensor]], int]]:
+    """Runs of parameters, each to be consumed before the next, with the size in bytes of the buffer they need."""
     for oversize, run in groupby(parameters, key=lambda parameter: parameter[1].nbytes > bucket_bytes):
         if oversize:
             yield from ((iter([parameter]), parameter[1].nbytes) for parameter in run)

@@ -1,0 +1,128 @@
+"""The CRDs keep to the rules of structural schemas, and the generated files are what the types say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import parts
+
+from rljob_api.custom_resource import rljob_definition, step_report_definition
+from rljob_api.generate import FOLDER, generated_files
+
+DEFINITIONS = [rljob_definition(), step_report_definition()]
+KEYWORDS = {
+    *("type", "description", "default", "enum", "format", "pattern", "nullable", "properties", "required", "items"),
+    *("additionalProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "anyOf"),
+    *("minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
+    *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations"),
+    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+}
+
+
+def schema_of(definition: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+ALL_PARTS = [pair for definition in DEFINITIONS for pair in parts(schema_of(definition))]
+
+
+@pytest.mark.parametrize(("path", "part"), ALL_PARTS, ids=[path or "root" for path, _ in ALL_PARTS])
+def test_a_part_of_the_schema_is_structural(path: str, part: dict[str, Any]) -> None:
+    assert set(part) <= KEYWORDS
+    int_or_string = part.get("x-kubernetes-int-or-string", False)
+    assert ("type" in part) != int_or_string, "a type, or x-kubernetes-int-or-string, and not both"
+    assert part.get("anyOf", []) == ([{"type": "integer"}, {"type": "string"}] if int_or_string else [])
+    assert not {"properties", "additionalProperties"} <= set(part)
+    assert set(part.get("required", [])) <= set(part.get("properties", {}))
+    assert ("items" in part) == (part.get("type") == "array")
+    assert all(isinstance(part.get(flag, True), bool) for flag in ("exclusiveMinimum", "exclusiveMaximum"))
+    if part.get("type") == "object" and path != ".metadata":
+        assert {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"} & set(part)
+
+
+@pytest.mark.parametrize(("path", "part"), ALL_PARTS, ids=[path or "root" for path, _ in ALL_PARTS])
+def test_lists_and_strings_that_rules_read_are_bounded(path: str, part: dict[str, Any]) -> None:
+    """The API server estimates the cost of a rule from these bounds, and refuses a CRD with a costly one."""
+    if part.get("type") == "array":
+        assert "maxItems" in part
+        keys = part.get("x-kubernetes-list-map-keys", [])
+        assert set(keys) <= set(part["items"].get("required", [])), "keys of a list map are required or have a default"
+    if part.get("type") == "string" and path.startswith(".spec"):
+        assert {"maxLength", "enum"} & set(part)
+
+
+def test_rules_name_fields_that_exist() -> None:
+    for _, part in ALL_PARTS:
+        for rule in part.get("x-kubernetes-validations", []):
+            below = part
+            for name in rule.get("fieldPath", "").split(".")[1:]:
+                below = below["properties"][name]
+            for name in re.findall(r"\bself\.(\w+)", rule["rule"]):
+                assert name in part["properties"]
+
+
+def test_the_root_has_what_the_api_server_wants() -> None:
+    for definition in DEFINITIONS:
+        schema = schema_of(definition)
+        assert schema["type"] == "object"
+        assert schema["properties"]["metadata"] == {"type": "object"}
+        assert schema["properties"]["kind"]["type"] == "string"
+        names = definition["spec"]["names"]
+        assert definition["metadata"]["name"] == f"{names['plural']}.{definition['spec']['group']}"
+
+
+def test_get_rlj_prints_the_columns_of_the_design_from_fields_that_exist() -> None:
+    columns = DEFINITIONS[0]["spec"]["versions"][0]["additionalPrinterColumns"]
+    names = [column["name"] for column in columns]
+    assert names == ["Phase", "Step", "Reward", "Peak", "Headroom", "Adjustments", "Last-OOM", "Age"]
+    types = {path: part.get("type") for path, part in parts(schema_of(DEFINITIONS[0]))}
+    for column in columns[:-1]:
+        assert types[column["jsonPath"]] == column["type"]
+    assert DEFINITIONS[0]["spec"]["names"]["shortNames"] == ["rlj"]
+    assert DEFINITIONS[0]["spec"]["names"]["categories"] == ["all"]
+    assert DEFINITIONS[0]["spec"]["versions"][0]["subresources"] == {"status": {}}
+
+
+def test_the_files_in_the_repository_are_up_to_date() -> None:
+    for name, text in generated_files().items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, "run `make generate`"
+
+
+def test_generation_is_the_same_in_another_process() -> None:
+    check = [sys.executable, "-m", "rljob_api.generate", "--check"]
+    result = subprocess.run(check, capture_output=True, text=True, env={"PYTHONHASHSEED": "7"}, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_check_names_a_stale_file_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_api import generate
+
+    monkeypatch.setattr(generate, "FOLDER", tmp_path / "crds")
+    monkeypatch.setattr(sys, "argv", ["generate", "--check"])
+    assert generate.main() == 1
+    assert not (tmp_path / "crds").exists()
+
+
+def test_generated_yaml_reads_back_as_the_definitions() -> None:
+    for definition in DEFINITIONS:
+        text = generated_files()[f"manifests/{definition['metadata']['name']}.yaml"]
+        assert yaml.safe_load(text) == definition
+
+
+def test_the_editors_schema_knows_every_field_of_the_spec_and_refuses_others() -> None:
+    schema = json.loads(generated_files()["schema/rljob.schema.json"])
+    assert schema["required"] == ["apiVersion", "kind", "metadata", "spec"]
+    assert schema["properties"]["spec"]["additionalProperties"] is False
+    assert "x-kubernetes" not in json.dumps(schema)
+    assert "status" not in schema["properties"]
+    editor = {path for path, _ in parts(schema["properties"]["spec"])}
+    kubernetes = {path for path, _ in parts(schema_of(DEFINITIONS[0])["properties"]["spec"])}
+    assert editor == kubernetes

@@ -1,0 +1,84 @@
+"""What reaches the terminal and what reaches the log, in real processes: the descriptors are the point."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rljob_trainer.display.log_routing import crash_report
+
+ROUTED = """
+import ctypes, logging, os, subprocess, sys
+from pathlib import Path
+import structlog
+from rljob_trainer.display.log_routing import route_library_logs
+
+print("before")
+with route_library_logs(Path(sys.argv[1]), job="digits") as terminal:
+    print("from print")
+    logging.warning("from logging")
+    os.write(2, b"from C\\n")
+    subprocess.run(["sh", "-c", "echo from a child; echo and its stderr >&2"])
+    structlog.get_logger().info("loaded", role="policy")
+    print("on the screen", file=terminal.stdout)
+    {end}
+print("after")
+"""
+
+
+def run_routed(log: Path, end: str = "pass") -> subprocess.CompletedProcess[str]:
+    script = ROUTED.replace("{end}", end)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", script, str(log)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_only_the_display_reaches_the_terminal(tmp_path: Path) -> None:
+    run = run_routed(tmp_path / "logs" / "controller.log")
+    assert run.stdout.splitlines() == ["before", "on the screen", "after"]
+    assert run.stderr == ""
+
+
+def test_the_log_gets_everything_else_in_order(tmp_path: Path) -> None:
+    run_routed(tmp_path / "controller.log")
+    lines = (tmp_path / "controller.log").read_text().splitlines()
+    assert [line for line in lines if line.startswith("from")] == ["from print", "from C", "from a child"]
+    assert "and its stderr" in lines
+    assert any("from logging" in line for line in lines)
+
+
+def test_structlog_writes_json_lines_with_the_job_s_name(tmp_path: Path) -> None:
+    run_routed(tmp_path / "controller.log")
+    (line,) = [line for line in (tmp_path / "controller.log").read_text().splitlines() if line.startswith("{")]
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"job": "digits", "event": "loaded", "level": "info", "role": "policy"}
+
+
+def test_an_exception_leaves_its_traceback_in_the_log_and_the_terminal_restored(tmp_path: Path) -> None:
+    run = run_routed(tmp_path / "controller.log", end="raise ValueError('seven')")
+    assert "ValueError: seven" in (tmp_path / "controller.log").read_text()
+    assert "ValueError: seven" in run.stderr, "the interpreter's own report comes after the routing"
+    assert run.returncode == 1
+
+
+def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        run_routed(tmp_path / "controller.log")
+    assert (tmp_path / "controller.log").read_text().count("from a child") == 2
+
+
+def test_a_crash_report_says_what_where_and_which_file_has_the_rest() -> None:
+    error: Exception
+    try:
+        json.loads("{")
+    except ValueError as raised:
+        error = raised
+    report = crash_report(error, Path("logs/controller.log")).splitlines()
+    assert report[0].startswith("unexpected json.decoder.JSONDecodeError: Expecting property name")
+    assert report[1].startswith("  at ")
+    assert report[-1] == "  the whole traceback is in logs/controller.log"
+    assert len(report) == 3

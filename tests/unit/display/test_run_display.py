@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from rljob_trainer.display.run_display import RunDisplay, remaining_seconds, step_line
+from tests.unit.ledger.samples import step_record
+
+STEPS = [step_record(step, reward=step / 10) for step in range(1, 9)]
+
+
+def terminal(width: int = 100) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+
+
+def shown(console: Console) -> str:
+    """What the console got, without the codes that move the cursor."""
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+
+
+def test_a_file_gets_one_line_a_step_and_no_control_codes() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with RunDisplay(console, "digits", total_steps=10) as display:
+        display.phase("starting Ray")
+        display.step(STEPS[0])
+        display.step(STEPS[1])
+        display.warning("the checkpoint of step 10 is not used: [weights] is missing")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "0:00  starting Ray …",
+        "step  1/10  reward 0.100  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)  1.0 s",
+        "step  2/10  reward 0.200  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)  1.0 s",
+        "warning: the checkpoint of step 10 is not used: [weights] is missing",
+    ]
+
+
+def test_a_step_without_measured_memory_claims_none() -> None:
+    assert "peak" not in step_line(step_record(1, memory_bytes={}), total_steps=1)
+
+
+def test_a_terminal_shows_where_the_run_is() -> None:
+    console = terminal()
+    with RunDisplay(console, "digits", total_steps=10) as display:
+        for step in STEPS:
+            display.step(step)
+    last = shown(console).splitlines()[-2:]
+    assert re.fullmatch(r"digits  ━+[╸╺]? +8/10  0:0\d  0:02 left\s*", last[0])
+    assert last[1].startswith("reward 0.800 ▁▂▃▄▅▆▇█  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)")
+
+
+def test_a_terminal_shows_the_phase_until_the_next_step() -> None:
+    console = terminal()
+    with RunDisplay(console, "digits", total_steps=10) as display:
+        display.phase("starting the engine")
+        assert "starting the engine" in shown(console)
+        before = len(shown(console))
+        display.step(STEPS[0])
+        assert "starting the engine" not in shown(console)[before:]
+
+
+def test_a_resumed_run_begins_with_the_committed_steps() -> None:
+    console = terminal()
+    with RunDisplay(console, "digits", total_steps=10, committed=STEPS[:3]):
+        pass
+    assert "3/10" in shown(console)
+    assert "reward 0.300" in shown(console)
+
+
+@pytest.mark.parametrize("text", ["SIGTERM: stopping after this step", "[bold] is not markup"])
+def test_a_note_is_shown_as_it_is_and_spoils_nothing(text: str) -> None:
+    console = terminal()
+    with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
+        display.note(text)
+        display.warning(text)
+    assert text in shown(console)
+    assert f"warning: {text}" in shown(console)
+    assert "[/]" not in shown(console)
+
+
+def test_a_warning_does_not_colour_the_progress() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
+    with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
+        display.warning("careful")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("\x1b[33m") == 1
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    console = terminal(width=40)
+    with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
+        display.phase("starting the engine")
+    assert max(len(line) for line in shown(console).splitlines()) <= 40
+
+
+def test_the_rest_takes_as_long_as_the_last_ten_steps_say() -> None:
+    slow = [step_record(step, total_seconds=60.0) for step in range(1, 11)]
+    fast = [step_record(step, total_seconds=2.0) for step in range(11, 21)]
+    assert remaining_seconds(slow + fast, total_steps=25) == 10.0

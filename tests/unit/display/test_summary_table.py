@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from rljob_api.exit_codes import ExitCode
+from rljob_trainer.display.summary_table import print_summary
+from rljob_trainer.ledger.records import AttemptRecord, LedgerRecord, RestoreRecord
+from rljob_trainer.ledger.summary import summarize
+from tests.unit.ledger.samples import step_record
+
+
+def printed(records: list[LedgerRecord], exit_code: ExitCode) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    summary = summarize(records, job="digits", total_steps=12, exit_code=exit_code)
+    print_summary(summary, console, Path("runs/digits"))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_it_says_how_the_run_went() -> None:
+    text = printed([step_record(step, reward=step / 10) for step in range(1, 11)], ExitCode.TERMINATED)
+    rows = {line[:20].strip(): line[20:].strip() for line in text.splitlines()}
+    assert "digits  Stopped  stopped by SIGTERM; the same command continues" in text
+    assert rows["steps"].endswith("10 of 12")
+    assert "0.300 → 0.800" in text
+    assert "1,000 tokens/s, 1.0 s a step" in text
+    assert "60%  600 ms" in text
+    assert "2.00 GiB  reserved by torch on its GPU" in text
+    assert "runs/digits" in text
+
+
+def test_phases_that_took_no_time_are_left_out() -> None:
+    assert "checkpoint" not in printed([step_record(1)], ExitCode.COMPLETE)
+
+
+def test_it_tells_of_attempts_and_replayed_steps() -> None:
+    records: list[LedgerRecord] = [
+        AttemptRecord(attempt=1, started_at=0.0, resumed_from=0),
+        step_record(1),
+        AttemptRecord(attempt=2, started_at=10.0, resumed_from=1),
+        RestoreRecord(attempt=2, checkpoint_step=0, replayed_steps=1),
+    ]
+    assert "1 of 12 in 2 attempts, 1 replayed" in printed(records, ExitCode.ERROR)
+
+
+def test_a_run_without_a_step_claims_no_reward_and_no_speed() -> None:
+    text = printed([], ExitCode.BAD_INPUT)
+    assert "0 of 12" in text
+    assert "reward " not in text.replace("reward function", "")
+    assert "tokens/s" not in text

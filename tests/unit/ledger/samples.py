@@ -1,0 +1,57 @@
+"""Records and rollouts of a made-up run, for the tests of what is kept, shown and drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
+from rljob_trainer.rollouts import RolloutBatch
+
+GIB = 2**30
+
+
+def step_record(step: int, reward: float = 0.5, **changes: Any) -> StepRecord:
+    """A committed step of one second: 0.6 s rollout, 0.3 s update, 0.1 s between the phases; 1,000 tokens."""
+    values: dict[str, Any] = {
+        "step": step,
+        "attempt": 1,
+        "reward": RewardStatistics(mean=reward, std=0.1, min=0.0, max=1.0),
+        "response": ResponseStatistics(mean_tokens=3.25, max_tokens=8, clipped_ratio=0.25),
+        "seconds": {"rollout": 0.6, "update": 0.3},
+        "total_seconds": 1.0,
+        "tokens": 1000,
+        "metrics": {"loss": 0.25},
+        "memory_bytes": {"policy-0": {"update": GIB}, "rollout-0": {"rollout": 2 * GIB}},
+        "memory_counts": "device",
+        "weights_version": step,
+        "committed_at": 1000.0 + step,
+    }
+    return StepRecord(**{**values, **changes})
+
+
+def write_ledger(directory: Path, rewards: list[float]) -> Path:
+    """A run in `directory` whose steps had these mean rewards."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with Ledger(directory / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(started_at=990.0, versions={"torch": "2"}, plan={"generation": 0}, processes={})
+        for step, reward in enumerate(rewards, start=1):
+            ledger.commit(step_record(step, reward))
+    return directory / "ledger.jsonl"
+
+
+def rollout_batch(step: int, response_tokens: int = 5) -> RolloutBatch:
+    """One prompt, two completions; the second is empty."""
+    return RolloutBatch(
+        step=step,
+        group_size=2,
+        prompt_ids=[np.arange(3, dtype=np.int32)],
+        response_ids=[np.arange(response_tokens, dtype=np.int32), np.zeros(0, np.int32)],
+        rollout_logprobs=[np.linspace(-2, -1, response_tokens, dtype=np.float32), np.zeros(0, np.float32)],
+        finished=np.array([True, False]),
+        rewards=np.array([1.0, 0.0], np.float32),
+        advantages=np.array([0.5, -0.5], np.float32),
+    )

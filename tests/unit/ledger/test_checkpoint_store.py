@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", keep=2)
+
+
+def write_checkpoint(store: CheckpointStore, step: int) -> Path:
+    directory = store.begin(step)
+    (directory / "shards").mkdir()
+    (directory / "shards" / "rank-0.bin").write_bytes(bytes([step]) * 1000)
+    (directory / "optimizer.bin").write_bytes(b"o" * 10)
+    return store.commit(step, {"plan_generation": 3}).path
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_an_empty_store_has_no_checkpoint(store: CheckpointStore) -> None:
+    found = store.latest_valid()
+    assert found.checkpoint is None
+    assert found.problems == []
+    assert (store.oldest_step(), store.newest_step()) == (0, 0)
+
+
+def test_the_newest_checkpoint_is_found_with_its_metadata(store: CheckpointStore) -> None:
+    for step in (10, 20):
+        write_checkpoint(store, step)
+    found = store.latest_valid()
+    assert found.problems == []
+    assert found.checkpoint
+    assert found.checkpoint.step == 20
+    assert found.checkpoint.metadata == {"plan_generation": 3}
+    assert (found.checkpoint.path / "shards" / "rank-0.bin").read_bytes() == bytes([20]) * 1000
+
+
+def test_only_the_newest_are_kept(store: CheckpointStore) -> None:
+    for step in (10, 20, 30):
+        write_checkpoint(store, step)
+    assert names(store) == ["step-000020", "step-000030"]
+    assert (store.oldest_step(), store.newest_step()) == (20, 30)
+
+
+def test_a_checkpoint_counts_only_once_it_is_committed(store: CheckpointStore) -> None:
+    write_checkpoint(store, 10)
+    directory = store.begin(20)
+    (directory / "optimizer.bin").write_bytes(b"half")
+    assert store.newest_step() == 10
+    found = CheckpointStore(store.directory, keep=2).latest_valid()
+    assert found.checkpoint
+    assert found.checkpoint.step == 10
+    assert names(store) == ["step-000010"], "the leftover is removed"
+
+
+def _truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(999)
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "said"),
+    [
+        ("shards/rank-0.bin", _flip_a_bit, r"shards/rank-0\.bin is corrupt \(its checksum differs\)"),
+        ("shards/rank-0.bin", _truncate, r"shards/rank-0\.bin has 999 bytes, 1,000 were written"),
+        ("shards/rank-0.bin", Path.unlink, r"shards/rank-0\.bin is missing"),
+        ("shards", shutil.rmtree, r"shards/rank-0\.bin is missing"),
+        ("checkpoint.json", Path.unlink, r"checkpoint\.json is missing"),
+        ("checkpoint.json", lambda path: path.write_text("{"), r"checkpoint\.json is corrupt"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(
+    store: CheckpointStore, file: str, damage: Callable[[Path], None], said: str
+) -> None:
+    write_checkpoint(store, 10)
+    damage(write_checkpoint(store, 20) / file)
+
+    found = store.latest_valid()
+
+    assert found.checkpoint
+    assert found.checkpoint.step == 10
+    (problem,) = found.problems
+    assert re.match(f"the checkpoint of step 20 is not used: {said}", problem)
+    assert (store.newest_step(), store.oldest_step()) == (10, 10)
+
+
+def test_a_damaged_checkpoint_is_kept_aside_until_its_step_is_written_again(store: CheckpointStore) -> None:
+    write_checkpoint(store, 10)
+    (write_checkpoint(store, 20) / "optimizer.bin").unlink()
+    store.latest_valid()
+    assert names(store) == ["step-000010", "step-000020.rejected"]
+
+    write_checkpoint(store, 20)
+
+    assert names(store) == ["step-000010", "step-000020"]
+    assert store.latest_valid().problems == []
+
+
+def test_where_all_are_damaged_there_is_none_and_each_is_named(store: CheckpointStore) -> None:
+    for step in (10, 20):
+        (write_checkpoint(store, step) / "optimizer.bin").unlink()
+    found = store.latest_valid()
+    assert found.checkpoint is None
+    assert ["step 20" in found.problems[0], "step 10" in found.problems[1]] == [True, True]
+
+
+def test_a_checkpoint_under_another_step_s_name_is_not_used(store: CheckpointStore) -> None:
+    path = write_checkpoint(store, 10)
+    path.rename(path.with_name("step-000012"))
+    found = store.latest_valid()
+    assert found.checkpoint is None
+    assert "checkpoint.json is of step 10" in found.problems[0]
+
+
+def test_a_checkpoint_ahead_of_the_ledger_is_not_used(store: CheckpointStore) -> None:
+    for step in (10, 20):
+        write_checkpoint(store, step)
+    found = store.latest_valid(through=19)
+    assert found.checkpoint
+    assert found.checkpoint.step == 10
+    assert "ahead of the ledger, which ends at step 19" in found.problems[0]
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_kill_between_manifest_and_rename_leaves_the_one_before(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(store, 10)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_checkpoint(store, 20)
+
+    found = store.latest_valid()
+    assert found.checkpoint
+    assert found.checkpoint.step == 10
+    assert found.problems == []
+    assert names(store) == ["step-000010"]
+
+
+def test_a_kill_while_pruning_leaves_the_newest_and_nothing_half_deleted(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20):
+        write_checkpoint(store, step)
+
+    (store.begin(30) / "optimizer.bin").write_bytes(b"o")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.commit(30)
+
+    found = store.latest_valid()
+    assert found.checkpoint
+    assert found.checkpoint.step == 30
+    assert found.problems == []
+    assert names(store) == ["step-000020", "step-000030"]
+
+
+def test_a_valid_checkpoint_of_the_same_step_is_not_replaced(store: CheckpointStore) -> None:
+    write_checkpoint(store, 10)
+    (store.begin(10) / "optimizer.bin").write_bytes(b"other")
+    kept = store.commit(10)
+    assert (kept.path / "optimizer.bin").read_bytes() == b"o" * 10
+    assert names(store) == ["step-000010"]
+
+
+def test_the_manifest_lists_every_file_with_its_size(store: CheckpointStore) -> None:
+    manifest = json.loads((write_checkpoint(store, 10) / "checkpoint.json").read_text())
+    assert {name: digest["size_bytes"] for name, digest in manifest["files"].items()} == {
+        "optimizer.bin": 10,
+        "shards/rank-0.bin": 1000,
+    }
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointStore(tmp_path, keep=0)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.output_directory import OutputDirectory
+
+IDENTITY: dict[str, Any] = {"model": "random://qwen3", "algorithm": {"groupSize": 8, "seed": 0}, "task": {"args": {}}}
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> OutputDirectory:
+    return OutputDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def other_run(output: OutputDirectory) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the directory."""
+    holding = (
+        "import sys; from pathlib import Path\n"
+        "from rljob_trainer.ledger.output_directory import OutputDirectory\n"
+        f"with OutputDirectory(Path(sys.argv[1])).open('steps: 10', {IDENTITY!r}): print('held', flush=True); input()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holding, output.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_opening_makes_the_layout_and_keeps_the_manifest(output: OutputDirectory) -> None:
+    with output.open("steps: 10", IDENTITY):
+        assert output.manifest.read_text() == "steps: 10"
+        assert output.checkpoints.is_dir()
+        assert output.journal.is_dir()
+        assert output.memory.is_dir()
+        assert output.logs.is_dir()
+
+
+def test_a_second_run_is_refused_and_told_who_holds_the_directory(
+    output: OutputDirectory, other_run: subprocess.Popen[str]
+) -> None:
+    expected = rf"in use by another run: process {other_run.pid} on \S+, since .*kill -TERM {other_run.pid}.*--output"
+    with pytest.raises(OutputUnavailable, match=expected), output.open("steps: 99", IDENTITY):
+        pass
+    assert output.manifest.read_text() == "steps: 10", "the running run's manifest stays"
+
+
+def test_a_run_killed_with_kill_9_lets_go(output: OutputDirectory, other_run: subprocess.Popen[str]) -> None:
+    other_run.kill()
+    other_run.wait()
+    with output.open("steps: 20", IDENTITY):
+        assert output.manifest.read_text() == "steps: 20"
+
+
+def test_a_child_that_outlives_the_run_does_not_hold_the_directory(output: OutputDirectory) -> None:
+    with output.open("", IDENTITY):
+        child = subprocess.Popen(["sleep", "30"], close_fds=False)
+    try:
+        with output.open("", IDENTITY):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_an_error_in_the_block_lets_go_and_passes_through(output: OutputDirectory) -> None:
+    with pytest.raises(FileNotFoundError), output.open("", IDENTITY):
+        raise FileNotFoundError
+    with output.open("", IDENTITY):
+        pass
+
+
+def test_a_directory_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("…")
+    with pytest.raises(OutputUnavailable, match=r"something else than a run \(thesis\.tex\)"):
+        OutputDirectory(tmp_path).open("", IDENTITY).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_fresh_volume_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    with OutputDirectory(tmp_path).open("", IDENTITY):
+        pass
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OutputUnavailable, match="is a file"):
+        OutputDirectory(tmp_path / "run").open("", IDENTITY).__enter__()
+
+
+def test_another_job_is_refused_and_told_which_fields_differ(output: OutputDirectory) -> None:
+    with output.open("first", IDENTITY):
+        pass
+    other = {"model": "random://llama", "algorithm": {"groupSize": 8}, "task": {"args": {"digits": 2}}}
+    with pytest.raises(OutputUnavailable) as raised, output.open("second", other):
+        pass
+    assert str(raised.value).splitlines()[1:] == [
+        "  algorithm.seed: 0 in the run, not set in the manifest",
+        '  model: "random://qwen3" in the run, "random://llama" in the manifest',
+        "  task.args: {} in the run, not set in the manifest",
+        "  task.args.digits: not set in the run, 2 in the manifest",
+        "Set them back to continue that run, or give another --output to start anew.",
+    ]
+    assert output.manifest.read_text() == "first"
+
+
+def test_the_same_job_with_more_steps_continues_and_keeps_its_new_manifest(output: OutputDirectory) -> None:
+    with output.open("steps: 10", IDENTITY):
+        pass
+    with output.open("steps: 20", dict(reversed(IDENTITY.items()))):
+        assert output.manifest.read_text() == "steps: 20"
+
+
+def test_identities_are_compared_as_json(output: OutputDirectory) -> None:
+    with output.open("", {"betas": (0.9, 0.95)}):
+        pass
+    with output.open("", {"betas": [0.9, 0.95]}):
+        pass
+
+
+def test_a_directory_that_cannot_exist_is_refused_with_the_cause() -> None:
+    with pytest.raises(OutputUnavailable, match="/dev/null/run could not be written: Not a directory"):
+        OutputDirectory(Path("/dev/null/run")).open("", IDENTITY).__enter__()

@@ -1,0 +1,195 @@
+"""The first memory plan: pinned settings stay as they are, Auto follows from the machine, the model and the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.memory_settings import MemorySettings
+from rljob_memory.estimate import GIB, MIB, kv_bytes, policy_state_bytes
+from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, first_plan
+
+AUTO = MemorySettings()
+H200 = Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0")
+LAPTOP = Hardware("cpu", 0, 8 * GIB, "2.13.0")
+TINY = ModelShape(156_000, layers=2, hidden=64, kv_heads=2, head_dim=32, vocabulary=64, bytes_per_parameter=4)
+QWEN3_0_6B = ModelShape(
+    596_000_000, layers=28, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
+)
+QWEN2_7B = ModelShape(
+    7_600_000_000, layers=28, hidden=3584, kv_heads=4, head_dim=128, vocabulary=152_064, bytes_per_parameter=2
+)
+DIGITS = Workload(8, 8, max_prompt_tokens=8, max_response_tokens=4)
+SIXTEEN_GROUPS = Workload(16, 8, max_prompt_tokens=100, max_response_tokens=512)
+
+
+def test_a_cpu_gets_no_gpu_settings_and_a_small_kv_cache() -> None:
+    plan = first_plan(AUTO, LAPTOP, TINY, DIGITS)
+    for for_gpus_only in (plan.empty_cache, plan.expandable_segments, plan.optimizer_offload):
+        assert for_gpus_only is False
+    assert not plan.activation_checkpointing
+    assert plan.rollout_sleep_level == 0
+    assert plan.kv_cache_bytes == 64 * MIB
+    assert plan.micro_batch_tokens == 8 * 8 * 12, "the whole step at once"
+
+
+def test_a_shared_gpu_gets_every_cheap_mitigation_and_nothing_that_costs_time() -> None:
+    plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
+    assert plan.empty_cache
+    assert plan.expandable_segments
+    assert plan.rollout_sleep_level == 2
+    assert not plan.activation_checkpointing
+    assert not plan.optimizer_offload
+    assert plan.micro_batch_tokens == 16_384
+
+
+def test_the_kv_cache_of_a_roomy_gpu_holds_all_sequences_at_their_longest() -> None:
+    plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
+    a_token = 2 * 28 * 8 * 128 * 2  # keys and values, layers, heads, numbers, bytes: 112 KiB
+    at_least = 128 * 612 * a_token
+    assert at_least <= plan.kv_cache_bytes <= at_least * 1.1
+
+
+def test_the_kv_cache_of_a_full_gpu_leaves_room_for_weights_and_policy() -> None:
+    many = replace(SIXTEEN_GROUPS, prompts_per_step=256, max_concurrent_sequences=2048)
+    plan = first_plan(AUTO, replace(H200, device_memory_bytes=24 * GIB), QWEN3_0_6B, many)
+    beside = QWEN3_0_6B.weight_bytes + policy_state_bytes(QWEN3_0_6B, many, optimizer_offload=False)
+    assert kv_bytes(QWEN3_0_6B, many, 1) < plan.kv_cache_bytes < 24 * GIB - beside
+
+
+def test_an_engine_of_its_own_gpu_neither_sleeps_nor_makes_room() -> None:
+    apart = replace(SIXTEEN_GROUPS, topology="Disaggregated")
+    plan = first_plan(AUTO, H200, QWEN3_0_6B, apart)
+    assert plan.rollout_sleep_level == 0
+    assert not plan.empty_cache
+    tight = replace(H200, device_memory_bytes=16 * GIB)
+    assert (
+        first_plan(AUTO, tight, QWEN3_0_6B, apart).kv_cache_bytes
+        > first_plan(AUTO, tight, QWEN3_0_6B, SIXTEEN_GROUPS).kv_cache_bytes
+    )
+
+
+def test_a_large_model_on_one_gpu_offloads_its_optimizer_and_checkpoints_activations() -> None:
+    eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
+    alone = first_plan(AUTO, eighty, QWEN2_7B, SIXTEEN_GROUPS)
+    assert alone.optimizer_offload
+    sharded = first_plan(AUTO, eighty, QWEN2_7B, replace(SIXTEEN_GROUPS, policy_ranks=8, engines=8))
+    assert not sharded.optimizer_offload
+    assert not sharded.activation_checkpointing
+    small_host = first_plan(AUTO, replace(eighty, host_memory_bytes=32 * GIB), QWEN2_7B, SIXTEEN_GROUPS)
+    assert not small_host.optimizer_offload, "the host could not hold it"
+
+
+def test_activations_are_checkpointed_where_one_sequence_would_not_fit() -> None:
+    long = replace(SIXTEEN_GROUPS, max_response_tokens=32_768, policy_ranks=8, engines=8)
+    eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
+    assert first_plan(AUTO, eighty, QWEN2_7B, long).activation_checkpointing
+
+
+def test_an_engine_that_stays_awake_takes_room_from_the_update() -> None:
+    gpu = replace(H200, device_memory_bytes=40 * GIB)
+    asleep = first_plan(AUTO, gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
+    awake = first_plan(MemorySettings(rollout_sleep="Disabled"), gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
+    assert awake.rollout_sleep_level == 0
+    assert awake.micro_batch_tokens < asleep.micro_batch_tokens
+
+
+def test_the_sync_bucket_holds_the_largest_parameter() -> None:
+    assert first_plan(AUTO, LAPTOP, TINY, DIGITS).sync_bucket_bytes == 256 * MIB
+    bucket = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS).sync_bucket_bytes
+    assert 151_936 * 1024 * 2 <= bucket <= GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"emptyCache": "Disabled"}, {"empty_cache": False}),
+        ({"expandableSegments": "Disabled"}, {"expandable_segments": False}),
+        ({"rolloutSleep": "Level1"}, {"rollout_sleep_level": 1}),
+        ({"kvCache": "3Gi"}, {"kv_cache_bytes": 3 * GIB}),
+        ({"microBatchTokens": 99}, {"micro_batch_tokens": 99}),
+        ({"logprobChunkTokens": 7}, {"logprob_chunk_tokens": 7}),
+        ({"activationCheckpointing": "Enabled"}, {"activation_checkpointing": True}),
+        ({"optimizerOffload": "Enabled"}, {"optimizer_offload": True}),
+        ({"syncBucketSize": "128Mi"}, {"sync_bucket_bytes": 128 * MIB}),
+    ],
+)
+def test_a_pinned_setting_is_taken_as_it_is(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    plan = first_plan(MemorySettings.model_validate(settings), H200, QWEN3_0_6B, SIXTEEN_GROUPS)
+    assert plan.model_dump(include=set(expected)) == expected
+
+
+def test_activation_checkpointing_makes_room_for_larger_micro_batches() -> None:
+    gpu = Hardware("cuda", 24 * GIB, 64 * GIB, "2.11.0")
+    kept = first_plan(AUTO, gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
+    again = first_plan(MemorySettings(activation_checkpointing="Enabled"), gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
+    assert again.micro_batch_tokens > kept.micro_batch_tokens
+
+
+def test_a_plan_survives_the_way_to_json_and_back() -> None:
+    plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
+    assert MemoryPlan.model_validate_json(plan.model_dump_json(by_alias=True)) == plan
+    assert '"kvCacheBytes":' in plan.model_dump_json(by_alias=True)
+
+
+shapes = st.builds(
+    ModelShape,
+    parameters=st.integers(10_000, 80_000_000_000),
+    layers=st.integers(1, 80),
+    hidden=st.integers(16, 8192),
+    kv_heads=st.integers(1, 16),
+    head_dim=st.integers(16, 256),
+    vocabulary=st.integers(16, 260_000),
+    bytes_per_parameter=st.sampled_from([2, 4]),
+)
+machines = st.one_of(
+    st.builds(Hardware, st.just("cpu"), st.just(0), st.integers(GIB, 512 * GIB), st.just("2.13.0")),
+    st.builds(
+        Hardware, st.just("cuda"), st.integers(4 * GIB, 192 * GIB), st.integers(8 * GIB, 2048 * GIB), st.just("2.11.0")
+    ),
+)
+workloads = st.builds(
+    Workload,
+    prompts_per_step=st.integers(1, 1024),
+    group_size=st.integers(2, 64),
+    max_prompt_tokens=st.integers(1, 32_768),
+    max_response_tokens=st.integers(1, 32_768),
+    max_concurrent_sequences=st.integers(1, 512),
+    policy_ranks=st.integers(1, 64),
+    engines=st.integers(1, 64),
+    tensor_parallel_size=st.sampled_from([1, 2, 4]),
+    reference_model=st.booleans(),
+    topology=st.sampled_from(["Colocated", "Disaggregated"]),
+)
+
+
+@given(machines, shapes, workloads)
+def test_any_machine_gets_a_plan_under_which_one_sequence_goes_through(
+    hardware: Hardware, model: ModelShape, workload: Workload
+) -> None:
+    plan = first_plan(AUTO, hardware, model, workload)
+    assert plan.generation == 1
+    assert plan.micro_batch_tokens >= workload.max_sequence_tokens
+    assert plan.kv_cache_bytes >= kv_bytes(model, workload, 1)
+    assert plan.kv_cache_bytes <= max(kv_bytes(model, workload, workload.sequences_per_engine), 64 * MIB) + MIB
+    assert plan.logprob_chunk_tokens * model.vocabulary * 4 <= 256 * MIB
+    assert plan.sync_bucket_bytes >= model.largest_parameter_bytes
+
+
+@given(machines, shapes, workloads)
+def test_more_memory_never_makes_smaller_micro_batches_or_a_smaller_kv_cache(
+    hardware: Hardware, model: ModelShape, workload: Workload
+) -> None:
+    pinned = MemorySettings(optimizer_offload="Disabled", activation_checkpointing="Disabled")
+    larger = replace(
+        hardware,
+        device_memory_bytes=2 * hardware.device_memory_bytes,
+        host_memory_bytes=2 * hardware.host_memory_bytes,
+    )
+    before, after = (first_plan(pinned, machine, model, workload) for machine in (hardware, larger))
+    assert after.micro_batch_tokens >= before.micro_batch_tokens
+    assert after.kv_cache_bytes >= before.kv_cache_bytes

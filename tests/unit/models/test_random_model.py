@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.models.checkpoint import model_shape
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.models.tokenizer import load_tokenizer
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def test_the_same_query_is_made_once_and_gives_the_same_weights_anywhere(tmp_path: Path) -> None:
+    first = resolve_model("random://qwen3?hidden=32&seed=3", tmp_path / "a")
+    written = (first / "model.safetensors").stat().st_mtime_ns
+    assert resolve_model("random://qwen3?seed=3&hidden=32", tmp_path / "a") == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
+    assert weights(resolve_model("random://qwen3?hidden=32&seed=3", tmp_path / "b")) == weights(first)
+    assert weights(resolve_model("random://qwen3?hidden=32&seed=4", tmp_path / "a")) != weights(first)
+
+
+def test_the_query_sets_the_architecture(tmp_path: Path) -> None:
+    uri = "random://llama?hidden=48&intermediate=80&layers=3&heads=6&kvHeads=3&headDim=16&vocabulary=96&tied=true"
+    directory = resolve_model(uri, tmp_path)
+    shape = model_shape(directory)
+    assert (shape.hidden, shape.intermediate, shape.layers, shape.heads) == (48, 80, 3, 6)
+    assert (shape.kv_heads, shape.head_dim, shape.vocabulary, shape.tied) == (3, 16, 96, True)
+    attention, mlp, norms = 2 * 48 * 96 + 2 * 48 * 48, 3 * 48 * 80, 2 * 48
+    assert shape.parameters == 96 * 48 + 3 * (attention + mlp + norms) + 48
+
+
+def test_the_initializer_range_is_the_standard_deviation_of_the_weights(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    directory = resolve_model("random://qwen3?initializerRange=0.3", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    assert tensors["model.embed_tokens.weight"].std() == pytest.approx(0.3, rel=0.05)
+    assert (tensors["model.norm.weight"] == 1).all()
+
+
+def test_every_id_of_the_vocabulary_decodes_and_characters_come_back(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(resolve_model("random://qwen3?vocabulary=100", tmp_path))
+    assert tokenizer.decode(tokenizer("7: a+b=?").input_ids) == "7: a+b=?"
+    assert all(tokenizer.decode([index]) for index in range(100))
+    assert tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("uri", "messages"),
+    [
+        ("random://gpt2", ["architecture", "'qwen3' or 'llama'"]),
+        ("random://qwen3?hiden=64&layers=two", ["hiden", "layers", "integer", "any of hidden"]),
+        ("random://qwen3?layers=0", ["layers", "greater than or equal to 1"]),
+        ("random://qwen3?heads=4&kvHeads=3", ["heads (4) must be a multiple of kvHeads (3)"]),
+        ("random://qwen3?vocabulary=10", ["vocabulary"]),
+        ("random://qwen3?kv_heads=2", ["kv_heads"]),
+    ],
+)
+def test_every_wrong_part_of_the_query_is_named(tmp_path: Path, uri: str, messages: list[str]) -> None:
+    with pytest.raises(BadInput) as raised:
+        resolve_model(uri, tmp_path)
+    assert all(message in str(raised.value) for message in messages)
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_that_make_the_same_model_at_once_do_not_hinder_each_other(tmp_path: Path) -> None:
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve_model("random://qwen3", tmp_path))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert [path.name for path in (tmp_path / "random").iterdir()] == [found[0].name]
+
+
+def test_the_configuration_names_the_tokens_of_the_tokenizer(tmp_path: Path) -> None:
+    directory = resolve_model("random://llama", tmp_path)
+    config, tokenizer = json.loads((directory / "config.json").read_text()), load_tokenizer(directory)
+    assert config["eos_token_id"] == tokenizer.eos_token_id
+    assert config["pad_token_id"] == tokenizer.pad_token_id

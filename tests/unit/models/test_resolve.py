@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.models.checkpoint import policy_weight_shapes
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.models.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A whole checkpoint in a directory of its own."""
+    return shutil.copytree(resolve_model("random://qwen3?tied=true", tmp_path / "cache"), tmp_path / "model")
+
+
+def shard(model: Path) -> Path:
+    """Split the weights into two files with an index; returns the second file."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(model / "model.safetensors")
+    names = list(tensors)
+    files = {"model-1-of-2.safetensors": names[:5], "model-2-of-2.safetensors": names[5:]}
+    for file, members in files.items():
+        save_file({name: tensors[name] for name in members}, model / file)
+    weight_map = {name: file for file, members in files.items() for name in members}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (model / "model.safetensors").unlink()
+    return model / "model-2-of-2.safetensors"
+
+
+class TestFile:
+    def test_a_directory_is_used_as_it_is(self, model: Path) -> None:
+        assert resolve_model(f"file://{model}") == model
+        shard(model)
+        assert resolve_model(f"file://{model}") == model
+
+    @pytest.mark.parametrize("uri", ["file://model", "file:///no/such/model", "s3://bucket/model", "model"])
+    def test_a_uri_that_names_no_directory_is_refused(self, uri: str) -> None:
+        with pytest.raises(BadInput, match="expected"):
+            resolve_model(uri)
+
+    @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+    def test_a_missing_file_is_named(self, model: Path, file: str) -> None:
+        (model / file).unlink()
+        with pytest.raises(BadInput, match=file):
+            resolve_model(f"file://{model}")
+
+    @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+    def test_a_truncated_file_is_named(self, model: Path, file: str) -> None:
+        content = (model / file).read_bytes()
+        (model / file).write_bytes(content[: len(content) * 2 // 3])
+        with pytest.raises(BadInput, match=f"cannot read .*{file}"):
+            resolve_model(f"file://{model}")
+
+    def test_a_missing_shard_is_named(self, model: Path) -> None:
+        shard(model).unlink()
+        with pytest.raises(BadInput, match=r"model-2-of-2.safetensors, which is missing"):
+            resolve_model(f"file://{model}")
+
+    def test_a_shard_without_the_weights_that_the_index_lists_is_refused(self, model: Path) -> None:
+        second = shard(model)
+        shutil.copy(model / "model-1-of-2.safetensors", second)
+        with pytest.raises(BadInput, match="lists weights that its files lack"):
+            resolve_model(f"file://{model}")
+
+
+class TestImage:
+    def test_an_image_is_looked_up_in_the_local_cache(self, model: Path, tmp_path: Path) -> None:
+        local = tmp_path / "cache" / "models" / "localhost:5000" / "models" / "tiny" / "1"
+        shutil.copytree(model, local)
+        assert resolve_model("oci://localhost:5000/models/tiny:1", tmp_path / "cache") == local
+
+    def test_a_missing_image_says_where_it_was_expected_and_how_it_gets_there(self, tmp_path: Path) -> None:
+        expected = tmp_path / "models" / "localhost" / "models" / "smollm2-135m-instruct" / "latest"
+        with pytest.raises(BadInput, match="make model") as raised:
+            resolve_model("oci://localhost/models/smollm2-135m-instruct", tmp_path)
+        assert str(expected) in str(raised.value)
+
+    @pytest.mark.parametrize("uri", ["oci://name", "oci://localhost/../../etc:1"])
+    def test_what_is_no_image_is_refused(self, tmp_path: Path, uri: str) -> None:
+        with pytest.raises(BadInput, match="oci://registry/name:tag"):
+            resolve_model(uri, tmp_path)
+
+
+class TestHub:
+    def test_a_model_comes_from_the_hubs_cache_without_a_network(self, model: Path, tmp_path: Path) -> None:
+        """In the layout that huggingface_hub gives its cache, read by its own code in a process of its own."""
+        commit = "0123456789abcdef0123456789abcdef01234567"
+        repository = tmp_path / "hub" / "hub" / "models--org--tiny"
+        shutil.copytree(model, repository / "snapshots" / commit)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(commit)
+
+        assert self.resolve("hf://org/tiny", tmp_path / "hub") == str(repository / "snapshots" / commit)
+        assert "not in the hub's cache" in self.resolve("hf://org/other", tmp_path / "hub")
+        assert "hf://org/name" in self.resolve("hf://not/a/name", tmp_path / "hub")
+
+    @staticmethod
+    def resolve(uri: str, hf_home: Path) -> str:
+        script = (
+            "import sys\n"
+            "from rljob_trainer.errors import BadInput\n"
+            "from rljob_trainer.models.resolve import resolve_model\n"
+            "try: print(resolve_model(sys.argv[1]))\n"
+            "except BadInput as error: print(error)\n"
+        )
+        environment = {**os.environ, "HF_HOME": str(hf_home), "HF_HUB_OFFLINE": "1"}
+        environment.pop("HF_HUB_CACHE", None)
+        finished = subprocess.run(
+            [sys.executable, "-c", script, uri], env=environment, capture_output=True, text=True, check=True
+        )
+        return finished.stdout.strip()
+
+
+def test_a_volume_claim_says_that_it_needs_kubernetes() -> None:
+    with pytest.raises(BadInput, match=r"only inside a Kubernetes cluster.* file:///"):
+        resolve_model("pvc://models/tiny")
+
+
+def test_a_tied_output_layer_is_no_weight_of_its_own(model: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    names = set(policy_weight_shapes(model))
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, model / "model.safetensors")
+    assert set(policy_weight_shapes(model)) == names
+
+
+def test_an_unusable_tokenizer_is_bad_input(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"cannot read the tokenizer"):
+        load_tokenizer(model)
+
+
+def test_models_are_resolved_without_torch(tmp_path: Path) -> None:
+    check = (
+        "import sys; from pathlib import Path; from rljob_trainer.models.resolve import resolve_model\n"
+        "from rljob_trainer.models.checkpoint import model_shape; from rljob_trainer.models.tokenizer import *\n"
+        "directory = resolve_model('random://qwen3', Path(sys.argv[1])); model_shape(directory)\n"
+        "load_tokenizer(directory); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", check, str(tmp_path)], check=True)

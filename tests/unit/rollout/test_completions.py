@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.rollout.completions import completions_of
+
+
+def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] | None = None) -> Any:
+    """As much of vLLM's CompletionOutput as is read."""
+    return SimpleNamespace(
+        index=index,
+        token_ids=tuple(token_ids),
+        logprobs=SimpleNamespace(logprobs=[-0.5] * len(token_ids) if logprobs is None else logprobs),
+        finish_reason=reason,
+        text="x" * len(token_ids),
+    )
+
+
+def test_completions_keep_the_order_of_prompts_and_samples() -> None:
+    requests = [
+        SimpleNamespace(outputs=[output(1, [8], "length"), output(0, [7, 2], "stop")]),
+        SimpleNamespace(outputs=[output(0, [9], "stop")]),
+    ]
+    completions = list(completions_of(requests))
+    assert [c.token_ids for c in completions] == [[7, 2], [8], [9]]
+    assert [c.finished for c in completions] == [True, False, True]
+    assert [c.logprobs for c in completions] == [[-0.5, -0.5], [-0.5], [-0.5]]
+
+
+def test_an_empty_response_is_a_completion() -> None:
+    empty = output(0, [], "stop")
+    empty.logprobs = None
+    [completion] = completions_of([SimpleNamespace(outputs=[empty])])
+    assert (completion.token_ids, completion.logprobs, completion.finished) == ([], [], True)
+
+
+def test_a_response_that_the_engine_gave_up_is_no_completion() -> None:
+    with pytest.raises(TrainerError, match="'abort'"):
+        list(completions_of([SimpleNamespace(outputs=[output(0, [7], "abort")])]))
+
+
+def test_a_missing_log_probability_is_noticed() -> None:
+    with pytest.raises(TrainerError, match="1 log-probabilities for 2 tokens"):
+        list(completions_of([SimpleNamespace(outputs=[output(0, [7, 8], "stop", [-0.5])])]))

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.engine_arguments import engine_arguments
+
+VLLM_ARGUMENTS = {"block_size", "max_num_seqs", "dtype", "model", "load_format", "weight_transfer_config"}
+
+
+def arguments(**settings: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "model_dir": Path("model"),
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 64,
+        "max_num_seqs": 8,
+        "kv_cache_bytes": 1 << 20,
+        "max_response_tokens": 16,
+    }
+    return engine_arguments(RolloutConfig(**(defaults | settings)), VLLM_ARGUMENTS)
+
+
+def test_the_checkpoint_is_not_read_and_log_probabilities_are_those_of_the_policy() -> None:
+    assert arguments()["load_format"] == "dummy"
+    assert arguments()["logprobs_mode"] == "processed_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("device", "level", "sleeps"), [("cuda", 0, False), ("cuda", 1, True), ("cuda", 2, True), ("cpu", 2, False)]
+)
+def test_sleep_mode_is_on_only_where_the_engine_sleeps(device: str, level: int, sleeps: bool) -> None:
+    assert arguments(device=device, sleep_level=level)["enable_sleep_mode"] is sleeps
+
+
+def test_cuda_graphs_stay_on_and_a_gpu_in_use_does_not_stop_the_start() -> None:
+    on_gpu = arguments(device="cuda")
+    assert "enforce_eager" not in on_gpu
+    assert on_gpu["gpu_memory_utilization"] <= 0.01
+    assert arguments(device="cpu")["enforce_eager"] is True
+
+
+def test_the_users_engine_arguments_replace_defaults() -> None:
+    assert arguments(engine_args={"block_size": 32, "max_num_seqs": 3})["max_num_seqs"] == 3
+
+
+@pytest.mark.parametrize("name", ["load_format", "dtype", "weight_transfer_config"])
+def test_arguments_that_the_trainer_depends_on_are_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=f"may not set {name}"):
+        arguments(engine_args={name: "auto"})
+
+
+def test_an_argument_that_vllm_does_not_have_is_refused() -> None:
+    with pytest.raises(BadInput, match="blok_size, which is no engine argument"):
+        arguments(engine_args={"blok_size": 32})

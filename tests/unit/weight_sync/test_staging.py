@@ -1,0 +1,47 @@
+"""How parameters are cut into pieces that are staged at once, for both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_trainer.weight_sync.ipc import runs_by_buffer
+from rljob_trainer.weight_sync.object_store import buckets
+
+sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+bucket_sizes = st.integers(1, 60)
+
+
+def parameters(sizes: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A parameter of each size in bytes, named by its position."""
+    return ((str(index), torch.zeros(size, dtype=torch.uint8)) for index, size in enumerate(sizes))
+
+
+@given(sizes=sizes, bucket_bytes=bucket_sizes)
+def test_buckets_hold_every_parameter_once_in_order_within_their_size(sizes: list[int], bucket_bytes: int) -> None:
+    cut = list(buckets(parameters(sizes), bucket_bytes))
+    assert [name for bucket in cut for name, _ in bucket] == [str(index) for index in range(len(sizes))]
+    for bucket in cut:
+        assert len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= bucket_bytes
+
+
+@given(sizes=sizes, bucket_bytes=bucket_sizes)
+def test_buckets_are_as_full_as_they_may_be(sizes: list[int], bucket_bytes: int) -> None:
+    cut = list(buckets(parameters(sizes), bucket_bytes))
+    for bucket, following in pairwise(cut):
+        assert sum(tensor.nbytes for _, tensor in bucket) + following[0][1].nbytes > bucket_bytes
+
+
+@given(sizes=sizes, bucket_bytes=bucket_sizes)
+def test_every_parameter_fits_into_the_buffer_it_is_staged_in(sizes: list[int], bucket_bytes: int) -> None:
+    sent = []
+    for run, buffer_bytes in runs_by_buffer(parameters(sizes), bucket_bytes):
+        for name, tensor in run:
+            assert tensor.nbytes <= buffer_bytes
+            assert buffer_bytes == max(bucket_bytes, tensor.nbytes)
+            sent.append(name)
+    assert sent == [str(index) for index in range(len(sizes))]
