@@ -1,4 +1,4 @@
-"""Writes what is generated from the API types: the CRDs, and the JSON schema that editors use.
+"""Writes what is generated from the API types: the CRDs, the JSON schema that editors use, a page of the docs.
 
 python -m rljob_api.generate [--check]
 """
@@ -16,17 +16,19 @@ import yaml
 from rljob_api.custom_resource import rljob_definition, step_report_definition
 from rljob_api.inlined_schema import inlined_schema
 from rljob_api.job import RLJob
+from rljob_api.reference_page import reference_page
 
-FOLDER = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 _HEADER = "# Generated from rljob_api by `make generate`; do not edit.\n"
 
 
 def generated_files() -> dict[str, str]:
-    """Text of every generated file, by its path under `crds/`."""
+    """Text of every generated file, by its path in the repository."""
     definitions = [rljob_definition(), step_report_definition()]
     return {
-        **{f"manifests/{crd['metadata']['name']}.yaml": _yaml(crd) for crd in definitions},
-        "schema/rljob.schema.json": _editor_schema(),
+        **{f"crds/manifests/{crd['metadata']['name']}.yaml": _yaml(crd) for crd in definitions},
+        "crds/schema/rljob.schema.json": _editor_schema(),
+        "docs/manifest.md": reference_page(),
     }
 
 
@@ -61,15 +63,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
     check = parser.parse_args().check
-    files = {FOLDER / name: text for name, text in generated_files().items()}
+    files = {REPOSITORY / name: text for name, text in generated_files().items()}
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if check:
-            print(f"{path.relative_to(FOLDER.parent)} is not up to date: run `make generate`", file=sys.stderr)
+            print(f"{path.relative_to(REPOSITORY)} is not up to date: run `make generate`", file=sys.stderr)
         else:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(files[path], encoding="utf-8")
-            print(path.relative_to(FOLDER.parent))
+            print(path.relative_to(REPOSITORY))
     return 1 if check and stale else 0
 
 

@@ -121,11 +121,10 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         updates_per_step=updates_per_step,
         temperature=0.7,
         max_grad_norm=0.5,
-        learning_rate=3e-4,
     )
     plain = PlainTraining(config)
     with policy_processes(ranks, config) as policy:
-        for step in (1, 2, 3):
+        for step in (1, 2):
             expected = plain.update(scored_batch(step))
             results: list[UpdateResult] = policy.call("update", scored_batch(step))
             for result in results:

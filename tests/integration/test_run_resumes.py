@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,43 @@ def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(
     assert [step["step"] for step in finished.steps] == list(range(1, STEPS + 1))
     assert len(finished.attempts) == 6
     assert_same_end(finished, uninterrupted)
+
+
+def test_a_corrupt_checkpoint_is_passed_over_for_the_one_before(
+    manifest: Path, uninterrupted: Run, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    code, printed = stop_at(9, "controller", signal.SIGTERM, manifest, output)
+    assert code == ExitCode.TERMINATED, printed
+    newest = max((output / "checkpoints").glob("step-*"))
+    shard = next(newest.glob("*.distcp"))
+    os.truncate(shard, shard.stat().st_size // 2)
+
+    finished = rljob_run(manifest, output)
+
+    assert finished.exit_code == ExitCode.COMPLETE, finished.printed
+    assert f"the checkpoint of step {int(newest.name[5:])} is not used" in finished.printed
+    assert_same_end(finished, uninterrupted)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_disk_that_fills_up_at_a_checkpoint_loses_nothing(
+    manifest: Path, uninterrupted: Run, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", disk], check=True)
+    try:
+        full = rljob_run(manifest, disk / "run")
+        assert full.exit_code == ExitCode.OUTPUT_UNAVAILABLE, full.printed
+        assert "disk is full" in full.printed
+
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        finished = rljob_run(manifest, disk / "run")
+        assert finished.exit_code == ExitCode.COMPLETE, finished.printed
+        assert_same_end(finished, uninterrupted)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_a_lost_rank_ends_its_peers_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from rljob_trainer.roles.colocated import ColocatedRoles
 from rljob_trainer.roles.local_ray import local_ray, object_store_bytes
 from rljob_trainer.stop_request import StopNow, StopRequest, stop_on_signals
 from rljob_trainer.tasks.build import build_task
+from rljob_trainer.tasks.task import try_out
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -136,6 +137,7 @@ class LocalRun:
         task = build_task(
             spec.task, load_tokenizer(model_dir), algorithm.max_prompt_tokens, self.manifest.parent, algorithm.seed
         )
+        try_out(task)
         plan = self._plan(shape, device, machine, ranks)
         settings = role_settings(
             spec,

@@ -14,7 +14,7 @@ import yaml
 from api_server import parts
 
 from rljob_api.custom_resource import rljob_definition, step_report_definition
-from rljob_api.generate import FOLDER, generated_files
+from rljob_api.generate import REPOSITORY, generated_files
 
 DEFINITIONS = [rljob_definition(), step_report_definition()]
 KEYWORDS = {
@@ -93,7 +93,7 @@ def test_get_rlj_prints_the_columns_of_the_design_from_fields_that_exist() -> No
 
 def test_the_files_in_the_repository_are_up_to_date() -> None:
     for name, text in generated_files().items():
-        assert (FOLDER / name).read_text(encoding="utf-8") == text, "run `make generate`"
+        assert (REPOSITORY / name).read_text(encoding="utf-8") == text, "run `make generate`"
 
 
 def test_generation_is_the_same_in_another_process() -> None:
@@ -105,7 +105,7 @@ def test_generation_is_the_same_in_another_process() -> None:
 def test_check_names_a_stale_file_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rljob_api import generate
 
-    monkeypatch.setattr(generate, "FOLDER", tmp_path / "crds")
+    monkeypatch.setattr(generate, "REPOSITORY", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate", "--check"])
     assert generate.main() == 1
     assert not (tmp_path / "crds").exists()
@@ -113,12 +113,12 @@ def test_check_names_a_stale_file_and_writes_nothing(tmp_path: Path, monkeypatch
 
 def test_generated_yaml_reads_back_as_the_definitions() -> None:
     for definition in DEFINITIONS:
-        text = generated_files()[f"manifests/{definition['metadata']['name']}.yaml"]
+        text = generated_files()[f"crds/manifests/{definition['metadata']['name']}.yaml"]
         assert yaml.safe_load(text) == definition
 
 
 def test_the_editors_schema_knows_every_field_of_the_spec_and_refuses_others() -> None:
-    schema = json.loads(generated_files()["schema/rljob.schema.json"])
+    schema = json.loads(generated_files()["crds/schema/rljob.schema.json"])
     assert schema["required"] == ["apiVersion", "kind", "metadata", "spec"]
     assert schema["properties"]["spec"]["additionalProperties"] is False
     assert "x-kubernetes" not in json.dumps(schema)

@@ -91,5 +91,10 @@ class Task:
         return float(value)
 
 
+def try_out(task: Task) -> None:
+    """Make one prompt and score an empty response to it, so that what cannot work fails before anything is started."""
+    task.score(task.prompt(0), Completion(token_ids=[], logprobs=[], finished=True, text=""))
+
+
 def _short(text: str) -> str:
     return repr(text if len(text) <= 120 else f"{text[:120]}…")

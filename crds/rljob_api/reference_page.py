@@ -1,0 +1,76 @@
+"""The manifest's fields as a page of the docs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api.inlined_schema import Schema, inlined_schema
+from rljob_api.job import RLJobSpec
+
+_INTRODUCTION = """# The manifest, field by field
+
+Generated from the API types by `make generate`; do not edit. `rljob validate FILE` checks a manifest against all of it,
+and editors check it as it is written with [`rljob.schema.json`](../crds/schema/rljob.schema.json) (put
+`# yaml-language-server: $schema=…/rljob.schema.json` on the first line).
+
+`model`, `task` and `algorithm.steps` make a job; everything else has a default.
+"""
+
+
+def reference_page() -> str:
+    """Markdown: a table for `spec`, and one for each object in it."""
+    return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec))])
+
+
+def _tables(path: str, schema: Schema) -> Iterator[str]:
+    required = set(schema.get("required", []))
+    yield f"## {path}\n\n{schema.get('description', '')}\n"
+    yield "| field | type | default | meaning |\n|---|---|---|---|"
+    objects = []
+    for name, field in schema["properties"].items():
+        default = "*required*" if name in required else _default(field)
+        yield f"| `{name}` | {_type(field)} | {default} | {_cell(field.get('description', ''))} |"
+        if field.get("properties"):
+            objects.append((f"{path}.{name}", field))
+    yield ""
+    for inner_path, inner in objects:
+        yield from _tables(inner_path, inner)
+
+
+def _default(field: Schema) -> str:
+    default = field.get("default")
+    return "" if default is None or default == {} else f"`{json.dumps(default)}`".replace('"', "")
+
+
+def _type(field: Schema) -> str:
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return _cell(", ".join(f"`{value}`" for value in field["enum"]))
+    if "anyOf" in field:
+        return _any_of(field["anyOf"])
+    return f"{field.get('type', 'any')}{_bounds(field)}"
+
+
+def _any_of(alternatives: list[dict[str, Any]]) -> str:
+    patterns = [alternative.get("pattern", "") for alternative in alternatives]
+    words = ["`Auto`"] if any("Auto" in pattern for pattern in patterns) else []
+    words.append("quantity" if any("Ki" in pattern for pattern in patterns) else "integer")
+    return " or ".join(words)
+
+
+def _bounds(field: Schema) -> str:
+    low, high = field.get("minimum"), field.get("maximum")
+    above, below = field.get("exclusiveMinimum"), field.get("exclusiveMaximum")
+    parts = [
+        f"≥ {low}" if low is not None else f"> {above}" if above is not None else "",
+        f"≤ {high}" if high is not None and high < 10_000_000 else f"< {below}" if below is not None else "",
+    ]
+    shown = ", ".join(part for part in parts if part)
+    return f" {shown}" if shown else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
