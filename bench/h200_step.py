@@ -33,16 +33,16 @@ class DevicePeak(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak_bytes = 0
-        self._stop = threading.Event()
+        self._end = threading.Event()
 
     def run(self) -> None:
         pynvml.nvmlInit()
         device = pynvml.nvmlDeviceGetHandleByIndex(0)
-        while not self._stop.wait(0.02):
+        while not self._end.wait(0.02):
             self.peak_bytes = max(self.peak_bytes, pynvml.nvmlDeviceGetMemoryInfo(device).used)
 
     def end(self) -> int:
-        self._stop.set()
+        self._end.set()
         self.join()
         return self.peak_bytes
 
@@ -54,8 +54,10 @@ def main(output: Path, results: Path) -> None:
     note = f"Qwen3-0.6B shape, random weights, {COMPLETIONS} completions of {RESPONSE_TOKENS} tokens a step"
     print(record("h200_step", rows, note, results))
     for row in rows:
-        print(f"{row['arm']:>6}: {row['seconds_per_step']:.2f} s/step, {row['tokens_per_second']:,.0f} tokens/s, "
-              f"peak {row['device_peak_bytes'] / 2**30:.1f} GiB of the device")
+        print(
+            f"{row['arm']:>6}: {row['seconds_per_step']:.2f} s/step, {row['tokens_per_second']:,.0f} tokens/s, "
+            f"peak {row['device_peak_bytes'] / 2**30:.1f} GiB of the device"
+        )
 
 
 def rljob_arm(output: Path) -> dict[str, Any]:

@@ -109,9 +109,7 @@ def test_a_corrupt_checkpoint_is_passed_over_for_the_one_before(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_disk_that_fills_up_at_a_checkpoint_loses_nothing(
-    manifest: Path, uninterrupted: Run, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_up_at_a_checkpoint_loses_nothing(manifest: Path, uninterrupted: Run, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", disk], check=True)

@@ -16,8 +16,18 @@ def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] 
         token_ids=tuple(token_ids),
         logprobs=SimpleNamespace(logprobs=[-0.5] * len(token_ids) if logprobs is None else logprobs),
         finish_reason=reason,
-        text="x" * len(token_ids),
     )
+
+
+class Tokenizer:
+    """Writes token 2, which ends a sequence, as nothing, and every other as its number."""
+
+    def batch_decode(self, sequences: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        assert skip_special_tokens
+        return ["".join(str(token) for token in ids if token != 2) for ids in sequences]
+
+
+TOKENIZER = Tokenizer()
 
 
 def test_completions_keep_the_order_of_prompts_and_samples() -> None:
@@ -25,8 +35,9 @@ def test_completions_keep_the_order_of_prompts_and_samples() -> None:
         SimpleNamespace(outputs=[output(1, [8], "length"), output(0, [7, 2], "stop")]),
         SimpleNamespace(outputs=[output(0, [9], "stop")]),
     ]
-    completions = list(completions_of(requests))
+    completions = completions_of(requests, TOKENIZER)
     assert [c.token_ids for c in completions] == [[7, 2], [8], [9]]
+    assert [c.text for c in completions] == ["7", "8", "9"]
     assert [c.finished for c in completions] == [True, False, True]
     assert [c.logprobs for c in completions] == [[-0.5, -0.5], [-0.5], [-0.5]]
 
@@ -34,15 +45,15 @@ def test_completions_keep_the_order_of_prompts_and_samples() -> None:
 def test_an_empty_response_is_a_completion() -> None:
     empty = output(0, [], "stop")
     empty.logprobs = None
-    [completion] = completions_of([SimpleNamespace(outputs=[empty])])
+    [completion] = completions_of([SimpleNamespace(outputs=[empty])], TOKENIZER)
     assert (completion.token_ids, completion.logprobs, completion.finished) == ([], [], True)
 
 
 def test_a_response_that_the_engine_gave_up_is_no_completion() -> None:
     with pytest.raises(TrainerError, match="'abort'"):
-        list(completions_of([SimpleNamespace(outputs=[output(0, [7], "abort")])]))
+        completions_of([SimpleNamespace(outputs=[output(0, [7], "abort")])], TOKENIZER)
 
 
 def test_a_missing_log_probability_is_noticed() -> None:
     with pytest.raises(TrainerError, match="1 log-probabilities for 2 tokens"):
-        list(completions_of([SimpleNamespace(outputs=[output(0, [7, 8], "stop", [-0.5])])]))
+        completions_of([SimpleNamespace(outputs=[output(0, [7, 8], "stop", [-0.5])])], TOKENIZER)

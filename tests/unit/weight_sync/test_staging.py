@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.weight_sync.ipc import runs_by_buffer
-from rljob_trainer.weight_sync.object_store import buckets
+from rljob_trainer.weight_sync.buckets import buckets
+from rljob_trainer.weight_sync.ipc import packed_update
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 bucket_sizes = st.integers(1, 60)
@@ -36,12 +36,11 @@ def test_buckets_are_as_full_as_they_may_be(sizes: list[int], bucket_bytes: int)
         assert sum(tensor.nbytes for _, tensor in bucket) + following[0][1].nbytes > bucket_bytes
 
 
-@given(sizes=sizes, bucket_bytes=bucket_sizes)
-def test_every_parameter_fits_into_the_buffer_it_is_staged_in(sizes: list[int], bucket_bytes: int) -> None:
-    sent = []
-    for run, buffer_bytes in runs_by_buffer(parameters(sizes), bucket_bytes):
-        for name, tensor in run:
-            assert tensor.nbytes <= buffer_bytes
-            assert buffer_bytes == max(bucket_bytes, tensor.nbytes)
-            sent.append(name)
-    assert sent == [str(index) for index in range(len(sizes))]
+def test_a_packed_update_says_how_to_cut_the_buffer_again() -> None:
+    bucket = [("a", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(5, dtype=torch.float32))]
+    update = packed_update(bucket, {"GPU-0": ("handle",)})
+    assert update["names"] == ["a", "b"]
+    assert update["dtype_names"] == ["bfloat16", "float32"]
+    assert update["shapes"] == [[2, 3], [5]]
+    assert update["tensor_sizes"] == [12, 20]
+    assert update["packed"] is True

@@ -12,8 +12,7 @@ _EPSILON = 1e-6
 
 
 def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> FloatArray:
-    """Advantage of each completion: `A = (R − mean) / (std + 1e-6)` over its group, without the division unless
-    `scale`.
+    """Advantage of each completion in its group: `(R − mean) / (std + 1e-6)`, or `R − mean` where not `scale`.
 
     `rewards`: [completions], group-major, finite. Returns [completions], float32. The standard deviation is the
     unbiased one (divisor n − 1). A group whose rewards are all equal gets exactly 0: it says nothing about better and
@@ -31,7 +30,8 @@ def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> Fl
 
 def uniform_groups(rewards: FloatArray, group_size: int) -> int:
     """Number of groups whose rewards are all equal, from which nothing is learnt."""
-    return int(_all_equal(_groups(rewards, group_size)).sum())
+    groups = _groups(rewards, group_size)
+    return int((groups == groups[:, :1]).all(axis=1).sum())
 
 
 def _groups(rewards: FloatArray, group_size: int) -> npt.NDArray[np.float64]:
@@ -44,7 +44,3 @@ def _groups(rewards: FloatArray, group_size: int) -> npt.NDArray[np.float64]:
             f"expected finite rewards, found {rewards[first]} for completion {first}; check the reward function"
         )
     return rewards.astype(np.float64).reshape(-1, group_size)
-
-
-def _all_equal(groups: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    return np.asarray((groups == groups[:, :1]).all(axis=1))

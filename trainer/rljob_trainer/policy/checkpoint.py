@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -28,15 +28,8 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")
-        # It keeps its host memory: to touch that much anew for each checkpoint would take longer than to copy.
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=torch.cuda.is_available(),
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=False,
-            )
-        )
+        # On a GPU it keeps its pinned memory: to pin that much anew for each checkpoint would take longer than to copy.
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
         self._writing: Future[Any] | None = None
 
     def start(self, model: PolicyModel, optimizer: torch.optim.Optimizer, directory: Path) -> None:

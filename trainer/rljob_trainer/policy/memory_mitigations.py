@@ -68,6 +68,16 @@ def release_cached_memory() -> None:
     torch.cuda.empty_cache()
 
 
+def release_exported_memory() -> None:
+    """Give memory back whose handles other processes had, once they have let go of it.
+
+    Left to the allocator, each export would strand another buffer: a small tensor that moves into it keeps it for good.
+    """
+    gc.collect(generation=0)
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+
+
 def _move_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     for state in optimizer.state.values():
         for name, value in state.items():

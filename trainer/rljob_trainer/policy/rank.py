@@ -20,6 +20,7 @@ from rljob_trainer.policy.memory_mitigations import (
     classic_segments,
     optimizer_on_device,
     release_cached_memory,
+    release_exported_memory,
     set_expandable_segments,
 )
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, fuse_kernels, read_policy_model, shard
@@ -118,7 +119,11 @@ class PolicyRank:
         """`named_full_parameters`, within memory that another process can be given a handle of (CUDA IPC)."""
         self._memory_log.begin_phase()
         with classic_segments(expandable_segments=self._expandable_segments):
-            yield self.named_full_parameters()
+            try:
+                yield self.named_full_parameters()
+            finally:
+                if self.config.device == "cuda":
+                    release_exported_memory()
         self._memory_log.record(self._step, "sync")
 
     def weights_digest(self) -> str:

@@ -1,16 +1,17 @@
 """GPU backend, the policy's side: CUDA IPC from the policy's process to the engine's on the same GPU.
 
-The engine's side is vLLM's own. The caller sees to it that expandable segments are off while the staging buffer is
-allocated: legacy IPC cannot export them.
+The engine's side is vLLM's `ipc` backend, whose packed format this writes. vLLM's own sender makes one IPC handle for
+all buckets of a sync; its engine counts each bucket as one use of the handle, the count wraps around, and torch keeps the
+staging buffer for ever: one more buffer with every sync (seen with vLLM 0.26). Here each bucket has a handle of its own.
+The caller sees to it that expandable segments are off while buckets are staged: legacy IPC cannot export them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rljob_trainer.weight_sync.buckets import NamedTensors, buckets
 from rljob_trainer.weight_sync.engine_calls import call_engines
 
 if TYPE_CHECKING:
@@ -18,28 +19,44 @@ if TYPE_CHECKING:
 
 
 def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any], bucket_bytes: int, rank: int) -> None:
-    """Pack parameters into a staging buffer of `bucket_bytes`, which the engines read, until all are sent.
+    """Stage parameters bucket after bucket, each until all engines have read it.
 
-    Every rank stages all of them on its own GPU; rank 0 tells the engines where. A parameter larger than the buffer
-    goes through one of its own size.
+    Every rank stages all of them on its own GPU; rank 0 tells the engines where.
     """
-    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+    import torch
+    import torch.distributed as dist
 
-    def deliver(update_info: Any) -> None:
-        call_engines(engines, "update_weights", asdict(update_info))
+    for bucket in buckets(parameters, bucket_bytes):
+        packed = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket])
+        torch.cuda.current_stream().synchronize()
+        handles = _handles_by_gpu(packed)
+        if rank == 0:
+            call_engines(engines, "update_weights", packed_update(bucket, handles))
+        dist.barrier()
+        del packed
+        torch.cuda.ipc_collect()
 
-    for run, buffer_bytes in runs_by_buffer(parameters, bucket_bytes):
-        IPCWeightTransferEngine.trainer_send_weights(
-            run, {"send_mode": deliver, "packed": True, "packed_buffer_size_bytes": buffer_bytes}
-        )
+
+def packed_update(bucket: NamedTensors, handles: dict[str, Any]) -> dict[str, Any]:
+    """The fields of vLLM's `IPCWeightTransferUpdateInfo` for a bucket that is packed end to end in one buffer."""
+    return {
+        "names": [name for name, _ in bucket],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        "shapes": [list(tensor.shape) for _, tensor in bucket],
+        "tensor_sizes": [tensor.nbytes for _, tensor in bucket],
+        "ipc_handles": handles,
+        "packed": True,
+    }
 
 
-def runs_by_buffer(
-    parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
-) -> Iterator[tuple[Iterator[tuple[str, torch.Tensor]], int]]:
-    """Runs of parameters, each to be consumed before the next, with the size in bytes of the buffer they need."""
-    for oversize, run in groupby(parameters, key=lambda parameter: parameter[1].nbytes > bucket_bytes):
-        if oversize:
-            yield from ((iter([parameter]), parameter[1].nbytes) for parameter in run)
-        else:
-            yield run, bucket_bytes
+def _handles_by_gpu(packed: torch.Tensor) -> dict[str, Any]:
+    """What opens this bucket's buffer in another process, of every rank, by the GPU's UUID. Collective."""
+    import torch
+    import torch.distributed as dist
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    _, arguments = reduce_tensor(packed)
+    gpu = str(torch.cuda.get_device_properties(packed.device).uuid)
+    of_all_ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_all_ranks, {gpu: arguments})
+    return {gpu: arguments for handles in of_all_ranks for gpu, arguments in handles.items()}
