@@ -1,7 +1,7 @@
 """The arithmetic of `examples/digits.yaml` as one bare loop in one process: no Ray, no ledger, no checkpoints.
 
 What `rljob run` adds to a step is measured against this (bench/overhead.py). Same model, same sampling settings, same
-loss, same optimizer, one vLLM engine in the process. Prints one JSON line: start-up seconds and seconds a step by phase.
+loss, same optimizer, one vLLM engine in the process. Prints one JSON line: start-up seconds, seconds a step by phase.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from datetime import UTC, datetime
@@ -38,12 +39,8 @@ def device() -> str:
         pynvml.nvmlInit()
         return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
     except pynvml.NVMLError:
-        import os
-
-        model = next(
-            (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")),
-            platform.processor(),
-        )
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
         return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 

@@ -1,4 +1,4 @@
-"""Where the seconds of one rollout go on a GPU: variants of the engine's settings side by side, then a profile of Python.
+"""Where the seconds of one rollout go on a GPU: variants of the sampling side by side, then a profile of Python.
 
 The rollouts of bench/h200_step.yaml (128 completions of 512 tokens), one engine with random weights, no policy.
 """
@@ -18,10 +18,10 @@ from rljob_trainer.rollout.environment import engine_environment
 
 os.environ.update(engine_environment("cuda"))
 
-from rljob_api.manifest import load_manifest  # noqa: E402  (the environment must be set before vLLM is imported)
-from rljob_trainer.models.resolve import resolve_model  # noqa: E402
-from rljob_trainer.rollout.config import RolloutConfig  # noqa: E402
-from rljob_trainer.rollout.engine import RolloutEngine  # noqa: E402
+from rljob_api.manifest import load_manifest
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.engine import RolloutEngine
 
 PROMPTS = [[4 + digit % 10, 48] for digit in range(16)]
 GROUP, RESPONSE = 8, 512

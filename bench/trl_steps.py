@@ -11,16 +11,17 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import threading
 import time
 
 os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
-import pynvml  # noqa: E402
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+import pynvml
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
 
 
 class StepClock(TrainerCallback):
@@ -55,7 +56,7 @@ def main(model_dir: str, steps: int, prompts: int, group_size: int, response_tok
     begun = time.perf_counter()
     completions = prompts * group_size
     config = GRPOConfig(
-        output_dir="/tmp/trl-output",
+        output_dir=tempfile.mkdtemp(),
         max_steps=steps,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=completions // micro_batch,

@@ -7,9 +7,10 @@ only then does the journal let go of steps, and only of those that every checkpo
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+from rljob_trainer.ledger.checkpoint_store import Checkpoint, CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.roles.colocated import ColocatedRoles
 
@@ -22,9 +23,11 @@ class Checkpointing:
     every_steps: int
     warn: Callable[[str], None]
     _writing: int | None = field(default=None, init=False)
+    _naming: Future[Checkpoint] | None = field(default=None, init=False)
+    _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
 
     def restore(self, committed: int) -> int:
-        """Load the newest whole checkpoint, not newer than step `committed`; the step it is of, 0 where there is none."""
+        """Load the newest whole checkpoint that is no newer than step `committed`; its step, 0 where there is none."""
         found = self.store.latest_valid(through=committed)
         for problem in found.problems:
             self.warn(problem)
@@ -34,30 +37,40 @@ class Checkpointing:
         return found.checkpoint.step
 
     def advance(self, committed: int) -> None:
-        """After step `committed`: name the checkpoint that has been written, begin one that is due."""
+        """After step `committed`: take the open checkpoint as far as it has come, begin one that is due."""
         due = committed > 0 and committed % self.every_steps == 0 and self.store.newest_step() != committed
-        if self._writing is not None and (due or self.roles.checkpoint_written()):
-            self._name_written()
+        if self._writing is not None and self._naming is None and (due or self.roles.checkpoint_written()):
+            self._begin_naming(self._writing)
+        if self._naming is not None and (due or self._naming.done()):
+            self._end_naming(self._naming)
         if due:
-            self._begin(committed)
+            self._begin_writing(committed)
 
     def close(self, committed: int) -> None:
         """Make the state after step `committed` durable before the process ends."""
-        if self._writing is not None:
-            self._name_written()
+        self._end_open()
         if committed > 0 and self.store.newest_step() != committed:
-            self._begin(committed)
-            self._name_written()
+            self._begin_writing(committed)
+            self._end_open()
 
-    def _begin(self, step: int) -> None:
+    def _end_open(self) -> None:
+        if self._writing is not None and self._naming is None:
+            self._begin_naming(self._writing)
+        if self._naming is not None:
+            self._end_naming(self._naming)
+
+    def _begin_writing(self, step: int) -> None:
         self.roles.start_checkpoint(self.store.begin(step))
         self._writing = step
 
-    def _name_written(self) -> None:
-        assert self._writing is not None
+    def _begin_naming(self, step: int) -> None:
         self.roles.finish_checkpoint()
-        self.store.commit(self._writing)
+        # Its checksums take a second or more a GiB.
+        self._naming = self._background.submit(self.store.commit, step)
+
+    def _end_naming(self, naming: Future[Checkpoint]) -> None:
+        naming.result()
+        self._writing = self._naming = None
         # Older checkpoints are kept for the case that a newer one is corrupt, and so are the steps after the oldest.
         if self.store.count() >= self.store.keep:
             self.journal.discard_through(self.store.oldest_step())
-        self._writing = None

@@ -18,7 +18,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`gpu_memory_bytes[i]`: total memory of GPU i. `host_memory_bytes`: what this process may use, its cgroup's limit included."""
+    """`gpu_memory_bytes[i]`: total of GPU i. `host_memory_bytes`: what this process may use, cgroup limit included."""
 
     gpu_memory_bytes: tuple[int, ...]
     host_memory_bytes: int

@@ -98,7 +98,7 @@ def workload_of(spec: RLJobSpec, ranks: int) -> Workload:
 
 
 def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:
-    """Sequences that one engine generates at a time: its share of the step, at most 256, where the manifest says Auto."""
+    """Sequences that one engine generates at a time; Auto: its share of the step, at most 256."""
     if spec.rollout.max_concurrent_sequences != "Auto":
         return spec.rollout.max_concurrent_sequences
     share = -(-spec.algorithm.prompts_per_step // engines) * spec.algorithm.group_size

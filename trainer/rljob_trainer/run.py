@@ -124,7 +124,7 @@ class LocalRun:
             return ExitCode.COMPLETE, ExitCode.COMPLETE.meaning
 
     def _train(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> None:
-        """The attempt itself: everything that is checked before processes start, the processes, the steps, the model."""
+        """The attempt itself: what can be checked before processes start, the processes, the steps, the model."""
         started_at = time.time()
         spec, algorithm = self.job.spec, self.job.spec.algorithm
         machine = this_machine()

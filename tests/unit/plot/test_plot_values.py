@@ -18,22 +18,14 @@ from rljob_trainer.plot.timing_plot import axis_height, bar_edges, seconds_by_ph
 from tests.unit.ledger.samples import GIB, step_record
 
 
-def test_the_running_mean_has_each_value_in_its_middle() -> None:
+def test_the_running_mean_is_of_the_last_values_and_of_fewer_at_the_start() -> None:
     values = np.array([0.0, 3.0, 6.0, 0.0, 9.0])
-    np.testing.assert_allclose(running_mean(values, window=3), [0.0, 3.0, 3.0, 5.0, 9.0])
+    np.testing.assert_allclose(running_mean(values, window=3), [0.0, 1.5, 3.0, 3.0, 5.0])
 
 
 @given(st.integers(1, 5000))
-def test_the_window_is_odd_and_between_five_and_fifty_one(steps: int) -> None:
-    window = running_window(steps)
-    assert window % 2 == 1
-    assert 5 <= window <= 51
-
-
-@given(st.integers(2, 60), st.floats(-1, 1), st.floats(-1, 1))
-def test_the_running_mean_of_a_straight_line_is_the_line(steps: int, start: float, slope: float) -> None:
-    line = np.linspace(start, start + slope * (steps - 1), steps)
-    np.testing.assert_allclose(running_mean(line, window=7), line, atol=1e-9)
+def test_the_window_is_between_five_and_fifty_one_steps(steps: int) -> None:
+    assert 5 <= running_window(steps) <= 51
 
 
 def test_the_band_stays_within_the_rewards_that_there_were() -> None:

@@ -27,7 +27,7 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure:
 
     figure, (axes,) = titled_figure(
         _title(mean),
-        f"Dots: mean of a step's completions. Line: running mean of {window} steps. Band: ± one standard deviation.",
+        f"Dots: mean of a step's completions. Line: mean of the last {window} steps. Band: ± one standard deviation.",
     )
     band_low, band_high = (running_mean(edge, window) for edge in band(mean, std, low, high))
     axes.fill_between(numbers, band_low, band_high, color=_COLOUR, alpha=0.12, linewidth=0)
@@ -35,22 +35,21 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure:
     axes.plot(numbers, smooth, color=_COLOUR, linewidth=2.4)
     step_axis(axes, numbers[0], numbers[-1])
     axes.set_ylabel("reward")
-    label_right(axes, [(f"{mean[-REWARD_WINDOW_STEPS:].mean():.2f}", smooth[-1], _COLOUR)])
+    label_right(axes, [(f"{smooth[-1]:.2f}", smooth[-1], _COLOUR)])
     return figure
 
 
 def running_window(steps: int) -> int:
-    """About a tenth of the run, between the summary's five steps and 51; odd, so that it has a middle."""
-    return max(REWARD_WINDOW_STEPS, min(_LONGEST_WINDOW_STEPS, steps // 10 | 1))
+    """About a tenth of the run, between the summary's five steps and 51."""
+    return max(REWARD_WINDOW_STEPS, min(_LONGEST_WINDOW_STEPS, steps // 10))
 
 
 def running_mean(values: Values, window: int) -> Values:
-    """Mean over `window` values with each value in their middle, over fewer at both ends. [steps] to [steps]."""
+    """Mean of the last `window` values up to each, of fewer at the start. [steps] to [steps]."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
-    middles = np.arange(len(values))
-    # As far to one side as to the other: a lopsided window would bend the line at its ends.
-    reach = np.minimum(window // 2, np.minimum(middles, middles[::-1]))
-    means: Values = (sums[middles + reach + 1] - sums[middles - reach]) / (2 * reach + 1)
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    means: Values = (sums[ends] - sums[starts]) / (ends - starts)
     return means
 
 

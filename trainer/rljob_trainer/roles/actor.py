@@ -1,4 +1,4 @@
-"""A role as a process of its own: a Ray actor whose output goes to a file and whose failures the controller can read."""
+"""A role as a process of its own: a Ray actor whose output goes to a file, and whose failures the controller reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RoleActor:
 
 @dataclass(frozen=True, slots=True)
 class RoleHandle:
-    """A role in another process: `handle.update.remote(batch)` calls its method and gives Ray's reference to the result."""
+    """A role in another process: `handle.update.remote(batch)` calls its method and gives a reference to the result."""
 
     actor: Any
 

@@ -1,9 +1,10 @@
-"""The policy ranks and the rollout engines of a job whose roles share their GPUs, as one object the controller calls."""
+"""The policy ranks and rollout engines of a job whose roles share their GPUs, as one object the controller calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ class ColocatedRoles:
 
 def _contiguous_shares(items: int, engines: int) -> list[slice]:
     bounds = [items * engine // engines for engine in range(engines + 1)]
-    return [slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def _one_gpu_bundles(count: int) -> Any:

@@ -20,7 +20,7 @@ _SMALLEST_OBJECT_STORE_BYTES = 128 * _MIB
 
 
 def object_store_bytes(sync_bucket_bytes: int) -> int:
-    """Room in shared memory for a step's rollouts and for two buckets of weights: one is read while the next is made."""
+    """Room in shared memory for a step's rollouts and two buckets of weights: one is read while the next is made."""
     return _SMALLEST_OBJECT_STORE_BYTES + 2 * sync_bucket_bytes
 
 

@@ -18,6 +18,6 @@ class PolicyActor(PolicyRank):
         self._sync_bucket_bytes = sync_bucket_bytes
 
     def sync(self, engines: Sequence[Any], version: int) -> None:
-        """Send every parameter to every engine, as `version`. All ranks call it: gathering a parameter is collective."""
+        """Send every parameter to every engine, as `version`. All ranks call it, since gathering one is collective."""
         with self.weights_for_export() as parameters:
             send_weights(parameters, engines, version, self._sync_bucket_bytes, self.rank)

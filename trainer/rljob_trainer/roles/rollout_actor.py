@@ -15,6 +15,9 @@ class RolloutActor(RolloutEngine):
     """What a rollout process holds: the engine and its memory log."""
 
     def __init__(self, rank: int, config: RolloutConfig, output_dir: Path) -> None:
+        # Takes many seconds: here they pass while the policy's processes import their own libraries.
+        import vllm  # noqa: F401
+
         super().__init__(rank, config)
         self._memory_log = MemoryLog(output_dir / "memory" / f"rollout-{rank}.jsonl", config.device)
 

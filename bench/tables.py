@@ -1,0 +1,144 @@
+"""Writes docs/benchmarks.md from the recorded results. `--check` fails where it is not up to date."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+GIB = 2**30
+
+Result = dict[str, Any]
+
+
+def page() -> str:
+    return "\n".join(
+        [_INTRODUCTION, _step(_read("h200_step")), _chain_sum(_read("smollm2_chain_sum")), _overhead(_read("overhead"))]
+    )
+
+
+_INTRODUCTION = """# Benchmarks
+
+Made from `bench/results/*.json` by `bench/tables.py`; do not edit. Each file names its script, date, device and versions.
+Memory is in GiB and says what it counts.
+"""
+
+
+def _step(result: Result) -> str:
+    ours, trl = result["rows"]
+    phases = ours["seconds_by_phase"]
+    rows = [
+        ("seconds a step", f"**{ours['seconds_per_step']:.2f}**", f"{trl['seconds_per_step']:.2f}"),
+        ("generated tokens/s", f"**{ours['tokens_per_second']:,.0f}**", f"{trl['tokens_per_second']:,.0f}"),
+        ("peak of the GPU, all processes", f"**{_gib(ours['device_peak_bytes'])}**", _gib(trl["device_peak_bytes"])),
+        ("first step", f"{ours['first_step_seconds']:.1f} s", f"{trl['all_seconds'][0]:.1f} s"),
+        ("start-up", f"{ours['start_up_seconds']:.0f} s", f"{trl['start_up_seconds']:.0f} s"),
+    ]
+    return f"""## A step on one H200
+
+`bench/h200_step.py`, {result["date"]}, {_versions(result)}. A model of Qwen3-0.6B's shape with random weights; 16 prompts × 8
+completions × 512 tokens; float32 weights, bfloat16 compute; the engine asleep during the update. Both arms one after the
+other on the same GPU; medians from the third step on.
+
+| | RLJob | TRL {result["versions"]["trl"]} |
+|---|---|---|
+{_table(rows)}
+
+Where RLJob's {ours["seconds_per_step"]:.2f} s go: rollout {phases["rollout"]:.2f} s (vLLM generates; about 3.6 ms for each
+of 512 tokens of 128 sequences), update {phases["update"]:.2f} s (5 micro-batches of at most 16,384 tokens; layers compiled),
+sync {phases["sync"]:.2f} s (waking the engine, 1.2 GB of weights over CUDA IPC, waking the KV cache), reward and the rest
+{ours["seconds_per_step"] - sum(phases.values()) + phases["reward"]:.2f} s. The first step compiles the policy's layers.
+
+Peaks: RLJob's from `cudaMemGetInfo` after each micro-batch, TRL's from NVML every 20 ms. RLJob's contains
+{_gib(11 * 312475648)} that the weight sync left behind over 11 steps; that is mended since
+(`weight_sync/ipc.py` says how it came about), and in the run below memory after a sync is the same at step 1 and step 80.
+Mean difference between the engine's and the policy's log-probabilities: {ours["logprob_diff_mean"]:.4f} (bfloat16).
+"""
+
+
+def _chain_sum(result: Result) -> str:
+    [row] = result["rows"]
+    return f"""## SmolLM2-135M-Instruct learns to add, on one H200
+
+`{result["script"]}`, {result["date"]}, {_versions(result)}. Two one-digit numbers; reward: the last number of the response is
+the sum; 64 responses a step.
+
+| | |
+|---|---|
+| reward, means of the first and the last five steps | {row["first_reward"]:.2f} → {row["last_reward"]:.2f} of {row["steps"]} steps |
+| first step whose last five average 0.9 | {row["first_step_with_mean_of_five_above_0.9"]} |
+| steps of which all 64 responses were right | {sum(reward == 1.0 for reward in row["rewards"])}, the last among them |
+| a step (median) | {row["median_step_seconds"]:.2f} s |
+| all steps; start-up | {row["loop_seconds"]:.0f} s, of which the first {row["first_step_seconds"]:.0f} s; {row["start_up_seconds"]:.0f} s |
+| peak reserved by torch: policy, engine | {row["peak_memory_gib"]["policy"]["gib"]:.1f} GiB, {row["peak_memory_gib"]["rollout"]["gib"]:.1f} GiB |
+
+![Reward by step](../bench/results/smollm2_chain_sum_reward.png)
+![Seconds by phase](../bench/results/smollm2_chain_sum_timing.png)
+"""
+
+
+def _overhead(result: Result) -> str:
+    bare, ours, ratio = result["rows"]
+    phases = ("rollout", "reward", "update", "sync", "checkpoint", "step")
+    lines = [
+        " | ".join([arm["arm"], *(_milliseconds(arm["seconds_by_phase"].get(phase)) for phase in phases)])
+        for arm in (bare, ours)
+    ]
+    return f"""## What a step costs beside its arithmetic, on a CPU
+
+`bench/overhead.py`, {result["date"]}, {result["device"]}. `examples/digits.yaml` through `rljob run`, and the same arithmetic as
+one bare loop in one process ([`bench/bare_loop.py`](../bench/bare_loop.py)); {result["note"].split(", ", 2)[2]}; medians, in
+milliseconds.
+
+| | {" | ".join(phases)} |
+|---|{"---|" * len(phases)}
+| {lines[0]} |
+| {lines[1]} |
+
+A step takes **{ratio["step"]:.2f}×** the bare loop's. The difference is what makes a step a transaction in processes of its
+own: calls to the roles and copies of rollouts and weights through shared memory, two fsyncs (journal and ledger), the
+memory log. Start-up, apart: {ours["start_up_seconds"]:.0f} s (Ray, two processes that import torch and vLLM on two cores)
+beside {bare["start_up_seconds"]:.0f} s.
+"""
+
+
+def _read(name: str) -> Result:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1e3 * seconds:.1f}"
+
+
+def _versions(result: Result) -> str:
+    shown = [(name, result["versions"].get(name)) for name in ("torch", "vllm", "ray", "transformers")]
+    return ", ".join(f"{name} {version}" for name, version in shown if version)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not up to date")
+    check, text = parser.parse_args().check, page()
+    if PAGE.is_file() and PAGE.read_text() == text:
+        return 0
+    if check:
+        print(f"{PAGE.relative_to(PAGE.parents[1])} is not up to date: run bench/tables.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The controller needs no GPU, and nothing in it could ask for one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from pathlib import Path
+import rljob_trainer.run
+from rljob_api.manifest import load_manifest
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.models.tokenizer import load_tokenizer
+from rljob_trainer.tasks.build import build_task
+
+job = load_manifest(Path("examples/digits.yaml"))
+model = resolve_model(job.spec.model.uri, Path(sys.argv[1]))
+build_task(job.spec.task, load_tokenizer(model), 8, Path("."), 0).prompts(1, 8)
+print([name for name in ("torch", "vllm", "ray") if name in sys.modules])
+"""
+
+
+def test_what_the_controller_imports_leaves_out_torch_and_vllm(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]", done.stdout

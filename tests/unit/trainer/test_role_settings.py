@@ -1,0 +1,108 @@
+"""What the manifest and the machine come to, for the roles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemoryPlan
+from rljob_trainer.errors import BadInput
+from rljob_trainer.hardware import Machine
+from rljob_trainer.role_settings import max_concurrent_sequences, policy_ranks, role_settings
+
+GIB = 2**30
+PLAN = MemoryPlan(
+    empty_cache=True,
+    expandable_segments=True,
+    rollout_sleep_level=2,
+    kv_cache_bytes=GIB,
+    micro_batch_tokens=4096,
+    logprob_chunk_tokens=512,
+    activation_checkpointing=False,
+    optimizer_offload=False,
+    sync_bucket_bytes=GIB,
+)
+CPU = Machine(gpu_memory_bytes=(), host_memory_bytes=16 * GIB, cores=8)
+TWO_GPUS = Machine(gpu_memory_bytes=(80 * GIB, 80 * GIB), host_memory_bytes=256 * GIB, cores=32)
+
+
+def spec(**changes: dict[str, Any]) -> RLJobSpec:
+    sections: dict[str, Any] = {
+        "model": {"uri": "file:///model"},
+        "task": {"name": "digits"},
+        "algorithm": {"steps": 5},
+    }
+    for name, values in changes.items():
+        sections[name] = {**sections.get(name, {}), **values}
+    return RLJobSpec.model_validate(sections)
+
+
+def settings(device: Any, machine: Machine, parameters: int = 10**9, **changes: dict[str, Any]) -> Any:
+    return role_settings(
+        spec(**changes),
+        PLAN,
+        model_dir=Path("/model"),
+        output_dir=Path("/out"),
+        device=device,
+        machine=machine,
+        ranks=1,
+        parameters=parameters,
+        torch_version="2.13.0",
+    )
+
+
+def test_one_rank_on_each_gpu_of_each_replica() -> None:
+    assert policy_ranks(spec(policy={"replicas": 2}), "cuda", TWO_GPUS) == 2
+    assert policy_ranks(spec(policy={"gpusPerReplica": 2}), "cuda", TWO_GPUS) == 2
+
+
+def test_the_same_ranks_on_a_machine_without_gpus() -> None:
+    assert policy_ranks(spec(policy={"gpusPerReplica": 2}), "cpu", CPU) == 2
+    assert policy_ranks(spec(policy={"replicas": 3, "gpusPerReplica": 0}), "cpu", CPU) == 3
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_numbers() -> None:
+    with pytest.raises(BadInput, match=r"expected 4 GPUs .* found 2"):
+        policy_ranks(spec(policy={"replicas": 4}), "cuda", TWO_GPUS)
+
+
+def test_a_gpu_that_is_asked_for_and_missing_is_refused() -> None:
+    with pytest.raises(BadInput, match="--device cpu"):
+        CPU.choose_device("cuda")
+    assert CPU.choose_device("auto") == "cpu"
+    assert TWO_GPUS.choose_device("auto") == "cuda"
+
+
+def test_auto_means_bfloat16_on_a_gpu_and_float32_on_a_cpu_for_both_roles() -> None:
+    assert {settings("cuda", TWO_GPUS).policy.dtype, settings("cuda", TWO_GPUS).rollout.dtype} == {"bfloat16"}
+    assert {settings("cpu", CPU).policy.dtype, settings("cpu", CPU).rollout.dtype} == {"float32"}
+    assert settings("cuda", TWO_GPUS, model={"dtype": "float32"}).policy.dtype == "float32"
+
+
+def test_both_roles_sample_and_score_at_the_same_temperature() -> None:
+    both = settings("cpu", CPU, algorithm={"temperature": 0.7})
+    assert both.policy.temperature == both.rollout.temperature == 0.7
+
+
+def test_a_dual_clip_of_zero_is_no_bound() -> None:
+    assert settings("cpu", CPU, algorithm={"dualClip": 0.0}).policy.loss.dual_clip is None
+
+
+def test_the_engine_may_not_use_expandable_segments() -> None:
+    made = settings("cuda", TWO_GPUS)
+    assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+    assert made.policy.memory.expandable_segments
+
+
+def test_tiny_models_get_one_thread_and_large_ones_the_cores() -> None:
+    assert settings("cpu", CPU, parameters=156_000).policy_environment["OMP_NUM_THREADS"] == "1"
+    assert settings("cpu", CPU).policy_environment["OMP_NUM_THREADS"] == "8"
+
+
+def test_an_engine_generates_its_share_of_a_step_at_once_up_to_a_bound() -> None:
+    assert max_concurrent_sequences(spec(algorithm={"promptsPerStep": 9, "groupSize": 4}), engines=2) == 20
+    assert max_concurrent_sequences(spec(algorithm={"promptsPerStep": 512}), engines=1) == 256
+    assert max_concurrent_sequences(spec(rollout={"maxConcurrentSequences": 3}), engines=1) == 3
