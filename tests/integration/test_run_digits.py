@@ -1,0 +1,112 @@
+"""The demo: a tiny model learns to repeat a digit, and everything that a run leaves behind is there and true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rljob_api.exit_codes import ExitCode
+from rljob_trainer.rollout.environment import engine_environment
+from tests.runs import RLJOB, ROOT, Run, rljob_run
+
+_GENERATE = """
+import json, sys
+from vllm import LLM, SamplingParams
+engine = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=16, kv_cache_memory_bytes=64 << 20)
+prompts = [f"{digit}:" for digit in range(10)]
+outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+print(json.dumps([output.outputs[0].text for output in outputs]))
+"""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = rljob_run(ROOT / "examples" / "digits.yaml", tmp_path_factory.mktemp("digits") / "run")
+    assert run.exit_code == ExitCode.COMPLETE, run.printed
+    return run
+
+
+def test_it_learns(digits: Run) -> None:
+    rewards = [step["reward"]["mean"] for step in digits.steps]
+    assert np.mean(rewards[:3]) < 0.1
+    assert np.mean(rewards[-5:]) >= 0.95
+    assert digits.summary["last_reward"] == pytest.approx(np.mean(rewards[-5:]))
+
+
+def test_the_engine_had_the_policys_weights_in_every_step(digits: Run) -> None:
+    assert max(step["metrics"]["logprob_diff_max"] for step in digits.steps) <= 1e-4
+    assert [step["weights_version"] for step in digits.steps] == list(range(1, 61))
+
+
+def test_the_summary_accounts_for_the_run(digits: Run) -> None:
+    summary = digits.summary
+    assert (summary["status"], summary["steps"], summary["exit_code"]) == ("Complete", 60, 0)
+    assert summary["tokens"] == 60 * 64 * (2 + 4)
+    assert set(summary["seconds_by_phase"]) == {"rollout", "reward", "update", "sync", "checkpoint"}
+    assert set(summary["peak_memory"]) == {"policy", "rollout"}
+    assert all(0.05 < peak["gib"] < 4 for peak in summary["peak_memory"].values())
+
+
+def test_what_is_printed_is_the_runs_own_and_names_the_logs(digits: Run) -> None:
+    lines = digits.printed.splitlines()
+    assert str(digits.output / "logs") in digits.printed
+    assert sum(line.startswith("step ") for line in lines) == 60
+    assert len(lines) < 100, "messages of the libraries are on the screen"
+    assert (digits.output / "logs" / "rollout-0.log").stat().st_size > 0
+
+
+def test_checkpoints_and_journal_are_bounded(digits: Run) -> None:
+    assert sorted(path.name for path in (digits.output / "checkpoints").glob("step-*")) == [
+        "step-000040",
+        "step-000060",
+    ]
+    assert len(list((digits.output / "journal").iterdir())) == 20
+
+
+def test_transformers_loads_the_trained_model(digits: Run) -> None:
+    model = AutoModelForCausalLM.from_pretrained(digits.output / "model")
+    tokenizer = AutoTokenizer.from_pretrained(digits.output / "model")
+    prompt = tokenizer("7:", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt.input_ids.shape[1] :]
+    assert tokenizer.decode(answer) == "7777"
+
+
+def test_vllm_loads_the_trained_model(digits: Run) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _GENERATE, digits.output / "model"],
+        env={**os.environ, **engine_environment("cpu"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [str(digit) * 4 for digit in range(10)]
+
+
+def test_it_is_drawn(digits: Run) -> None:
+    subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=120)
+    drawn = {path.name for path in (digits.output / "plots").iterdir()}
+    assert drawn == {f"{name}.{kind}" for name in ("reward", "timing", "memory") for kind in ("png", "svg")}
+
+
+def test_more_steps_train_on_and_another_job_is_refused(digits: Run, tmp_path: Path) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "digits.yaml").read_text())
+    job["spec"]["algorithm"]["groupSize"] = 4
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(job))
+    refused = rljob_run(tmp_path / "other.yaml", digits.output)
+    assert refused.exit_code == ExitCode.OUTPUT_UNAVAILABLE
+    assert "algorithm.groupSize: 8 in the run, 4 in the manifest" in refused.printed
+
+    job["spec"]["algorithm"] |= {"groupSize": 8, "steps": 62}
+    (tmp_path / "longer.yaml").write_text(yaml.safe_dump(job))
+    longer = rljob_run(tmp_path / "longer.yaml", digits.output)
+    assert longer.exit_code == ExitCode.COMPLETE, longer.printed
+    assert [step["step"] for step in longer.steps] == list(range(1, 63))
