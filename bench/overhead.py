@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def main(rounds: int) -> None:
 
 def bare_arm() -> dict[str, Any]:
     from rljob_api.manifest import load_manifest
-    from rljob_trainer.models import resolve_model
+    from rljob_trainer.models.resolve import resolve_model
 
     model = resolve_model(load_manifest(EXAMPLE).spec.model.uri)
     done = subprocess.run(
@@ -62,9 +61,9 @@ def rljob_arm() -> dict[str, Any]:
     steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
     phases = ("rollout", "reward", "update", "sync", "checkpoint")
     seconds = {phase: statistics.median(s["seconds"].get(phase, 0.0) for s in steps) for phase in phases}
-    seconds["step"] = statistics.median(s["step_seconds"] for s in steps)
+    seconds["step"] = statistics.median(s["total_seconds"] for s in steps)
     return {
-        "start_up_seconds": summary["start_up_seconds"],
+        "start_up_seconds": summary["startup_seconds"],
         "seconds_by_phase": seconds,
         "last_reward": summary["last_reward"],
     }
@@ -93,5 +92,4 @@ def print_table(rows: list[dict[str, Any]], ratio: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    begun = time.perf_counter()
     main(**vars(parser.parse_args()))

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.weight_sync.buckets import buckets
-from rljob_trainer.weight_sync.ipc import packed_update
+from rljob_trainer.weight_sync.buckets import buckets, layout, packed
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 bucket_sizes = st.integers(1, 60)
@@ -36,11 +35,11 @@ def test_buckets_are_as_full_as_they_may_be(sizes: list[int], bucket_bytes: int)
         assert sum(tensor.nbytes for _, tensor in bucket) + following[0][1].nbytes > bucket_bytes
 
 
-def test_a_packed_update_says_how_to_cut_the_buffer_again() -> None:
-    bucket = [("a", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(5, dtype=torch.float32))]
-    update = packed_update(bucket, {"GPU-0": ("handle",)})
-    assert update["names"] == ["a", "b"]
-    assert update["dtype_names"] == ["bfloat16", "float32"]
-    assert update["shapes"] == [[2, 3], [5]]
-    assert update["tensor_sizes"] == [12, 20]
-    assert update["packed"] is True
+@given(sizes=sizes)
+def test_a_packed_bucket_is_cut_again_by_its_layout(sizes: list[int]) -> None:
+    bucket = [(str(size), torch.randn(size, 2, dtype=torch.float64).to(torch.bfloat16)) for size in sizes]
+    how = layout(bucket)
+    assert how["dtype_names"] == ["bfloat16"] * len(sizes)
+    parts = packed(bucket).split(how["tensor_sizes"])
+    for (_, tensor), part, shape in zip(bucket, parts, how["shapes"], strict=True):
+        assert torch.equal(part.view(torch.bfloat16).view(shape), tensor)

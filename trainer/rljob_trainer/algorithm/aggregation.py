@@ -22,13 +22,16 @@ def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregati
     `token-mean`: every remaining token 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `sequence-mean`: every
     completion that has a token 1 / completions, shared evenly by its tokens (GRPO, arXiv 2402.03300 eq. 3).
     """
-    kept = [np.isfinite(logprobs) for logprobs in rollout_logprobs]
-    counts = np.array([int(mask.sum()) for mask in kept], np.int64)
+    lengths = np.array([len(logprobs) for logprobs in rollout_logprobs], np.int64)
+    completion = np.repeat(np.arange(len(lengths)), lengths)
+    kept = np.isfinite(np.concatenate([*rollout_logprobs, np.zeros(0, np.float32)]))
+    counts = np.bincount(completion, kept, len(lengths))
     if aggregation == "token-mean":
-        per_token = np.full(len(kept), 1.0 / max(int(counts.sum()), 1))
+        per_token = np.full(len(lengths), 1.0 / max(counts.sum(), 1))
     else:
-        per_token = 1.0 / (np.maximum(counts, 1) * max(int((counts > 0).sum()), 1))
-    return [(mask * weight).astype(np.float32) for mask, weight in zip(kept, per_token, strict=True)]
+        per_token = 1.0 / (np.maximum(counts, 1) * max((counts > 0).sum(), 1))
+    weights = (kept * per_token[completion]).astype(np.float32)
+    return np.split(weights, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
 def dropped_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:

@@ -63,7 +63,9 @@ def micro_batches_of(
     """
     logprobs = [batch.rollout_logprobs[completion] for completion in completions]
     loss_weights = dict(zip(completions, token_weights(logprobs, aggregation), strict=True))
-    mean_weights = dict(zip(completions, token_weights(logprobs, "token-mean"), strict=True))
+    mean_weights = loss_weights
+    if aggregation != "token-mean":
+        mean_weights = dict(zip(completions, token_weights(logprobs, "token-mean"), strict=True))
     lengths = [_input_length(batch, completion) for completion in completions]
     plan = plan_micro_batches(lengths, ranks, budget_tokens)[rank]
     return [_collate(batch, [completions[place] for place in part], loss_weights, mean_weights) for part in plan]

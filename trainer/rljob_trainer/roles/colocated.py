@@ -96,7 +96,9 @@ class ColocatedRoles:
 
         if self._sleeps:
             wait_for(self._call_engines("sleep"), "going to sleep")
-        return wait_for(self._call_policy("update", ray.put(batch)), "updating")
+        # For one rank Ray decides by size whether a batch goes through shared memory; for several it shall do so once.
+        given = batch if len(self._policy) == 1 else ray.put(batch)
+        return wait_for(self._call_policy("update", given), "updating")
 
     def sync(self, version: int) -> None:
         """Bring the policy's weights to every engine, and wake them where they slept."""

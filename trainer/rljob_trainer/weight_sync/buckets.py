@@ -1,9 +1,9 @@
-"""Parameters in pieces that are staged at once, for both backends."""
+"""Parameters in pieces that are staged at once, for both backends, each packed end to end into one buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -23,3 +23,20 @@ def buckets(parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -
         filled += tensor.nbytes
     if bucket:
         yield bucket
+
+
+def packed(bucket: NamedTensors) -> torch.Tensor:
+    """The bytes of all tensors of the bucket in one new buffer, uint8, on their device."""
+    import torch
+
+    return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket])
+
+
+def layout(bucket: NamedTensors) -> dict[str, Any]:
+    """How to cut the packed buffer again, under the names of vLLM's update infos; `tensor_sizes` in bytes."""
+    return {
+        "names": [name for name, _ in bucket],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        "shapes": [list(tensor.shape) for _, tensor in bucket],
+        "tensor_sizes": [tensor.nbytes for _, tensor in bucket],
+    }

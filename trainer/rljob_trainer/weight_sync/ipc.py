@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.weight_sync.buckets import NamedTensors, buckets
+from rljob_trainer.weight_sync.buckets import buckets, layout, packed
 from rljob_trainer.weight_sync.engine_calls import call_engines
 
 if TYPE_CHECKING:
@@ -27,36 +27,24 @@ def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any],
     import torch.distributed as dist
 
     for bucket in buckets(parameters, bucket_bytes):
-        packed = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket])
+        buffer = packed(bucket)
         torch.cuda.current_stream().synchronize()
-        handles = _handles_by_gpu(packed)
+        handles = _handles_by_gpu(buffer)
         if rank == 0:
-            call_engines(engines, "update_weights", packed_update(bucket, handles))
+            call_engines(engines, "update_weights", {**layout(bucket), "ipc_handles": handles, "packed": True})
         dist.barrier()
-        del packed
+        del buffer
         torch.cuda.ipc_collect()
 
 
-def packed_update(bucket: NamedTensors, handles: dict[str, Any]) -> dict[str, Any]:
-    """The fields of vLLM's `IPCWeightTransferUpdateInfo` for a bucket that is packed end to end in one buffer."""
-    return {
-        "names": [name for name, _ in bucket],
-        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-        "shapes": [list(tensor.shape) for _, tensor in bucket],
-        "tensor_sizes": [tensor.nbytes for _, tensor in bucket],
-        "ipc_handles": handles,
-        "packed": True,
-    }
-
-
-def _handles_by_gpu(packed: torch.Tensor) -> dict[str, Any]:
+def _handles_by_gpu(buffer: torch.Tensor) -> dict[str, Any]:
     """What opens this bucket's buffer in another process, of every rank, by the GPU's UUID. Collective."""
     import torch
     import torch.distributed as dist
     from torch.multiprocessing.reductions import reduce_tensor
 
-    _, arguments = reduce_tensor(packed)
-    gpu = str(torch.cuda.get_device_properties(packed.device).uuid)
+    _, arguments = reduce_tensor(buffer)
+    gpu = str(torch.cuda.get_device_properties(buffer.device).uuid)
     of_all_ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(of_all_ranks, {gpu: arguments})
     return {gpu: arguments for handles in of_all_ranks for gpu, arguments in handles.items()}

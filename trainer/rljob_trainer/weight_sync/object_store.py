@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.weight_sync.buckets import buckets
+from rljob_trainer.weight_sync.buckets import buckets, layout, packed
 from rljob_trainer.weight_sync.engine_calls import call_engines
 
 if TYPE_CHECKING:
@@ -18,6 +18,5 @@ def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any],
 
     for bucket in buckets(parameters, bucket_bytes):
         if rank == 0:
-            names, tensors = zip(*bucket, strict=True)
-            # One copy into shared memory, whatever the number of engines: each maps it.
-            call_engines(engines, "update_weights", ray.put({"names": list(names), "tensors": list(tensors)}))
+            # Once into shared memory, whatever the number of engines: each maps it.
+            call_engines(engines, "update_weights", ray.put({**layout(bucket), "buffer": packed(bucket).numpy()}))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -21,10 +25,13 @@ class ObjectStoreInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: checkpoint names, and their tensors, which lie read-only in shared memory."""
+    """One bucket: its tensors end to end in `buffer`, which lies read-only in shared memory, and their layout."""
 
     names: list[str]
-    tensors: list[torch.Tensor]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    tensor_sizes: list[int]
+    buffer: npt.NDArray[np.uint8]
 
 
 class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, ObjectStoreUpdateInfo]):
@@ -40,7 +47,7 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ObjectStoreUpdateInfo) -> None:
-        self.model.load_weights(zip(update_info.names, update_info.tensors, strict=True))
+        self.model.load_weights(_unpacked(update_info))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -51,3 +58,12 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
 
     def shutdown(self) -> None:
         pass
+
+
+def _unpacked(update: ObjectStoreUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    with warnings.catch_warnings():
+        # torch has no tensors that are read-only; nobody writes to these.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        parts = torch.from_numpy(update.buffer).split(update.tensor_sizes)
+    for name, dtype, shape, part in zip(update.names, update.dtype_names, update.shapes, parts, strict=True):
+        yield name, part.view(getattr(torch, dtype)).view(shape)
