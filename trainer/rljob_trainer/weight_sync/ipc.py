@@ -8,20 +8,20 @@ The caller sees to it that expandable segments are off while buckets are staged:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.weight_sync.buckets import buckets, layout, packed
-from rljob_trainer.weight_sync.engine_calls import call_engines
+from rljob_trainer.weight_sync.engine_calls import EngineCalls
 
 if TYPE_CHECKING:
     import torch
 
 
-def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any], bucket_bytes: int, rank: int) -> None:
+def send(parameters: Iterable[tuple[str, torch.Tensor]], calls: EngineCalls, bucket_bytes: int) -> None:
     """Stage parameters bucket after bucket, each until all engines have read it.
 
-    Every rank stages all of them on its own GPU; rank 0 tells the engines where.
+    Every rank stages all of them on its own GPU; the rank that calls the engines tells them where.
     """
     import torch
     import torch.distributed as dist
@@ -30,8 +30,8 @@ def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any],
         buffer = packed(bucket)
         torch.cuda.current_stream().synchronize()
         handles = _handles_by_gpu(buffer)
-        if rank == 0:
-            call_engines(engines, "update_weights", {**layout(bucket), "ipc_handles": handles, "packed": True})
+        calls.begin("update_weights", {**layout(bucket), "ipc_handles": handles, "packed": True})
+        calls.wait()
         dist.barrier()
         del buffer
         torch.cuda.ipc_collect()

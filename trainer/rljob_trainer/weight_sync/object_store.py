@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rljob_trainer.weight_sync.buckets import buckets, layout, packed
-from rljob_trainer.weight_sync.engine_calls import call_engines
+from rljob_trainer.weight_sync.engine_calls import EngineCalls
 
 if TYPE_CHECKING:
     import torch
 
 
-def send(parameters: Iterable[tuple[str, torch.Tensor]], engines: Sequence[Any], bucket_bytes: int, rank: int) -> None:
-    """Send all parameters from rank 0; the other ranks only take part in gathering them."""
+def send(parameters: Iterable[tuple[str, torch.Tensor]], calls: EngineCalls, bucket_bytes: int) -> None:
+    """Send all parameters; a rank without engines to call only takes part in gathering them."""
     import ray
 
     for bucket in buckets(parameters, bucket_bytes):
-        if rank == 0:
+        if calls.engines:
+            # One bucket is made while the engines read the one before.
+            calls.wait(until_left=1)
             # Once into shared memory, whatever the number of engines: each maps it.
-            call_engines(engines, "update_weights", ray.put({**layout(bucket), "buffer": packed(bucket).numpy()}))
+            calls.begin("update_weights", ray.put({**layout(bucket), "buffer": packed(bucket).numpy()}))

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.weight_sync import ipc, object_store
-from rljob_trainer.weight_sync.engine_calls import call_engines
+from rljob_trainer.weight_sync.engine_calls import EngineCalls
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,8 @@ def send_weights(
     parameters = iter(named_parameters)
     first = next(parameters)
     transport = ipc if first[1].is_cuda else object_store
-    if rank == 0:
-        call_engines(engines, "start_weight_update")
-    transport.send(chain([first], parameters), engines, bucket_bytes, rank)
-    if rank == 0:
-        call_engines(engines, "finish_weight_update", version)
+    calls = EngineCalls(engines if rank == 0 else [])
+    calls.begin("start_weight_update")
+    transport.send(chain([first], parameters), calls, bucket_bytes)
+    calls.begin("finish_weight_update", version)
+    calls.wait()
