@@ -43,6 +43,7 @@ check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/mypy crds memory trainer
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
+	$(BIN)/python bench/tables.py --check
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
