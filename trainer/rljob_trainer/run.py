@@ -106,20 +106,20 @@ class LocalRun:
 
     def _attempt(self, ledger: Ledger, console: Console) -> tuple[ExitCode, str]:
         """The attempt with its failures as an exit code and one sentence."""
-        steps = self.job.spec.algorithm.steps
-        display = RunDisplay(console, self.job.metadata.name, steps, ledger.steps)
+        display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
         with display, stop_on_signals(display.note) as stop:
             try:
                 self._train(ledger, display, stop)
             except TrainerError as error:
                 log.exception("the attempt failed")
-                return error.exit_code, f"{error}. {self._how_to_go_on(ledger, error.exit_code)}"
+                sentence = str(error).rstrip(". ")
+                return error.exit_code, f"{sentence}. {self._how_to_go_on(ledger, error.exit_code)}"
             except StopNow:
                 pass
             except Exception as error:
                 log.exception("the attempt failed unexpectedly")
                 return ExitCode.ERROR, crash_report(error, self.directory.controller_log)
-            if stop.exit_code is not None and ledger.last_step < steps:
+            if stop.exit_code is not None and not self._is_finished(ledger):
                 return stop.exit_code, self._how_to_go_on(ledger, stop.exit_code)
             return ExitCode.COMPLETE, ExitCode.COMPLETE.meaning
 
