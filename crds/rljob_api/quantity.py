@@ -34,16 +34,6 @@ def quantity_bytes(quantity: int | str) -> int:
     return size
 
 
-def format_bytes(size: int) -> str:
-    """`size` bytes for people, in binary units: `61.2Gi`."""
-    number, unit = float(size), ""
-    for larger in ("Ki", "Mi", "Gi", "Ti"):
-        if abs(number) < 1024:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.1f}{unit}" if unit else str(size)
-
-
 def _parse_bytes(given: Any) -> int:
     try:
         return quantity_bytes(given)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.memory_settings import MemorySettings
-from rljob_api.quantity import format_bytes, quantity_bytes
+from rljob_api.quantity import quantity_bytes
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,6 @@ def test_a_plain_number_of_bytes_is_itself(size: int) -> None:
 @given(st.integers(1, 2**40 - 1), st.sampled_from([("Ki", 10), ("Mi", 20)]))
 def test_binary_units_are_powers_of_1024(number: int, unit: tuple[str, int]) -> None:
     assert quantity_bytes(f"{number}{unit[0]}") == number << unit[1]
-
-
-@pytest.mark.parametrize(("size", "written"), [(17, "17"), (2048, "2.0Ki"), (int(61.2 * 2**30), "61.2Gi")])
-def test_bytes_are_written_for_people(size: int, written: str) -> None:
-    assert format_bytes(size) == written
 
 
 def test_settings_are_auto_or_bytes() -> None:

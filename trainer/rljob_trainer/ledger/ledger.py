@@ -90,10 +90,6 @@ class Ledger:
         return len(self.steps)
 
     @property
-    def committed_steps(self) -> range:
-        return range(1, self.last_step + 1)
-
-    @property
     def next_step(self) -> int:
         return self.last_step + 1
 

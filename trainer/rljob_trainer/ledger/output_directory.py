@@ -35,7 +35,6 @@ class OutputDirectory:
         self.memory = path / "memory"
         self.logs = path / "logs"
         self.controller_log = self.logs / "controller.log"
-        self.plots = path / "plots"
 
     @contextmanager
     def open(self, manifest: str, identity: Mapping[str, Any]) -> Iterator[None]:

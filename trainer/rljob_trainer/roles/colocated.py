@@ -128,10 +128,6 @@ class ColocatedRoles:
         """Write the policy in Hugging Face format."""
         wait_for(self._call_policy("export_pretrained", directory), "exporting the model")
 
-    def weights_digest(self) -> str:
-        digests = wait_for(self._call_policy("weights_digest"), "hashing the weights")
-        return str(digests["policy-0"])
-
     # --- how ---
 
     def _call_policy(self, method: str, *args: Any) -> Calls:

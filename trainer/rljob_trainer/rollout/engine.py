@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.checkpoint import policy_weight_shapes
@@ -12,9 +12,6 @@ from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine_arguments import engine_arguments
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollouts import Completion
-
-if TYPE_CHECKING:
-    from rljob_trainer.telemetry.memory import MemorySample
 
 
 class RolloutEngine:
@@ -151,12 +148,7 @@ class RolloutEngine:
         self._llm.finish_weight_update()
         self._update_session_open = False
 
-    # --- telemetry and end ---
-
-    def memory_sample(self) -> MemorySample:
-        from rljob_trainer.telemetry.memory import sample_memory
-
-        return sample_memory(self._config.device)
+    # --- end ---
 
     def shutdown(self) -> None:
         """End the engine and give its memory back."""
