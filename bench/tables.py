@@ -17,7 +17,7 @@ Result = dict[str, Any]
 
 def page() -> str:
     return "\n".join(
-        [_INTRODUCTION, _step(_read("h200_step")), _chain_sum(_read("smollm2_chain_sum")), _overhead(_read("overhead"))]
+        [_INTRODUCTION, _step(_read("h200_step")), _chain_sum(_read("smollm2_chain_sum"), _read("smollm2_chain_sum_cpu")), _overhead(_read("overhead"))]
     )
 
 
@@ -60,8 +60,8 @@ Mean difference between the engine's and the policy's log-probabilities: {ours["
 """
 
 
-def _chain_sum(result: Result) -> str:
-    [row] = result["rows"]
+def _chain_sum(result: Result, on_cpu: Result) -> str:
+    [row], [cpu] = result["rows"], on_cpu["rows"]
     return f"""## SmolLM2-135M-Instruct learns to add, on one H200
 
 `{result["script"]}`, {result["date"]}, {_versions(result)}. Two one-digit numbers; reward: the last number of the response is
@@ -75,6 +75,10 @@ the sum; 64 responses a step.
 | a step (median) | {row["median_step_seconds"]:.2f} s |
 | all steps; start-up | {row["loop_seconds"]:.0f} s, of which the first {row["first_step_seconds"]:.0f} s; {row["start_up_seconds"]:.0f} s |
 | peak reserved by torch: policy, engine | {row["peak_memory_gib"]["policy"]["gib"]:.1f} GiB, {row["peak_memory_gib"]["rollout"]["gib"]:.1f} GiB |
+
+The same manifest on two CPU cores ({on_cpu["device"]}), stopped after {cpu["steps"]} of 80 steps: reward
+{cpu["first_reward"]:.2f} → {cpu["last_reward"]:.2f} (means of the first and the last five), {cpu["median_step_seconds"]:.0f} s a step,
+{cpu["peak_memory_gib"]["policy"]["gib"]:.1f} GiB resident in the policy and {cpu["peak_memory_gib"]["rollout"]["gib"]:.1f} GiB in the engine.
 
 ![Reward by step](../bench/results/smollm2_chain_sum_reward.png)
 ![Seconds by phase](../bench/results/smollm2_chain_sum_timing.png)

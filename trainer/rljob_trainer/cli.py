@@ -13,7 +13,7 @@ from rljob_api.exit_codes import ExitCode
 
 app = typer.Typer(
     name="rljob",
-    help="Reinforcement learning of language models that does not die of memory: runs RLJob manifests on this machine.",
+    help="Reinforcement learning of language models with vLLM and FSDP2: runs RLJob manifests on this machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -31,7 +31,7 @@ def run(
     manifest: Annotated[Path, typer.Argument(help="The RLJob manifest, as for `kubectl apply -f`.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="Where the run's files go, and where a stopped run goes on. [default: runs/NAME]"),
+        typer.Option(help="Where the run's files go, and where a stopped run goes on. Default: runs/NAME-OF-THE-JOB."),
     ] = None,
     device: Annotated[DeviceChoice, typer.Option(help="auto: the GPUs where there are any, else the CPU.")] = (
         DeviceChoice.AUTO
@@ -41,9 +41,18 @@ def run(
     """Train as MANIFEST says, on this machine. Started again after a stop, it goes on at the step it was in.
 
     \b
-    Exit codes: 0 complete, 1 error, 2 invalid manifest, 80 GPU out of memory, 81 host out of memory,
-    82 /dev/shm full, 83 a worker died, 84 unusable model, task or reward, 85 output directory unavailable,
-    130 SIGINT, 143 SIGTERM.
+    Exit codes:
+      0    complete
+      1    unexpected error
+      2    invalid manifest
+      80   GPU out of memory
+      81   host out of memory
+      82   /dev/shm full
+      83   a policy rank or an engine died
+      84   unusable model, task or reward
+      85   output directory full, unwritable or in use
+      130  stopped by SIGINT
+      143  stopped by SIGTERM
     """
     from rljob_trainer.run import run_manifest
 
@@ -73,7 +82,7 @@ def validate(
 @app.command()
 def plot(
     directory: Annotated[Path, typer.Argument(help="The output directory of a run.")],
-    output: Annotated[Path | None, typer.Option(help="Where the pictures go. [default: DIRECTORY/plots]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the pictures go. Default: DIRECTORY/plots.")] = None,
 ) -> None:
     """Draw reward, timing by phase and memory by phase of the run in DIRECTORY, as PNG and SVG."""
     from rljob_trainer.errors import TrainerError

@@ -7,27 +7,31 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 
 class Rendezvous:
     """A key-value store at which all ranks meet. Rank 0 serves it on a port that the system chose, so none is raced
-    for."""
+    for; a single rank needs no port."""
 
-    def __init__(self) -> None:
-        self._served: TCPStore | None = None
+    def __init__(self, world_size: int) -> None:
+        self._alone = world_size == 1
+        self._served: TCPStore | HashStore | None = None
 
     def serve(self) -> tuple[str, int]:
         """Host and port at which the other ranks find the store."""
+        if self._alone:
+            self._served = HashStore()
+            return "", 0
         host = _address()
-        self._served = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return host, self._served.port
+        self._served = store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, store.port
 
-    def join(self, host: str, port: int) -> TCPStore:
-        return self._served or TCPStore(host, port, is_master=False)
+    def join(self, host: str, port: int) -> TCPStore | HashStore:
+        return TCPStore(host, port, is_master=False) if self._served is None else self._served
 
 
-def init_process_group(store: TCPStore, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
+def init_process_group(store: TCPStore | HashStore, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
     """The default group: gloo for tensors on the CPU, NCCL for those on the GPU."""
     dist.init_process_group(
         "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",

@@ -44,7 +44,7 @@ class PolicyRank:
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         # Only where there are GPUs is there an allocator to set.
         self._expandable_segments = config.memory.expandable_segments and config.device == "cuda"
-        self._rendezvous = Rendezvous()
+        self._rendezvous = Rendezvous(world_size)
         self._memory_log = MemoryLog(config.output_dir / "memory" / f"policy-{rank}.jsonl", config.device)
         self._step = 0
 

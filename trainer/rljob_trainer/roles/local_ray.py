@@ -12,6 +12,8 @@ _ENVIRONMENT = {
     # An actor without a GPU must not see any: Ray leaves the variable alone unless told to set it.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     "RAY_DEDUP_LOGS": "0",
+    # All ranks are on this machine: nobody else needs to reach their sockets.
+    "GLOO_SOCKET_IFNAME": "lo",
 }
 
 
