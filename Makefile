@@ -78,8 +78,9 @@ LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/dev.txt
 .venv/.ready: $(LOCKS) $(PARTS:%=%/pyproject.toml)
 	@PYTHON=$(PYTHON) scripts/check-machine
 	@[ -x $(UV) ] || { $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt; }
-	$(UV) pip sync --require-hashes $(LOCKS)
-	$(UV) pip install --quiet --no-deps --no-build-isolation $(PARTS:%=-e %)
+	@echo "installing the locked packages into .venv (a minute where none is cached, 6 GB)"
+	@$(UV) pip sync --quiet --require-hashes $(LOCKS)
+	@$(UV) pip install --quiet --no-deps --no-build-isolation $(PARTS:%=-e %)
 	@touch $@
 
 # Carries one package's data; its own requirements stay out of the environment.

@@ -17,7 +17,12 @@ Result = dict[str, Any]
 
 def page() -> str:
     return "\n".join(
-        [_INTRODUCTION, _step(_read("h200_step")), _chain_sum(_read("smollm2_chain_sum"), _read("smollm2_chain_sum_cpu")), _overhead(_read("overhead"))]
+        [
+            _INTRODUCTION,
+            _step(_read("h200_step")),
+            _chain_sum(_read("smollm2_chain_sum"), _read("smollm2_chain_sum_cpu")),
+            _overhead(_read("overhead")),
+        ]
     )
 
 
