@@ -1,8 +1,10 @@
 """GPU backend, the policy's side: CUDA IPC from the policy's process to the engine's on the same GPU.
 
 The engine's side is vLLM's `ipc` backend, whose packed format this writes. vLLM's own sender makes one IPC handle for
-all buckets of a sync, while its engine gives the handle back once a bucket: torch's count of uses no longer adds up, and
-the staging buffer is kept for good, one more with every sync (seen with vLLM 0.26). Here each bucket has its own handle.
+all buckets of a sync, while its engine gives the handle back once a bucket: torch's count of uses no longer adds up,
+and the staging buffer is kept for good, one more with every sync (seen with vLLM 0.26). Here each bucket has a handle
+of its own.
+
 The caller sees to it that expandable segments are off while buckets are staged: legacy IPC cannot export them.
 """
 
