@@ -58,6 +58,11 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     run_expecting(ExitCode.BAD_INPUT, tmp_path, "/nowhere", model={"uri": "file:///nowhere/model"})
 
 
+def test_sequences_longer_than_the_model_can_take(tmp_path: Path) -> None:
+    said = ("to be at most 4096", "found 4108")
+    run_expecting(ExitCode.BAD_INPUT, tmp_path, *said, algorithm={"maxResponseTokens": 4100})
+
+
 def test_a_task_without_items(job: Path) -> None:
     (job / "prompts.jsonl").write_text("\n")
     run_expecting(ExitCode.BAD_INPUT, job, "expected at least one item", task=JSONL)

@@ -16,7 +16,7 @@ from rljob_trainer.controller import LoopSettings
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Device, Machine
 from rljob_trainer.models.checkpoint import ModelShape
-from rljob_trainer.policy.config import MemorySettings, PolicyConfig
+from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.roles.colocated import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.environment import engine_environment
@@ -60,6 +60,16 @@ def policy_ranks(spec: RLJobSpec, device: Device, machine: Machine) -> int:
             "lower them, or use --device cpu"
         )
     return ranks
+
+
+def require_lengths_fit(algorithm: AlgorithmSpec, shape: ModelShape) -> None:
+    """Raise `BadInput` where prompt and response together are longer than the model can take."""
+    longest = algorithm.max_prompt_tokens + algorithm.max_response_tokens
+    if longest > shape.max_positions:
+        raise BadInput(
+            f"expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most {shape.max_positions}, "
+            f"the positions of the model, found {longest}; lower them"
+        )
 
 
 def hardware_of(device: Device, machine: Machine, torch_version: str) -> Hardware:
@@ -151,7 +161,7 @@ def _policy_config(
         temperature=algorithm.temperature,
         updates_per_step=algorithm.updates_per_step,
         seed=algorithm.seed,
-        memory=MemorySettings(
+        memory=PolicyMemory(
             micro_batch_tokens=plan.micro_batch_tokens,
             logprob_chunk_tokens=plan.logprob_chunk_tokens,
             activation_checkpointing=plan.activation_checkpointing,

@@ -38,6 +38,7 @@ from rljob_trainer.role_settings import (
     hardware_of,
     loop_settings,
     policy_ranks,
+    require_lengths_fit,
     role_settings,
     shape_for_plan,
     workload_of,
@@ -134,6 +135,7 @@ class LocalRun:
         display.phase("reading the model and the task")
         model_dir = resolve_model(spec.model.uri)
         shape = model_shape(model_dir)
+        require_lengths_fit(algorithm, shape)
         task = build_task(
             spec.task, load_tokenizer(model_dir), algorithm.max_prompt_tokens, self.manifest.parent, algorithm.seed
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.policy.config import MemorySettings, PolicyConfig
+from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from rljob_trainer.policy.config import MemorySettings, PolicyConfig
 )
 def test_the_learning_rate_rises_linearly_over_the_warm_up(warmup_steps: int, step: int, expected: float) -> None:
     config = PolicyConfig(
-        Path("model"), Path("run"), "cpu", "float32", 8.0, MemorySettings(64, 64), warmup_steps=warmup_steps
+        Path("model"), Path("run"), "cpu", "float32", 8.0, PolicyMemory(64, 64), warmup_steps=warmup_steps
     )
     assert config.learning_rate_at(step) == expected
 

@@ -10,7 +10,7 @@ from rljob_trainer.algorithm.loss_config import LossConfig
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySettings:
+class PolicyMemory:
     """The part of the memory plan that bears on a policy rank.
 
     `micro_batch_tokens`: most tokens in one forward and backward pass, padding included. `logprob_chunk_tokens`: tokens
@@ -44,7 +44,7 @@ class PolicyConfig:
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     learning_rate: float
-    memory: MemorySettings
+    memory: PolicyMemory
     loss: LossConfig = field(default_factory=LossConfig)
     warmup_steps: int = 0
     adam_beta1: float = 0.9
