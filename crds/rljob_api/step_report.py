@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Timestamp
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
 from rljob_api.status import Role
 
@@ -116,6 +117,9 @@ class StepReport(ApiModel):
 
     plan_generation: int | None = Field(default=None, ge=1)
     """The memory plan that the attempt runs under."""
+
+    plan: MemoryPlan | None = None
+    """The plan itself. The first one is worked out by the trainer, which sees the model and the GPUs."""
 
     step: int | None = Field(default=None, ge=0)
     """Steps committed."""

@@ -1,0 +1,54 @@
+"""What a trainer writes to /dev/termination-log as it ends: one JSON object of at most 4,096 bytes."""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationError
+
+from rljob_api.api_model import ApiModel
+from rljob_api.step_report import Evidence
+
+MAX_TERMINATION_MESSAGE_BYTES = 4096
+"""What the kubelet keeps of it."""
+
+_LONGEST_SENTENCE = 1024
+
+
+class TerminationMessage(ApiModel):
+    """How a process of the job ended, for whoever decides what happens next."""
+
+    exit_code: int = Field(ge=0, le=255)
+    """As in the table of exit codes."""
+
+    sentence: str = Field(max_length=_LONGEST_SENTENCE)
+    """What happened and what to do, for people."""
+
+    step: int | None = Field(default=None, ge=0)
+    """Steps committed."""
+
+    evidence: Evidence | None = None
+    """What was seen around an out-of-memory failure."""
+
+    def to_json(self) -> bytes:
+        """At most 4,096 bytes: the evidence's message is cut as far as needed, then the evidence is left out."""
+        message = self
+        while len(encoded := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > (
+            MAX_TERMINATION_MESSAGE_BYTES
+        ):
+            message = message._smaller(len(encoded) - MAX_TERMINATION_MESSAGE_BYTES)
+        return encoded
+
+    def _smaller(self, excess_bytes: int) -> TerminationMessage:
+        if self.evidence is None:
+            return self.model_copy(update={"sentence": self.sentence[: len(self.sentence) // 2]})
+        text = self.evidence.message
+        kept = text[: max(len(text) - excess_bytes, 0)]
+        evidence = self.evidence.model_copy(update={"message": kept}) if text else None
+        return self.model_copy(update={"evidence": evidence})
+
+
+def read_termination_message(text: str) -> TerminationMessage | None:
+    """The message in what a container left behind; None where it is something else, or damaged."""
+    try:
+        return TerminationMessage.model_validate_json(text)
+    except ValidationError:
+        return None

@@ -1,0 +1,1 @@
+"""The Kubernetes operator: reconciles RLJobs into pods. observe → reconcile → apply."""

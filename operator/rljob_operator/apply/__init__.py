@@ -1,0 +1,1 @@
+"""Carries a decision out: every write of the operator is made here."""

@@ -1,0 +1,1 @@
+"""Talking to the API server: requests, watches, the leader's Lease."""

@@ -1,0 +1,53 @@
+"""Names of the objects made for a job. All are the job's name and a suffix, at most 63 characters together."""
+
+from __future__ import annotations
+
+from rljob_api.status import Role
+
+
+def controller_pod_name(job: str) -> str:
+    return f"{job}-controller"
+
+
+def worker_pod_name(job: str, role: Role, index: int) -> str:
+    """`role`: policy, or rollout where rollouts stand alone. `index` counts from 0."""
+    return f"{job}-{role}-{index}"
+
+
+def pod_names(job: str, policy_replicas: int, rollout_replicas: int) -> list[str]:
+    """All pods of an attempt. An attempt's pods have the names of the last attempt's: two never run side by side."""
+    workers = [worker_pod_name(job, "policy", index) for index in range(policy_replicas)]
+    workers += [worker_pod_name(job, "rollout", index) for index in range(rollout_replicas)]
+    return [controller_pod_name(job), *workers]
+
+
+def service_name(job: str) -> str:
+    """Headless Service in front of the controller pod: the address of the Ray head."""
+    return f"{job}-controller"
+
+
+def service_account_name(job: str) -> str:
+    """Also the name of the Role and of its binding."""
+    return f"{job}-rljob"
+
+
+def ray_token_secret_name(job: str) -> str:
+    return f"{job}-ray-token"
+
+
+def config_map_name(job: str) -> str:
+    """Holds the manifest and the memory plan that the pods read."""
+    return f"{job}-rljob"
+
+
+def checkpoint_claim_name(job: str) -> str:
+    return f"{job}-checkpoints"
+
+
+def pod_group_name(job: str) -> str:
+    """Volcano's PodGroup; Kueue's pod group goes by the same name."""
+    return f"{job}-rljob"
+
+
+def step_report_name(job: str) -> str:
+    return job

@@ -1,0 +1,1 @@
+"""What the cluster holds, kept in caches fed by watches. Reads only."""

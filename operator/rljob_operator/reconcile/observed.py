@@ -1,0 +1,103 @@
+"""What is known of one job at one moment, reduced to what decisions need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from rljob_api.job import RLJob
+from rljob_api.status import Role
+from rljob_api.step_report import StepReport
+from rljob_api.termination_message import TerminationMessage
+
+PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """How the container `rljob` of a pod ended."""
+
+    exit_code: int
+    reason: str
+    """As the kubelet says it: Completed, Error, OOMKilled, ContainerStatusUnknown, …"""
+    finished_at: datetime | None
+    message: TerminationMessage | None
+    """What the trainer left in /dev/termination-log; None where there is nothing, or nothing that can be read."""
+    text: str = ""
+    """The termination message as it is, for people, where it is not the trainer's JSON; at most 1,024 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """A pod that belongs to the job: it is controlled by it (owner reference with the job's uid)."""
+
+    name: str
+    uid: str
+    role: Role
+    index: int
+    attempt: int
+    phase: PodPhase
+    created_at: datetime
+    node: str | None = None
+    ready: bool = False
+    started: bool = False
+    """The container `rljob` runs or has run."""
+    deleting: bool = False
+    """It has a deletion timestamp: somebody wants it gone."""
+    gated: bool = False
+    """A scheduling gate holds it, such as Kueue's."""
+    unschedulable: str | None = None
+    """What the scheduler says (message of the condition PodScheduled) where it finds no node."""
+    waiting: str | None = None
+    """Why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
+    CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing."""
+    end: ContainerEnd | None = None
+    disruption: str | None = None
+    """Reason of the condition DisruptionTarget (PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager,
+    TerminationByKubelet, …), or Evicted, NodeLost, NodeShutdown from the pod's own reason."""
+    restart_count: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    name: str
+    gpus: int
+    """Allocatable GPUs."""
+    usable: bool
+    """Ready and not cordoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that a decision about one job may depend on."""
+
+    job: RLJob | None
+    """The job, parsed. None where the stored object does not parse: `problem` says why."""
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created_at: datetime
+    deleting: bool
+    has_finalizer: bool
+    pods: tuple[ObservedPod, ...]
+    step_report: StepReport | None
+    nodes: tuple[ObservedNode, ...]
+    problem: str | None = None
+    foreign_pods: tuple[str, ...] = ()
+    """Names of pods that have a name this job needs, or its labels, and are not its own."""
+    step_report_problem: str | None = None
+    """Why the StepReport cannot be read, where it cannot."""
+    namespace_terminating: bool = False
+    refused: str | None = None
+    """The API server's last answer where it refused an object of this job for good (403 quota or policy, 422), until a
+    write for the job succeeds."""
+    volcano_installed: bool = False
+    kueue_installed: bool = False
+    fresh_token: str = ""
+    """A new random token, for a Ray token Secret that does not exist yet."""
