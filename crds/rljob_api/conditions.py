@@ -1,4 +1,4 @@
-"""Types and reasons of the conditions in `status.conditions`, and the phases shown to people."""
+"""Types and reasons of the conditions in `status.conditions`, and why attempts end."""
 
 from __future__ import annotations
 
@@ -20,23 +20,39 @@ class ConditionReason(StrEnum):
     """Why a condition has its status."""
 
     # Suspended
+    NOT_SUSPENDED = "NotSuspended"
     SUSPEND_REQUESTED = "SuspendRequested"
-    WAITING_FOR_QUEUE = "WaitingForQueue"
     RESUMED = "Resumed"
     # Scheduled
     WAITING_FOR_PODS = "WaitingForPods"
+    WAITING_FOR_QUEUE = "WaitingForQueue"
+    WAITING_TO_RESTART = "WaitingToRestart"
+    GANG_SCHEDULER_MISSING = "GangSchedulerMissing"
     NO_GPU_FREE_NODE = "NoGpuFreeNode"
+    UNSCHEDULABLE = "Unschedulable"
+    PODS_REFUSED = "PodsRefused"
+    FOREIGN_POD = "ForeignPod"
+    NAMESPACE_TERMINATING = "NamespaceTerminating"
+    PLACEMENT_TIMED_OUT = "PlacementTimedOut"
     CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
     PODS_SCHEDULED = "PodsScheduled"
     # Running
     STARTING = "Starting"
+    POD_CANNOT_START = "PodCannotStart"
     STEPS_COMMITTED = "StepsCommitted"
+    STEP_REPORT_IGNORED = "StepReportIgnored"
+    STOPPING = "Stopping"
     PODS_ENDED = "PodsEnded"
     # Recovering
+    NO_FAILURE = "NoFailure"
     MEMORY_PLAN_CHANGED = "MemoryPlanChanged"
     SAME_PLAN_RESTART = "SamePlanRestart"
+    PODS_DISRUPTED = "PodsDisrupted"
     RECOVERED = "Recovered"
+    GIVEN_UP = "GivenUp"
     # Complete
+    STEPS_REMAIN = "StepsRemain"
+    STEPS_RAISED = "StepsRaised"
     ALL_STEPS_COMMITTED = "AllStepsCommitted"
     # Failed
     INVALID_SPEC = "InvalidSpec"
@@ -48,3 +64,24 @@ class ConditionReason(StrEnum):
     NO_PROGRESS = "NoProgress"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     TRAINER_ERROR = "TrainerError"
+
+
+class AttemptReason(StrEnum):
+    """Why an attempt ended, or is being ended."""
+
+    ALL_STEPS_COMMITTED = "AllStepsCommitted"
+    STEPS_RAISED = "StepsRaised"
+    SUSPEND_REQUESTED = "SuspendRequested"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    PLACEMENT_TIMED_OUT = "PlacementTimedOut"
+    POD_CANNOT_START = "PodCannotStart"
+    PODS_DISRUPTED = "PodsDisrupted"
+    DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
+    SHARED_MEMORY_EXHAUSTED = "SharedMemoryExhausted"
+    WORKER_LOST = "WorkerLost"
+    BAD_INPUT = "BadInput"
+    INVALID_MANIFEST = "InvalidManifest"
+    OUTPUT_UNAVAILABLE = "OutputUnavailable"
+    INTERRUPTED = "Interrupted"
+    ERROR = "Error"

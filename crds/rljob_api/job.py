@@ -59,7 +59,9 @@ class RLJobSpec(ApiModel):
     recovery: RecoverySpec = RecoverySpec()
     """How often a job that failed is helped up again."""
 
-    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), json_schema_extra=immutable_presence("volume"))
+    checkpoint: CheckpointSpec = Field(
+        default=CheckpointSpec(), json_schema_extra=immutable_presence("volume", "size", "storageClassName")
+    )
     """When checkpoints are made, and where they are kept."""
 
     trainer: TrainerSpec | None = None

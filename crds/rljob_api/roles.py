@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from rljob_api.api_model import ApiModel, FreeForm, immutable
+from rljob_api.api_model import ApiModel, FreeForm, Text, immutable
 from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import AutoOrCount
 
@@ -32,6 +32,11 @@ def _only_free_engine_args(args: FreeForm) -> FreeForm:
     if taken:
         raise PydanticCustomError("conflict", "{message}", {"message": f"must not set {', '.join(taken)}: remove it"})
     return args
+
+
+TorchVersion = Annotated[
+    str, Text(pattern=r"^[0-9]+\.[0-9]+[0-9A-Za-z.+]*$", expected="a torch version such as 2.13.0", max_length=64)
+]
 
 
 class PolicySpec(ApiModel):
@@ -90,3 +95,7 @@ class TrainerSpec(ApiModel):
 
     args: list[Annotated[str, Field(max_length=4096)]] = Field(default_factory=list, max_length=256)
     """Arguments of the entry point."""
+
+    torch_version: TorchVersion | None = None
+    """torch in the image, which decides what its CUDA allocator understands. Absent: only what every torch since 2.6
+    understands is set."""

@@ -101,7 +101,7 @@ class AttemptStatus(ApiModel):
     """When it began."""
 
     end_time: Timestamp | None = None
-    """When it ended; absent while it runs."""
+    """When its last pod was gone, or the job ended with it; absent while it runs."""
 
     from_step: int = Field(ge=1)
     """First step that it worked on."""
@@ -111,6 +111,15 @@ class AttemptStatus(ApiModel):
 
     exit_code: int | None = None
     """How it ended, as in the table of exit codes."""
+
+    reason: str | None = Field(default=None, min_length=1, max_length=64)
+    """Why it ended, or is being ended, as one CamelCase word; absent while it runs."""
+
+    message: str | None = Field(default=None, max_length=1024)
+    """Why it ended, as a sentence."""
+
+    placement_retries: int = Field(default=0, ge=0)
+    """Times that its pods were all released before, since only some of them could be placed."""
 
     diagnosis: DiagnosisStatus | None = None
     """Why it ended, where it was memory."""
@@ -219,7 +228,10 @@ class RLJobStatus(ApiModel):
         max_length=3,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role"]},
     )
-    """The pods of each role."""
+    """The pods of each role, while an attempt runs."""
 
     display: StatusDisplay | None = None
     """What `kubectl get` prints."""
+
+    update_time: Timestamp | None = None
+    """When this status was written."""

@@ -68,8 +68,8 @@ class Evidence(ApiModel):
     step: int = Field(ge=1)
     """The step it happened in."""
 
-    phase: Phase
-    """The phase it happened in."""
+    phase: Phase | None = None
+    """The phase it happened in. Absent: the roles were starting."""
 
     micro_batch: int | None = Field(default=None, ge=0)
     """The micro-batch it happened in, within an update."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationError
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationError
 
 from rljob_api.api_model import ApiModel
 from rljob_api.step_report import Evidence
@@ -13,14 +15,20 @@ MAX_TERMINATION_MESSAGE_BYTES = 4096
 _LONGEST_SENTENCE = 1024
 
 
+def _shortened(sentence: object) -> object:
+    if isinstance(sentence, str) and len(sentence) > _LONGEST_SENTENCE:
+        return sentence[: _LONGEST_SENTENCE - 1] + "…"
+    return sentence
+
+
 class TerminationMessage(ApiModel):
     """How a process of the job ended, for whoever decides what happens next."""
 
     exit_code: int = Field(ge=0, le=255)
     """As in the table of exit codes."""
 
-    sentence: str = Field(max_length=_LONGEST_SENTENCE)
-    """What happened and what to do, for people."""
+    sentence: Annotated[str, BeforeValidator(_shortened)] = Field(max_length=_LONGEST_SENTENCE)
+    """What happened and what to do, for people. A longer one is cut."""
 
     step: int | None = Field(default=None, ge=0)
     """Steps committed."""

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 
+from rljob_api.api_model import Toggle
 from rljob_api.status import Role
+
+ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""The one name that every torch reads for CUDA: 2.9 ignores `PYTORCH_ALLOC_CONF`, later ones read it only where this
+one is absent, and vLLM before 0.31 looks at this one alone."""
+
+IGNORED_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+"""Means the same, and acts on no torch on which `ALLOCATOR_VARIABLE` is set."""
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+"""Hides every GPU, from CUDA and from NVIDIA's container runtime, which shows all GPUs to a container that asks for
+none."""
 
 _OLDEST_TORCH = (2, 6)
 
 
 def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
-    """Environment variables of a process of `role`, to be set before it starts.
+    """Environment variables of a process of `role` of RLJob's own trainer, to be set before it starts.
 
-    Only `PYTORCH_CUDA_ALLOC_CONF` is written: torch 2.9 ignores `PYTORCH_ALLOC_CONF` for CUDA, later ones read it only
-    where the older name is absent, and vLLM before 0.31 looks at the older name alone.
-
-    - controller: no GPU is visible, neither to CUDA nor to NVIDIA's container runtime, so no stray call can put a CUDA
-      context on a GPU that the controller does not use.
+    - controller: no GPU is visible, so no stray call can put a CUDA context on a GPU that the controller does not use.
     - rollout: expandable segments are off. vLLM's custom all-reduce with CUDA graphs crashes with them, and the sleep
       mode's memory pool gains nothing from them.
     - policy: expandable segments are off at the start too, even where the plan wants them. The policy switches them on
@@ -25,14 +33,25 @@ def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
 
     Raises ValueError where `torch_version` is older than 2.6: its allocator cannot be switched the way the plan needs.
     """
-    if _release(torch_version) < _OLDEST_TORCH:
+    if torch_release(torch_version) < _OLDEST_TORCH:
         raise ValueError(f"expected torch 2.6 or newer, found {torch_version}; install a newer torch")
     if role == "controller":
-        return {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
-    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
+        return dict(NO_GPU)
+    return {ALLOCATOR_VARIABLE: "expandable_segments:False"}
 
 
-def _release(version: str) -> tuple[int, int]:
+def other_trainer_environment(expandable_segments: Toggle) -> dict[str, str]:
+    """Environment variables of a process of another trainer: what is pinned, in terms that every torch since 2.6 knows.
+
+    Auto sets nothing: where such a trainer runs vLLM in the same process, expandable segments may break it.
+    """
+    if expandable_segments == "Auto":
+        return {}
+    return {ALLOCATOR_VARIABLE: f"expandable_segments:{expandable_segments == 'Enabled'}"}
+
+
+def torch_release(version: str) -> tuple[int, int]:
+    """(2, 13) for 2.13.0+cpu. Raises ValueError where it is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if not found:
         raise ValueError(f"expected a torch version such as 2.13.0, found {version!r}")

@@ -45,7 +45,17 @@ def checkpoint_claim_name(job: str) -> str:
 
 
 def pod_group_name(job: str) -> str:
-    """Volcano's PodGroup; Kueue's pod group goes by the same name."""
+    """Volcano's PodGroup."""
+    return f"{job}-rljob"
+
+
+def kueue_group_name(job: str, attempt: int) -> str:
+    """Kueue's pod group, and the Workload that Kueue makes for it. A group that has finished is not admitted again, so
+    each attempt has its own."""
+    return f"{job}-rljob-{attempt}"
+
+
+def network_policy_name(job: str) -> str:
     return f"{job}-rljob"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from rljob_api.status import RLJobStatus
+from rljob_operator.event_note import EventNote
+from rljob_operator.objects.metadata import Manifest
 
-Manifest = dict[str, Any]
+__all__ = ["Desired", "EventNote", "Manifest", "PodDeletion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +19,6 @@ class PodDeletion:
     uid: str
     grace_seconds: int | None = None
     """None: the pod's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventNote:
-    """A Kubernetes Event about the job. Equal notes are counted in one Event, not repeated."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
-    """At most 1,024 characters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from rljob_api.job import RLJob
-from rljob_api.status import Role
+from rljob_api.status import RLJobStatus, Role
 from rljob_api.step_report import StepReport
 from rljob_api.termination_message import TerminationMessage
 
@@ -40,6 +40,8 @@ class ObservedPod:
     phase: PodPhase
     created_at: datetime
     node: str | None = None
+    scheduled_at: datetime | None = None
+    """When the condition PodScheduled became true."""
     ready: bool = False
     started: bool = False
     """The container `rljob` runs or has run."""
@@ -62,6 +64,11 @@ class ObservedPod:
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
+    @property
+    def placed_at(self) -> datetime:
+        """When it got its node, as far as that is known."""
+        return self.scheduled_at or self.created_at
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
@@ -70,6 +77,8 @@ class ObservedNode:
     """Allocatable GPUs."""
     usable: bool
     """Ready and not cordoned."""
+    tainted: bool = False
+    """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,8 @@ class Observed:
     """Everything that a decision about one job may depend on."""
 
     job: RLJob | None
-    """The job, parsed. None where the stored object does not parse: `problem` says why."""
+    """The job, parsed. None where the stored object does not parse: `problem` says why. A status that does not parse
+    makes no problem: it is left out."""
     namespace: str
     name: str
     uid: str
@@ -89,6 +99,8 @@ class Observed:
     step_report: StepReport | None
     nodes: tuple[ObservedNode, ...]
     problem: str | None = None
+    stored_status: RLJobStatus | None = None
+    """The status where `job` is None, as far as it can be read."""
     foreign_pods: tuple[str, ...] = ()
     """Names of pods that have a name this job needs, or its labels, and are not its own."""
     step_report_problem: str | None = None
@@ -101,3 +113,9 @@ class Observed:
     kueue_installed: bool = False
     fresh_token: str = ""
     """A new random token, for a Ray token Secret that does not exist yet."""
+
+    @property
+    def status(self) -> RLJobStatus:
+        """The stored status, as far as it can be read."""
+        stored = self.job.status if self.job else self.stored_status
+        return stored or RLJobStatus()

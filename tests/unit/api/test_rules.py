@@ -86,6 +86,11 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 2}, **DISAGGREGATED),
         job(rollout={"gpusPerReplica": 2, "tensorParallelSize": 2}, **DISAGGREGATED),
     ),
+    (
+        "spec.checkpoint.volume",
+        job(checkpoint={"volume": {"emptyDir": {}}, "size": "1Gi"}),
+        job(checkpoint={"size": "1Gi", "storageClassName": "fast"}),
+    ),
     ("spec.gang", job(queueName="gpus", gang="Volcano"), job(queueName="gpus", gang="Native")),
 ]
 

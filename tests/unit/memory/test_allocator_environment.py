@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rljob_api.api_model import Toggle
 from rljob_api.status import Role
-from rljob_memory.allocator import allocator_environment
+from rljob_memory.allocator import allocator_environment, other_trainer_environment, torch_release
 
 
 def test_the_controller_sees_no_gpu() -> None:
@@ -29,6 +30,22 @@ def test_roles_on_a_gpu_start_with_classic_segments_by_the_one_name_that_every_t
 def test_a_torch_that_is_too_old_or_unknown_is_refused(version: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         allocator_environment("policy", version)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("Auto", {}),
+        ("Enabled", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ("Disabled", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
+    ],
+)
+def test_another_trainer_gets_only_what_is_pinned(setting: Toggle, expected: dict[str, str]) -> None:
+    assert other_trainer_environment(setting) == expected
+
+
+def test_the_release_of_a_version_is_its_first_two_numbers() -> None:
+    assert torch_release("2.13.0+cpu") == (2, 13)
 
 
 def test_torch_understands_the_setting() -> None:

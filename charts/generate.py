@@ -1,0 +1,83 @@
+"""Writes what the chart and the docs repeat of other files: the chart's CRDs, and its values as a page of the docs.
+
+python charts/generate.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CHART = REPOSITORY / "charts" / "rljob-operator"
+MANIFESTS = REPOSITORY / "crds" / "manifests"
+
+Schema = dict[str, Any]
+
+_INTRODUCTION = """# The chart's values
+
+Made from the chart's `values.schema.json` and `values.yaml` by `charts/generate.py`; do not edit. Helm checks what you
+set against the schema: a value that does not exist is refused, with its name.
+"""
+
+
+def generated_files() -> dict[str, str]:
+    """Text of every generated file, by its path in the repository."""
+    crds = {f"charts/rljob-operator/files/crds/{path.name}": path.read_text() for path in MANIFESTS.glob("*.yaml")}
+    return crds | {"docs/chart-values.md": values_page()}
+
+
+def values_page() -> str:
+    """Markdown: one row for each value that can be set by itself."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    rows = "\n".join(_rows(schema, schema["definitions"], defaults, ""))
+    return f"{_INTRODUCTION}\n| value | default | meaning |\n|---|---|---|\n{rows}\n"
+
+
+def _rows(schema: Schema, definitions: dict[str, Schema], defaults: dict[str, Any], path: str) -> Iterator[str]:
+    for name, declared in schema["properties"].items():
+        if name not in defaults:
+            continue  # `global` belongs to a parent chart
+        value = definitions[declared["$ref"].rpartition("/")[2]] | declared if "$ref" in declared else declared
+        meaning = value["description"] + _choices(value)
+        if "properties" in value:
+            yield f"| **`{path}{name}`** | | {meaning} |"
+            yield from _rows(value, definitions, defaults[name], f"{path}{name}.")
+        else:
+            yield f"| `{path}{name}` | {_shown(defaults[name])} | {meaning} |"
+
+
+def _choices(value: Schema) -> str:
+    return f" One of {', '.join(f'`{choice}`' for choice in value['enum'])}." if "enum" in value else ""
+
+
+def _shown(default: Any) -> str:
+    text = default if isinstance(default, str) else json.dumps(default)
+    return f"`{text}`" if text else "empty"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
+    check = parser.parse_args().check
+    files = {REPOSITORY / name: text for name, text in generated_files().items()}
+    stale = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(REPOSITORY)} is not up to date: run charts/generate.py", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[path])
+            print(path.relative_to(REPOSITORY))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

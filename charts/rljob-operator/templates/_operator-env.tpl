@@ -1,0 +1,42 @@
+{{/* The operator's settings: every option of `rljob-operator run` is a variable too. Lists are separated by spaces. */}}
+{{- define "rljob.operatorEnv" -}}
+{{- $jobs := .Values.jobs }}
+{{- $labels := list }}
+{{- range $name, $value := $jobs.podLabels }}
+{{- $labels = append $labels (printf "%s=%s" $name $value) }}
+{{- end }}
+{{- $settings := dict
+  "TRAINER_IMAGE" (include "rljob.trainerImage" .)
+  "TRAINER_TORCH_VERSION" (include "rljob.torchVersion" .)
+  "TRAINER_IMAGE_PULL_POLICY" .Values.trainer.image.pullPolicy
+  "IMAGE_PULL_SECRETS" (join " " .Values.trainer.imagePullSecrets)
+  "NAMESPACES" (join " " .Values.namespaces)
+  "WATCH_NODES" .Values.nodes.watch
+  "LABEL_NODES" (and .Values.nodes.watch .Values.nodes.label)
+  "GPU_RESOURCES" (join " " $jobs.gpuResources)
+  "CHECKPOINT_STORAGE_CLASS" $jobs.checkpointClaim.storageClassName
+  "CHECKPOINT_CLAIM_BYTES" $jobs.checkpointClaim.size
+  "SHARED_MEMORY_BYTES" $jobs.sharedMemory
+  "NETWORK_POLICY" $jobs.networkPolicy
+  "POD_LABELS" (join " " $labels)
+  "TERMINATION_GRACE_SECONDS" (int64 $jobs.terminationGraceSeconds)
+  "PLACEMENT_TIMEOUT_SECONDS" $jobs.placementTimeoutSeconds
+  "PLACEMENT_RETRY_SECONDS" $jobs.placementRetrySeconds
+  "START_TIMEOUT_SECONDS" $jobs.startTimeoutSeconds
+  "RESTART_DELAY_SECONDS" $jobs.restartDelaySeconds
+  "STATUS_INTERVAL_SECONDS" $jobs.statusIntervalSeconds
+  "LEASE_NAME" (include "rljob.fullname" .)
+  "RECONCILE_WORKERS" (int64 .Values.concurrency.jobs)
+  "API_CONCURRENCY" (int64 .Values.concurrency.apiRequests)
+  "METRICS_PORT" (ternary 8080 0 .Values.metrics.enabled)
+  "METRICS_AUTH" .Values.metrics.authentication
+  "LOG_LEVEL" .Values.log.level
+  "LOG_FORMAT" .Values.log.format
+}}
+{{- range $name, $value := $settings }}
+{{- with toString $value }}
+- name: RLJOB_OPERATOR_{{ $name }}
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}

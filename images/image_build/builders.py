@@ -1,0 +1,126 @@
+"""The program that builds: buildah, or docker where an engine answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from image_build.errors import ImageBuildError
+from image_build.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class LocalImage:
+    """An image in the builder's store; `size` is that of all its layers, as people read it."""
+
+    id: str
+    size: str
+    labels: Mapping[str, str]
+
+
+class Builder(ABC):
+    """What buildah and docker differ in. `step` finds what a build is at in a line of its output."""
+
+    name: ClassVar[str]
+    step: ClassVar[re.Pattern[str]]
+    _probe: ClassVar[Sequence[str]]
+
+    def fault(self) -> str | None:
+        """Why it cannot build here, in a sentence; None where it can."""
+        if shutil.which(self.name) is None:
+            return f"{self.name} is not installed"
+        probe = self._run(self._probe)
+        return None if probe.returncode == 0 else f"{self.name} does not work here: {probe.stderr.strip()}"
+
+    def build_command(self, recipe: Recipe, labels: Mapping[str, str], secrets: Mapping[str, Path]) -> list[str]:
+        return [
+            *self._build_program(recipe),
+            *(f"--build-arg={name}={value}" for name, value in recipe.arguments.items()),
+            *(f"--label={name}={value}" for name, value in labels.items()),
+            *(f"--secret=id={name},src={path}" for name, path in secrets.items()),
+            f"--file={recipe.containerfile}",
+            f"--tag={recipe.tag}",
+            str(recipe.context),
+        ]
+
+    @abstractmethod
+    def find(self, reference: str) -> LocalImage | None:
+        """The image of that name in the local store."""
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    @abstractmethod
+    def _build_program(self, recipe: Recipe) -> list[str]: ...
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment())
+
+
+class Buildah(Builder):
+    name = "buildah"
+    step = re.compile(r"(?P<step>(\[\d+/\d+\] )?STEP \d+/\d+: .*)")
+    _probe = ("buildah", "info")
+
+    def find(self, reference: str) -> LocalImage | None:
+        listed = self._run(["buildah", "images", "--json", reference])
+        if listed.returncode != 0:
+            return None
+        inspected = json.loads(self._run(["buildah", "inspect", "--type", "image", reference]).stdout)
+        labels = inspected["OCIv1"]["config"].get("Labels") or {}
+        return LocalImage(inspected["FromImageID"], json.loads(listed.stdout)[0]["size"], labels)
+
+    def environment(self) -> dict[str, str]:
+        """Root can do without what buildah asks for by default and small machines do not have: namespaces and FUSE."""
+        needs_least = {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"} if os.geteuid() == 0 else {}
+        return needs_least | super().environment()
+
+    def _build_program(self, recipe: Recipe) -> list[str]:
+        ignore = [f"--ignorefile={recipe.ignore}"] if recipe.ignore else []
+        return ["buildah", "bud", "--layers", *ignore]
+
+
+class Docker(Builder):
+    name = "docker"
+    step = re.compile(r"#\d+ (?P<step>\[.*\d+/\d+\] .*)")
+    _probe = ("docker", "version")
+
+    def find(self, reference: str) -> LocalImage | None:
+        inspected = self._run(["docker", "image", "inspect", reference])
+        if inspected.returncode != 0:
+            return None
+        image = json.loads(inspected.stdout)[0]
+        return LocalImage(image["Id"], f"{image['Size'] / 1e6:,.0f} MB", image["Config"].get("Labels") or {})
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"DOCKER_BUILDKIT": "1"}
+
+    def _build_program(self, recipe: Recipe) -> list[str]:
+        # The ignore file beside the Containerfile has the name by which BuildKit finds it.
+        return ["docker", "build", "--progress=plain"]
+
+
+BUILDERS: tuple[Builder, ...] = (Buildah(), Docker())
+
+
+def find_builder(wanted: str | None) -> Builder:
+    """The first that works, or the wanted one; an ImageBuildError names what each lacks."""
+    faults = []
+    for builder in BUILDERS:
+        if wanted in (None, builder.name):
+            fault = builder.fault()
+            if fault is None:
+                return builder
+            faults.append(fault)
+    raise ImageBuildError(
+        "images are built with buildah, or docker with a running engine: " + "; ".join(faults)
+        + ". On Debian and Ubuntu: apt-get install buildah"
+    )  # fmt: skip

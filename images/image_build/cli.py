@@ -1,0 +1,128 @@
+"""`images/build`: builds the images that changed, and says name, size and seconds of each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from image_build import debian_base
+from image_build.builders import Builder, find_builder
+from image_build.errors import ImageBuildError
+from image_build.inputs import content_key, input_files
+from image_build.package_index import build_secrets
+from image_build.progress import run_with_progress
+from image_build.provenance import revision, source
+from image_build.recipes import CACHE, DEVICES, NAMES, REPOSITORY, Recipe, recipe
+
+INPUTS_LABEL = "dev.rljob.inputs"
+SMOLLM2 = CACHE / "models" / "localhost" / "models" / "smollm2-135m-instruct" / "1"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        builder = find_builder(options.builder)
+        recipes = [
+            recipe(name, device=options.device, model_directory=options.model_directory) for name in options.image
+        ]
+        base = options.base_image
+        if base is None and any(wanted.needs_base for wanted in recipes):
+            base = own_base(builder)
+        for wanted in recipes:
+            build_if_changed(builder, wanted, base, even_if_unchanged=options.rebuild)
+    except ImageBuildError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nimages: interrupted; what is built stays, and the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="images/build", description="Builds RLJob's images with buildah or docker.")
+    parser.add_argument("image", nargs="*", default=NAMES, help=f"{', '.join(NAMES)} (default: all)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="what the trainer runs on (default: cpu)")
+    parser.add_argument(
+        "--base-image",
+        metavar="REFERENCE",
+        help="an image with Python 3.11 or newer and apt, such as python:3.12-slim "
+        "(default: made by debootstrap where that works, else the Containerfiles' own)",
+    )
+    parser.add_argument("--builder", choices=["buildah", "docker"], help="default: the first of the two that works")
+    parser.add_argument(
+        "--model-directory",
+        type=Path,
+        default=SMOLLM2,
+        metavar="DIR",
+        help="the model's files, in a folder …/REGISTRY/REPOSITORY/NAME/TAG (default: what `make model` made)",
+    )
+    parser.add_argument("--rebuild", action="store_true", help="build even where nothing changed")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.image) - set(NAMES):
+        parser.error(f"no image is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    return options
+
+
+def own_base(builder: Builder) -> str | None:
+    """The base image made on this machine, built where it is not there yet; None where this machine cannot make one."""
+    tag = debian_base.tag()
+    if builder.find(tag):
+        return tag
+    if not debian_base.is_possible():
+        return None
+    started = time.monotonic()
+    with debian_base.prepared_recipe() as base:
+        build(builder, base, labels={})
+    report(builder, tag, f"built in {time.monotonic() - started:.0f} s")
+    return tag
+
+
+def build_if_changed(builder: Builder, wanted: Recipe, base: str | None, *, even_if_unchanged: bool) -> None:
+    started = time.monotonic()
+    wanted = with_base(with_provenance(wanted), base)
+    key = content_key(wanted, base_id=base_id(builder, wanted, base))
+    found = builder.find(wanted.tag)
+    if found and found.labels.get(INPUTS_LABEL) == key and not even_if_unchanged:
+        return report(builder, wanted.tag, "up to date")
+    build(builder, wanted, labels={INPUTS_LABEL: key})
+    report(builder, wanted.tag, f"built in {time.monotonic() - started:.0f} s")
+
+
+def with_provenance(wanted: Recipe) -> Recipe:
+    if wanted.context != REPOSITORY:
+        return wanted
+    origin = {
+        "REVISION": revision(REPOSITORY, [wanted.containerfile, *input_files(wanted)]),
+        "SOURCE": source(REPOSITORY),
+    }
+    return dataclasses.replace(wanted, arguments={**wanted.arguments, **origin})
+
+
+def with_base(wanted: Recipe, base: str | None) -> Recipe:
+    if base is None or not wanted.needs_base:
+        return wanted
+    return dataclasses.replace(wanted, arguments={**wanted.arguments, "BASE_IMAGE": base})
+
+
+def base_id(builder: Builder, wanted: Recipe, base: str | None) -> str:
+    """What tells one base from the next: its id, where it is in the local store."""
+    local = builder.find(base) if base and wanted.needs_base else None
+    return local.id if local else ""
+
+
+def build(builder: Builder, wanted: Recipe, labels: dict[str, str]) -> None:
+    with build_secrets(os.environ) as secrets:
+        command = builder.build_command(wanted, labels, secrets)
+        run_with_progress(wanted.name, command, step=builder.step, environment=builder.environment())
+
+
+def report(builder: Builder, tag: str, what: str) -> None:
+    image = builder.find(tag)
+    size = image.size if image else "?"
+    print(f"{tag:<48} {size:>8}  {what}", flush=True)

@@ -1,0 +1,100 @@
+"""Which images there are, and what each is made from."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from image_build.errors import ImageBuildError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rljob"
+NAMES = ("operator", "trainer", "model")
+DEVICES = ("cpu", "gpu")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image. `context` is what its Containerfile's COPY sees; `ignore` says which of it counts, absent for all."""
+
+    name: str
+    tag: str
+    containerfile: Path
+    context: Path
+    ignore: Path | None = None
+    needs_base: bool = True
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+def recipe(name: str, *, device: str, model_directory: Path) -> Recipe:
+    match name:
+        case "operator":
+            return operator()
+        case "trainer":
+            return trainer(device)
+        case _:
+            return model(model_directory)
+
+
+def operator() -> Recipe:
+    version = part_version("operator")
+    return Recipe(
+        name="operator",
+        tag=f"localhost/rljob/operator:{version}",
+        containerfile=containerfile("operator"),
+        context=REPOSITORY,
+        ignore=ignore_file("operator"),
+        arguments={"VERSION": version},
+    )
+
+
+def trainer(device: str) -> Recipe:
+    version = part_version("trainer")
+    return Recipe(
+        name="trainer",
+        tag=f"localhost/rljob/trainer:{version}-{device}",
+        containerfile=containerfile("trainer"),
+        context=REPOSITORY,
+        ignore=ignore_file("trainer"),
+        arguments={"VERSION": version, "DEVICE": device, "TORCH_VERSION": locked_version("torch", device)},
+    )
+
+
+def model(directory: Path) -> Recipe:
+    """The model in a directory that ends in `<registry>/<repository>/<tag>`, as the trainer's model cache has it."""
+    if not (directory / "config.json").is_file():
+        raise ImageBuildError(f"no model lies in {directory} (no config.json there): `make model` makes it")
+    title, version = directory.parts[-2:]
+    return Recipe(
+        name="model",
+        tag=f"{'/'.join(directory.parts[-4:-1])}:{version}",
+        containerfile=containerfile("model"),
+        context=directory,
+        needs_base=False,
+        arguments={"TITLE": title, "VERSION": version},
+    )
+
+
+def containerfile(name: str) -> Path:
+    return REPOSITORY / "images" / name / "Containerfile"
+
+
+def ignore_file(name: str) -> Path:
+    return containerfile(name).with_name("Containerfile.dockerignore")
+
+
+def part_version(part: str) -> str:
+    return str(tomllib.loads((REPOSITORY / part / "pyproject.toml").read_text())["project"]["version"])
+
+
+def locked_version(package: str, device: str) -> str:
+    """The version of a package in the trainer's lock for a device."""
+    lock = (REPOSITORY / "requirements" / f"trainer-{device}.txt").read_text()
+    pin = re.search(rf"^{re.escape(package)}==(\S+)", lock, re.MULTILINE)
+    if pin is None:
+        raise ImageBuildError(f"requirements/trainer-{device}.txt pins no {package}: run `make lock`")
+    return pin[1]

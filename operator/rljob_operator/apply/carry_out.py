@@ -1,0 +1,190 @@
+"""From a decision to writes, in the order of its fields. It stops at the first write that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rljob_operator import labels
+from rljob_operator.apply.event_recorder import EventRecorder
+from rljob_operator.apply.status_patch import merge_patch, status_object
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from rljob_operator.kube.resources import PODS, RLJOBS, Object, resource_of
+from rljob_operator.observation import Observation
+from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion
+from rljob_operator.reconcile.observed import Observed
+
+
+class JobGone(Exception):
+    """The job was deleted after it was last seen."""
+
+
+class NameTaken(Exception):
+    """A pod that is not the job's has a name that the job needs."""
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(f"pod {pod} exists and belongs to somebody else")
+        self.pod = pod
+
+
+@dataclass(slots=True)
+class _Made:
+    """What was applied and created for one attempt of one job. Only saves writes: to lose it costs a few."""
+
+    attempt: str = ""
+    digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
+
+
+class Executor:
+    """Carries decisions out. `saw` is told of each object of which the state after a write is known."""
+
+    def __init__(self, client: ApiClient, recorder: EventRecorder, saw: Callable[[Object], None]) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._saw = saw
+        self._made: dict[str, _Made] = {}
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._made.pop(uid, None)
+
+    async def carry_out(self, desired: Desired, observation: Observation) -> None:
+        """Make all writes of `desired`, or as many as can be made.
+
+        Raises Conflict where the job has changed since, JobGone, NameTaken, and the errors of `kube.errors`.
+        """
+        job, version = observation.observed, observation.resource_version
+        if desired.finalizer is True:
+            version = await self._set_finalizers(job, version, (*observation.finalizers, labels.FINALIZER))
+        refusal = await self._make_objects_or_refusal(desired, job)
+        for deletion in desired.delete_pods:
+            await self._delete_pod(deletion, job)
+        if desired.delete_job:
+            await self._delete_job(job)
+            return
+        if desired.status is not None:
+            status_patch = merge_patch(observation.status, status_object(desired.status))
+            version = await self._write_status(job, version, status_patch)
+        for note in desired.events:
+            self._recorder.record(job, note)
+        if desired.finalizer is False:
+            left = tuple(finalizer for finalizer in observation.finalizers if finalizer != labels.FINALIZER)
+            await self._set_finalizers(job, version, left)
+        if refusal is not None:
+            raise refusal
+
+    # --- the job itself: each write names the revision that it was made for ---
+
+    async def _set_finalizers(self, job: Observed, version: str, finalizers: tuple[str, ...]) -> str:
+        return await self._patch_job(job, {"metadata": {"resourceVersion": version, "finalizers": list(finalizers)}})
+
+    async def _write_status(self, job: Observed, version: str, status_patch: Object) -> str:
+        if not status_patch:
+            return version
+        patch = {"metadata": {"resourceVersion": version}, "status": status_patch}
+        return await self._patch_job(job, patch, "status")
+
+    async def _patch_job(self, job: Observed, patch: Object, subresource: str | None = None) -> str:
+        try:
+            written = await self._client.patch(RLJOBS, job.name, patch, job.namespace, subresource)
+        except NotFound as error:
+            raise JobGone(error.sentence) from error
+        self._saw(written)
+        return str(written["metadata"]["resourceVersion"])
+
+    async def _delete_job(self, job: Observed) -> None:
+        try:
+            self._saw(await self._client.delete(RLJOBS, job.name, job.namespace, uid=job.uid))
+        except NotFound as error:
+            raise JobGone(error.sentence) from error
+
+    # --- the objects of the job ---
+
+    async def _make_objects_or_refusal(self, desired: Desired, job: Observed) -> ApiError | None:
+        """A refusal that the decision knew of does not hold up what else was decided: it is returned."""
+        try:
+            await self._make_objects(desired, job)
+        except (Forbidden, Invalid) as error:
+            if job.refused is None and not job.namespace_terminating:
+                raise
+            return error
+        return None
+
+    async def _make_objects(self, desired: Desired, job: Observed) -> None:
+        made = self._made.setdefault(job.uid, _Made())
+        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), made.attempt)
+        if attempt != made.attempt:
+            made = self._made[job.uid] = _Made(attempt)
+        for manifest in desired.apply:
+            key, digest = _key(manifest), _digest(manifest)
+            if made.digests.get(key) != digest:
+                await self._apply(manifest)
+                made.digests[key] = digest
+        for manifest in desired.create:
+            if _is_pod(manifest):
+                self._saw(await self._create_pod(manifest, job))
+            elif _key(manifest) not in made.digests:
+                await self._create(manifest)
+                made.digests[_key(manifest)] = b""
+
+    async def _apply(self, manifest: Manifest) -> None:
+        try:
+            await self._client.apply(manifest)
+        except Invalid as error:
+            raise _left_behind(manifest, error) or error from None
+
+    async def _create(self, manifest: Manifest) -> None:
+        """One that exists is the job's already, or is made so: its former owner may be a deleted job of this name."""
+        resource, metadata = resource_of(manifest), manifest["metadata"]
+        try:
+            await self._client.create(resource, manifest, metadata["namespace"])
+        except AlreadyExists:
+            await self._apply({name: manifest[name] for name in ("apiVersion", "kind", "metadata")})
+
+    async def _create_pod(self, manifest: Manifest, job: Observed) -> Object:
+        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        try:
+            return await self._client.create(PODS, manifest, namespace)
+        except AlreadyExists:
+            pod = await self._client.get(PODS, name, namespace)
+        owners = pod["metadata"].get("ownerReferences") or ()
+        if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
+            return pod
+        raise NameTaken(name)
+
+    async def _delete_pod(self, deletion: PodDeletion, job: Observed) -> None:
+        """A pod that is gone, or has a successor of its name, is as good as deleted."""
+        try:
+            pod = await self._client.delete(
+                PODS, deletion.name, job.namespace, uid=deletion.uid, grace_seconds=deletion.grace_seconds
+            )
+        except (NotFound, Conflict):
+            return
+        self._saw(pod)
+
+
+def _is_pod(manifest: Manifest) -> bool:
+    return bool(manifest["kind"] == PODS.kind)
+
+
+def _attempt(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["labels"][labels.ATTEMPT])
+
+
+def _key(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _digest(manifest: Manifest) -> bytes:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).digest()
+
+
+def _left_behind(manifest: Manifest, error: Invalid) -> Unavailable | None:
+    """The error for an object that a deleted job of this name still owns; the garbage collector is about to take it."""
+    if "Only one reference can have Controller set to true" not in error.sentence:
+        return None
+    kind, name = _key(manifest)
+    return Unavailable(f"{kind} {name} belongs to a deleted job of this name and is about to go")

@@ -1,0 +1,152 @@
+"""Kubernetes Events about jobs: best effort, equal ones counted, and never so many that they are a burden."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import structlog
+
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import ApiError, NotFound
+from rljob_operator.kube.resources import EVENTS, RLJOBS, Object
+from rljob_operator.metrics import EVENTS_DROPPED
+from rljob_operator.reconcile.desired import EventNote
+from rljob_operator.reconcile.observed import Observed
+
+_log = structlog.get_logger(__name__)
+
+Value = TypeVar("Value")
+
+REPORTING_CONTROLLER = "rljob.dev/operator"
+
+_MAX_NOTE = 1024
+_MAX_WAITING = 1000
+_MAX_SERIES_KNOWN = 4096
+_SERIES_ENDS_AFTER_SECONDS = 360.0
+"""As in client-go: what happens again after so long is a new Event."""
+_BURST = 25
+_SECONDS_A_TOKEN = 300.0
+"""As in client-go: a job may have 25 Events at once, and one more every five minutes."""
+
+
+@dataclass(slots=True)
+class _Series:
+    event: str
+    count: int
+    seen_at: float
+
+
+class Tokens:
+    """A bucket of tokens: `burst` at once, then one every `seconds_a_token`."""
+
+    def __init__(self, burst: int, seconds_a_token: float) -> None:
+        self._burst = burst
+        self._seconds_a_token = seconds_a_token
+        self._left = float(burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Whether there was one to take."""
+        if self._at is not None:
+            self._left = min(self._burst, self._left + (now - self._at) / self._seconds_a_token)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class EventRecorder:
+    """Takes notes at once and writes them as Events in the background. `instance`: this process, such as its pod."""
+
+    def __init__(self, client: ApiClient, instance: str) -> None:
+        self._client = client
+        self._instance = instance
+        self._waiting: asyncio.Queue[tuple[Observed, EventNote]] = asyncio.Queue(_MAX_WAITING)
+        self._series: OrderedDict[str, _Series] = OrderedDict()
+        self._tokens: OrderedDict[str, Tokens] = OrderedDict()
+
+    def record(self, job: Observed, note: EventNote) -> None:
+        """Never waits and never fails: over the limits, notes are dropped and counted."""
+        try:
+            self._waiting.put_nowait((job, note))
+        except asyncio.QueueFull:
+            EVENTS_DROPPED.inc()
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        while True:
+            job, note = await self._waiting.get()
+            try:
+                await self._write(job, note)
+            except ApiError as error:
+                EVENTS_DROPPED.inc()
+                _log.warning("event not recorded", job=job.name, namespace=job.namespace, error=error.sentence)
+            finally:
+                self._waiting.task_done()
+
+    async def flush(self) -> None:
+        """Returns when all notes are written or dropped."""
+        await self._waiting.join()
+
+    async def _write(self, job: Observed, note: EventNote) -> None:
+        now = time.monotonic()
+        key = hashlib.sha256("\0".join((job.uid, note.type, note.reason, note.message)).encode()).hexdigest()
+        series = self._series.get(key)
+        if not _remembered(self._tokens, job.uid, Tokens(_BURST, _SECONDS_A_TOKEN)).take(now):
+            EVENTS_DROPPED.inc()
+            return
+        if series and now - series.seen_at < _SERIES_ENDS_AFTER_SECONDS:
+            series.count, series.seen_at = series.count + 1, now
+            try:
+                await self._client.patch(EVENTS, series.event, _repeated(series.count), job.namespace)
+                return
+            except NotFound:
+                del self._series[key]
+        event = f"{job.name}.{time.time_ns():x}"
+        await self._client.create(EVENTS, self._event(event, job, note), job.namespace)
+        self._series.pop(key, None)
+        _remembered(self._series, key, _Series(event, 1, now))
+
+    def _event(self, name: str, job: Observed, note: EventNote) -> Object:
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": name, "namespace": job.namespace},
+            "eventTime": _micro_time(),
+            "type": note.type,
+            "reason": note.reason,
+            "action": "Reconcile",
+            "note": note.message if len(note.message) <= _MAX_NOTE else f"{note.message[: _MAX_NOTE - 1]}…",
+            "reportingController": REPORTING_CONTROLLER,
+            "reportingInstance": self._instance,
+            "regarding": {
+                "apiVersion": RLJOBS.api_version,
+                "kind": RLJOBS.kind,
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": job.uid,
+            },
+        }
+
+
+def _remembered(known: OrderedDict[str, Value], key: str, fresh: Value) -> Value:
+    value = known.setdefault(key, fresh)
+    known.move_to_end(key)
+    if len(known) > _MAX_SERIES_KNOWN:
+        known.popitem(last=False)
+    return value
+
+
+def _repeated(count: int) -> Object:
+    return {"series": {"count": count, "lastObservedTime": _micro_time()}}
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

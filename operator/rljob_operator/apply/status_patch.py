@@ -1,0 +1,26 @@
+"""The smallest write that turns one status into another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.status import RLJobStatus
+from rljob_operator.kube.resources import Object
+
+
+def status_object(status: RLJobStatus) -> Object:
+    """A status as it is stored."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def merge_patch(before: Object, after: Object) -> Object:
+    """The JSON merge patch (RFC 7386) that turns `before` into `after`; empty where they are equal."""
+    patch: Object = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        known: Any = before.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            if known != value:
+                patch[name] = merge_patch(known, value)
+        elif known != value or name not in before:
+            patch[name] = value
+    return patch

@@ -1,0 +1,198 @@
+"""Requests to the API server, on plain dictionaries: a few verbs, typed errors, retries, and never too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from yarl import URL
+
+from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.errors import Unavailable, error_of
+from rljob_operator.kube.resources import Object, Resource, resource_of
+from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.labels import FIELD_MANAGER
+from rljob_operator.metrics import API_REQUESTS
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE_PATCH = "application/merge-patch+json"
+_JSON = "application/json"
+_PAGE = 500
+
+
+class ApiClient:
+    """A client with a pool of connections of its own; requests beyond `concurrency` wait their turn, first come first.
+
+    `guard` is called before each write and may raise: an operator that is no longer the leader must not write.
+    Every write may be sent twice where an answer was lost. That does no harm: objects have given names, patches carry
+    the revision that they were made for, deletions the uid.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        concurrency: int,
+        timeout_seconds: float = 15.0,
+        retry: RetryPolicy | None = None,
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        self._server = connection.server
+        self._session = connection.session(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._retry = retry or RetryPolicy()
+        self._guard = guard
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    # --- reads ---
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
+        """Raises NotFound and the other errors of `kube.errors`, as all of these do."""
+        return await self._request("get", resource, resource.path(namespace, name))
+
+    async def list_pages(
+        self, resource: Resource, namespace: str | None = None, label_selector: str = ""
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """The objects as they are at one moment, page by page, each page with the resourceVersion of that moment."""
+        query = {"limit": str(_PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
+        path = resource.path(namespace)
+        while True:
+            page = await self._request("list", resource, path, query)
+            metadata = page.get("metadata") or {}
+            yield page.get("items") or [], str(metadata.get("resourceVersion", "0"))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def api_groups(self) -> frozenset[str]:
+        """Names of the API groups that the cluster serves."""
+        groups = await self._request("get", None, "/apis")
+        return frozenset(group["name"] for group in groups.get("groups") or ())
+
+    # --- writes ---
+
+    async def create(self, resource: Resource, manifest: Object, namespace: str | None = None) -> Object:
+        """Raises AlreadyExists where the name is taken."""
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._request("create", resource, resource.path(namespace), query, manifest, _JSON)
+
+    async def apply(self, manifest: Object) -> Object:
+        """Server-side apply of the manifest, which names its namespace; takes over fields that others wrote."""
+        resource, metadata = resource_of(manifest), manifest["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._request("apply", resource, path, query, manifest, _APPLY)
+
+    async def patch(
+        self, resource: Resource, name: str, patch: Object, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """JSON merge patch. With a resourceVersion in it: raises Conflict where the object has another one."""
+        path = resource.path(namespace, name, subresource)
+        return await self._request("patch", resource, path, {"fieldManager": FIELD_MANAGER}, patch, _MERGE_PATCH)
+
+    async def update(self, resource: Resource, name: str, manifest: Object, namespace: str | None = None) -> Object:
+        """Replace the object. Raises Conflict where it has another resourceVersion than the manifest."""
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._request("update", resource, resource.path(namespace, name), query, manifest, _JSON)
+
+    async def delete(
+        self, resource: Resource, name: str, namespace: str | None = None, *, uid: str, grace_seconds: int | None = None
+    ) -> Object:
+        """Delete this very object. Raises NotFound where there is none, Conflict where it is another of that name."""
+        options: Object = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        return await self._request("delete", resource, resource.path(namespace, name), {}, options, _JSON)
+
+    # --- how ---
+
+    async def watch(self, resource: Resource, namespace: str | None, query: dict[str, str]) -> aiohttp.ClientResponse:
+        """An open stream of watch events, one JSON object a line. The caller reads and closes it."""
+        url = self._url(resource.path(namespace), query | {"watch": "true"})
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=None)
+        try:
+            response = await self._session.get(url, timeout=timeout)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            API_REQUESTS.labels("watch", resource.plural, "none").inc()
+            raise _no_answer(error) from error
+        API_REQUESTS.labels("watch", resource.plural, response.status).inc()
+        if response.status != 200:
+            async with response:
+                raise error_of(response.status, await _body(response), response.headers.get("Retry-After"))
+        return response
+
+    async def _request(
+        self,
+        verb: str,
+        resource: Resource | None,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "",
+    ) -> Object:
+        data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
+        url, headers = self._url(path, query), {"Content-Type": content_type} if data else {}
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with self._slots:
+                    if data is not None and self._guard is not None:
+                        self._guard()
+                    return await self._send(verb, resource.plural if resource else "apis", url, data, headers)
+            except Unavailable as error:
+                wait_seconds = self._retry.wait_seconds(tries, error)
+                if wait_seconds is None:
+                    raise
+            await asyncio.sleep(wait_seconds)
+
+    async def _send(self, verb: str, plural: str, url: URL, data: bytes | None, headers: dict[str, str]) -> Object:
+        method = _METHODS[verb]
+        code = "none"
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, timeout=self._timeout
+            ) as response:
+                code = str(response.status)
+                body = await _body(response)
+                if response.status >= 400:
+                    raise error_of(response.status, body, response.headers.get("Retry-After"))
+                return body if isinstance(body, dict) else {}
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _no_answer(error) from error
+        finally:
+            API_REQUESTS.labels(verb, plural, code).inc()
+
+    def _url(self, path: str, query: dict[str, str] | None) -> URL:
+        return URL(f"{self._server}{path}?{urlencode(query)}" if query else f"{self._server}{path}", encoded=True)
+
+
+_METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "create": "POST",
+    "apply": "PATCH",
+    "patch": "PATCH",
+    "update": "PUT",
+    "delete": "DELETE",
+}
+
+
+def _no_answer(error: Exception) -> Unavailable:
+    return Unavailable(f"no answer from the API server: {str(error) or type(error).__name__}")
+
+
+async def _body(response: aiohttp.ClientResponse) -> Any:
+    """The answer as JSON, or as text where it is something else, such as a proxy's page."""
+    data = await response.read()
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data.decode(errors="replace")

@@ -1,0 +1,116 @@
+"""Where the API server is and who is asking: from the pod's service account, or from a kubeconfig."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import kopf
+from yarl import URL
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_LOGGER = logging.getLogger(__name__)
+
+OnAnswer = Callable[[URL, int], None]
+"""Told of each answer's address and HTTP status as its headers arrive."""
+
+
+class NoConnection(Exception):
+    """The process cannot tell which cluster it is to work on."""
+
+
+class TokenFile:
+    """A token that the kubelet replaces before it expires: read again whenever the file has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._header: dict[str, str] = {}
+
+    def headers(self) -> dict[str, str]:
+        stat = self._path.stat()
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        if stamp != self._stamp:
+            self._header = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
+            self._stamp = stamp
+        return self._header
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An API server and the credentials for it. `namespace`: the operator's own."""
+
+    server: str
+    namespace: str
+    tls: ssl.SSLContext = field(repr=False)
+    headers: Callable[[], dict[str, str]] = field(repr=False)
+
+    def session(self, connections: int, on_answer: OnAnswer | None = None) -> aiohttp.ClientSession:
+        """A session of at most `connections` connections that authenticates each request. The caller closes it."""
+
+        async def authenticate(
+            request: aiohttp.ClientRequest,
+            send: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
+        ) -> aiohttp.ClientResponse:
+            request.headers.update(self.headers())
+            response = await send(request)
+            if on_answer is not None:
+                on_answer(request.url, response.status)
+            return response
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections, ssl=self.tls, ttl_dns_cache=60),
+            headers={"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "rljob-operator"},
+            middlewares=(authenticate,),
+            read_bufsize=1 << 18,
+        )
+
+
+def connect(service_account: Path = SERVICE_ACCOUNT) -> Connection:
+    """The connection to the cluster: KUBECONFIG where it is set, else the pod's service account, else ~/.kube/config.
+
+    Raises NoConnection.
+    """
+    if not os.environ.get("KUBECONFIG") and (service_account / "token").exists():
+        return _in_cluster(service_account)
+    return _from_kubeconfig()
+
+
+def _in_cluster(service_account: Path) -> Connection:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise NoConnection("expected KUBERNETES_SERVICE_HOST in the environment of a pod, found none")
+    return Connection(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        namespace=(service_account / "namespace").read_text().strip(),
+        tls=ssl.create_default_context(cafile=service_account / "ca.crt"),
+        headers=TokenFile(service_account / "token").headers,
+    )
+
+
+def _from_kubeconfig() -> Connection:
+    """Kopf reads kubeconfigs; those that run a program for the token need the package `kubernetes` beside it."""
+    settings = kopf.OperatorSettings()
+    try:
+        login = kopf.login_with_kubeconfig(settings=settings)
+        if login is not None and not (login.token or login.certificate_path or login.certificate_data):
+            login = kopf.login_via_client(settings=settings, logger=_LOGGER) or login
+    except (OSError, kopf.LoginError) as error:
+        raise NoConnection(f"the kubeconfig cannot be used: {error}") from error
+    if login is None:
+        raise NoConnection(
+            "expected a cluster to work on, found neither a pod's service account nor a kubeconfig; set KUBECONFIG"
+        )
+    headers = login.as_http_headers()
+    return Connection(
+        server=login.server.rstrip("/"),
+        namespace=login.default_namespace or "default",
+        tls=login.as_ssl_context(),
+        headers=lambda: headers,
+    )

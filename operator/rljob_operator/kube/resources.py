@@ -1,0 +1,74 @@
+"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.names import GROUP, VERSION
+
+Object = dict[str, Any]
+"""An object as the API server gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object. `group` is empty for the core API."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Path of the collection, of one object in it, or of a part of that object."""
+        parts = ["/apis" if self.group else "/api", self.api_version]
+        if namespace is not None and self.namespaced:
+            parts += ["namespaces", namespace]
+        return "/".join([*parts, self.plural, *(part for part in (name, subresource) if part)])
+
+
+RLJOBS = Resource(GROUP, VERSION, "RLJob", "rljobs")
+STEP_REPORTS = Resource(GROUP, VERSION, "StepReport", "stepreports")
+PODS = Resource("", "v1", "Pod", "pods")
+NODES = Resource("", "v1", "Node", "nodes", namespaced=False)
+LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+EVENTS = Resource("events.k8s.io", "v1", "Event", "events")
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
+SUBJECT_ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
+
+_WRITTEN_FOR_JOBS = (
+    RLJOBS,
+    STEP_REPORTS,
+    PODS,
+    Resource("", "v1", "ConfigMap", "configmaps"),
+    Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    Resource("", "v1", "Secret", "secrets"),
+    Resource("", "v1", "Service", "services"),
+    Resource("", "v1", "ServiceAccount", "serviceaccounts"),
+    Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    Resource("rbac.authorization.k8s.io", "v1", "Role", "roles"),
+    Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
+    Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),
+)
+_BY_KIND = {(resource.api_version, resource.kind): resource for resource in _WRITTEN_FOR_JOBS}
+
+
+def resource_of(manifest: Object) -> Resource:
+    """The resource that a manifest belongs to. Raises KeyError for kinds that the operator does not make."""
+    return _BY_KIND[(manifest["apiVersion"], manifest["kind"])]
+
+
+def revision(resource_version: str) -> int:
+    """A resourceVersion as a number: within one resource the greater is the newer.
+
+    Kubernetes promises this order from 1.35 on (KEP-5504) and has kept it since 1.0.
+    """
+    return int(resource_version)

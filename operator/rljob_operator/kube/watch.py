@@ -1,0 +1,161 @@
+"""Keeps a local copy of one kind of object as new as it can be: list once, then watch, for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import aiohttp
+import structlog
+
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import ApiError, Gone, error_of
+from rljob_operator.kube.resources import Object, Resource
+
+_log = structlog.get_logger(__name__)
+
+Key = tuple[str, str]
+"""Namespace (empty for cluster-wide objects) and name."""
+
+INACTIVITY_SECONDS = 70.0
+"""Bookmarks come about once a minute. A stream that is silent for longer is dead, whatever TCP says."""
+
+_SERVER_TIMEOUT_SECONDS = (300, 600)
+_LONGEST_WAIT_SECONDS = 15.0
+
+
+class Sink(Protocol):
+    """Where the objects go."""
+
+    def put(self, obj: Object) -> None:
+        """An object as it is now; the same one may come again."""
+
+    def remove(self, obj: Object) -> None:
+        """An object as it was when it was deleted."""
+
+    def keep_only(self, keys: set[Key], resource_version: str, namespace: str | None) -> None:
+        """All objects that there were at this revision, in this namespace: others are gone."""
+
+
+def key_of(obj: Object) -> Key:
+    metadata = obj["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+async def list_into(
+    sink: Sink, client: ApiClient, resource: Resource, namespace: str | None = None, label_selector: str = ""
+) -> str:
+    """Bring the sink to the state at one moment; returns that moment's resourceVersion."""
+    keys, version = set[Key](), ""
+    async for page, page_version in client.list_pages(resource, namespace, label_selector):
+        version = page_version
+        for obj in page:
+            keys.add(key_of(obj))
+            sink.put(obj)
+    sink.keep_only(keys, version, namespace)
+    return version
+
+
+class Reflector:
+    """Feeds a sink with the objects of one resource, in one namespace or in all."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        resource: Resource,
+        sink: Sink,
+        *,
+        namespace: str | None = None,
+        label_selector: str = "",
+        inactivity_seconds: float = INACTIVITY_SECONDS,
+        reconnect_seconds: float = 1.0,
+    ) -> None:
+        self.resource = resource
+        self.synced = asyncio.Event()
+        """Set when the first listing is in the sink."""
+        self._client = client
+        self._sink = sink
+        self._namespace = namespace
+        self._label_selector = label_selector
+        self._inactivity_seconds = inactivity_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._heard_at = time.monotonic()
+        self._version = ""
+        """Revision that the sink is at; empty: unknown."""
+        self._failures = 0
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since the API server was last heard: an event, a bookmark, a listing."""
+        return time.monotonic() - self._heard_at
+
+    async def run(self) -> None:
+        """List and watch until cancelled. Errors are logged and tried again, with growing waits."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                wait_seconds = self._reconnect_seconds
+            except Gone:
+                self._version = ""
+                wait_seconds = self._reconnect_seconds
+            except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                wait_seconds = min(self._reconnect_seconds * 2.0 ** min(self._failures, 8), _LONGEST_WAIT_SECONDS)
+                self._failures += 1
+                _log.warning(
+                    "watch interrupted", resource=self.resource.plural, error=str(error) or type(error).__name__
+                )
+            await asyncio.sleep(wait_seconds * random.uniform(0.5, 1.0))
+
+    async def _list(self) -> None:
+        self._version = await list_into(self._sink, self._client, self.resource, self._namespace, self._label_selector)
+        self._heard_at = time.monotonic()
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        """Feeds the sink from one stream until it ends."""
+        query = {
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(*_SERVER_TIMEOUT_SECONDS)),
+        }
+        if self._label_selector:
+            query["labelSelector"] = self._label_selector
+        async with asyncio.timeout(self._inactivity_seconds):
+            response = await self._client.watch(self.resource, self._namespace, query)
+        async with response:
+            self._heard_at = time.monotonic()
+            async for line in _lines(response, self._inactivity_seconds):
+                self._heard_at = time.monotonic()
+                self._take(json.loads(line))
+                self._failures = 0
+
+    def _take(self, event: Object) -> None:
+        obj = event["object"]
+        match event["type"]:
+            case "ADDED" | "MODIFIED":
+                self._sink.put(obj)
+            case "DELETED":
+                self._sink.remove(obj)
+            case "ERROR":
+                raise error_of(int(obj.get("code", 500)), obj)
+        self._version = obj["metadata"]["resourceVersion"]
+
+
+async def _lines(response: aiohttp.ClientResponse, inactivity_seconds: float) -> AsyncIterator[bytes]:
+    """Lines of any length. Raises TimeoutError where nothing comes for so long."""
+    rest = b""
+    while True:
+        async with asyncio.timeout(inactivity_seconds):
+            chunk = await response.content.readany()
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line

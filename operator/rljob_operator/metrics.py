@@ -1,0 +1,54 @@
+"""What the operator counts and measures, for Prometheus. Few labels of few values each: never a job's name."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.process_collector import ProcessCollector
+
+disable_created_metrics()
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+RECONCILE_SECONDS = Histogram(
+    "rljob_operator_reconcile_seconds",
+    "Duration of one reconcile of one job, its writes included.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    registry=REGISTRY,
+)
+RECONCILE_ERRORS = Counter(
+    "rljob_operator_reconcile_errors",
+    "Reconciles that ended early, by cause: Conflict, Unavailable, Refused, Unexpected.",
+    ("cause",),
+    registry=REGISTRY,
+)
+QUEUE_DEPTH = Gauge("rljob_operator_queue_depth", "Jobs that wait for a reconcile.", registry=REGISTRY)
+API_REQUESTS = Counter(
+    "rljob_operator_api_requests",
+    "Requests to the API server, by verb, resource and HTTP status; code none: no answer.",
+    ("verb", "resource", "code"),
+    registry=REGISTRY,
+)
+JOBS = Gauge("rljob_operator_jobs", "RLJobs, by the phase that kubectl shows.", ("phase",), registry=REGISTRY)
+JOBS_FINISHED = Counter(
+    "rljob_operator_jobs_finished",
+    "RLJobs that ended while this operator led, by result: Complete or Failed.",
+    ("result",),
+    registry=REGISTRY,
+)
+JOB_RESTARTS = Counter("rljob_operator_job_restarts", "Restarts of jobs under the same memory plan.", registry=REGISTRY)
+WATCH_AGE_SECONDS = Gauge(
+    "rljob_operator_watch_age_seconds",
+    "Time since the API server was last heard on a watch, by resource; bookmarks count.",
+    ("resource",),
+    registry=REGISTRY,
+)
+LEADER = Gauge("rljob_operator_leader", "1 where this replica is the leader, else 0.", registry=REGISTRY)
+NODE_LABEL_WRITES = Counter(
+    "rljob_operator_node_label_writes", "Nodes whose rljob.dev/has-gpus label was changed.", registry=REGISTRY
+)
+EVENTS_DROPPED = Counter(
+    "rljob_operator_events_dropped",
+    "Kubernetes Events that were not recorded, over a limit or refused.",
+    registry=REGISTRY,
+)

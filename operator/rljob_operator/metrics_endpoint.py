@@ -1,0 +1,90 @@
+"""/metrics, for those who may read it: the API server is asked who the caller is and whether he may."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import ApiError
+from rljob_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
+from rljob_operator.metrics import REGISTRY
+
+_PATH = "/metrics"
+_REMEMBERED_SECONDS = 60.0
+_MAX_REMEMBERED = 1024
+
+MayRead = Callable[[str], Awaitable[int]]
+"""From a bearer token to the HTTP status that it earns: 200, 401, 403, or 503 where nobody could say."""
+
+
+class TokenCheck:
+    """Asks by TokenReview and SubjectAccessReview; answers are remembered for a minute, tokens never."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._known: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+
+    async def __call__(self, token: str) -> int:
+        if not token:
+            return 401
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._known.get(digest)
+        if known and time.monotonic() < known[0]:
+            return known[1]
+        try:
+            answer = await self._ask(token)
+        except ApiError:
+            return 503
+        self._known[digest] = (time.monotonic() + _REMEMBERED_SECONDS, answer)
+        self._known.move_to_end(digest)
+        if len(self._known) > _MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        return answer
+
+    async def _ask(self, token: str) -> int:
+        review = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": TOKEN_REVIEWS.kind, "spec": {"token": token}}
+        status = (await self._client.create(TOKEN_REVIEWS, review)).get("status") or {}
+        if not status.get("authenticated"):
+            return 401
+        user = status.get("user") or {}
+        access = {
+            "apiVersion": SUBJECT_ACCESS_REVIEWS.api_version,
+            "kind": SUBJECT_ACCESS_REVIEWS.kind,
+            "spec": {
+                "user": user.get("username"),
+                "uid": user.get("uid"),
+                "groups": user.get("groups"),
+                "extra": user.get("extra"),
+                "nonResourceAttributes": {"path": _PATH, "verb": "get"},
+            },
+        }
+        status = (await self._client.create(SUBJECT_ACCESS_REVIEWS, access)).get("status") or {}
+        return 200 if status.get("allowed") else 403
+
+
+def metrics_app(may_read: MayRead | None) -> web.Application:
+    """The endpoint; `may_read` None: everybody may."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        code = await may_read(token.strip() if scheme.lower() == "bearer" else "") if may_read else 200
+        if code != 200:
+            return web.Response(status=code, text=_REFUSALS[code])
+        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get(_PATH, metrics)
+    return app
+
+
+_REFUSALS = {
+    401: "expected a bearer token that the API server knows\n",
+    403: "expected a caller who may `get /metrics`: bind a ClusterRole with nonResourceURLs: [/metrics] to him\n",
+    503: "the API server could not be asked\n",
+}

@@ -1,0 +1,115 @@
+"""What a template says about torch's CUDA allocator: respected, put into the one variable that counts, and told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rljob_api.pod_template import PodTemplate
+from rljob_memory.allocator import (
+    ALLOCATOR_VARIABLE,
+    IGNORED_ALLOCATOR_VARIABLE,
+    allocator_environment,
+    other_trainer_environment,
+    torch_release,
+)
+from rljob_memory.allocator_settings import allocator_options, setting_problems
+from rljob_operator.event_note import EventNote
+from rljob_operator.objects.attempt import JobAttempt, WorkerGroup
+from rljob_operator.objects.pod_parts import CONTAINER
+from rljob_operator.objects.pod_template import with_container_names
+
+_LONGEST_MESSAGE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAllocator:
+    """`environment`: of the role's processes. `template`: the role's, with the one variable where it had the other."""
+
+    environment: dict[str, str]
+    template: PodTemplate
+    notices: tuple[EventNote, ...] = ()
+
+
+def role_allocator(attempt: JobAttempt, group: WorkerGroup) -> RoleAllocator:
+    """The allocator's environment of the group's role: RLJob's own, unless its template has a value."""
+    template, folded = _fold(group)
+    default = _default_environment(attempt, group)
+    entry = next((e for e in _entries(template) if _is_about(e, ALLOCATOR_VARIABLE)), None)
+    if entry is None:
+        return RoleAllocator(default, template)
+    environment = {ALLOCATOR_VARIABLE: entry["value"]} if isinstance(entry.get("value"), str) else {}
+    settings = environment.get(ALLOCATOR_VARIABLE, "")
+    kept = f"{group.path} sets {ALLOCATOR_VARIABLE}{f' to {settings!r}' if settings else ''}, and is respected"
+    doubts = [_note("Warning", "AllocatorSettingDoubtful", f"{kept}: {p}") for p in _problems(attempt, group, settings)]
+    notices = [_note("Normal", "AllocatorSettingFolded", folded)] if folded else []
+    notices += doubts or [_note("Normal", "AllocatorSettingKept", kept)]
+    return RoleAllocator(environment, template, tuple(notices))
+
+
+def _default_environment(attempt: JobAttempt, group: WorkerGroup) -> dict[str, str]:
+    if attempt.own_trainer:
+        return allocator_environment(group.role, attempt.settings.trainer_torch_version)
+    return other_trainer_environment(attempt.spec.memory.expandable_segments)
+
+
+def _problems(attempt: JobAttempt, group: WorkerGroup, settings: str) -> list[str]:
+    """What is wrong with the user's `settings`, or contradicts what else the job says."""
+    version = attempt.torch_version
+    problems = setting_problems(settings, torch_release(version) if version else None)
+    expandable = allocator_options(settings).get("expandable_segments")
+    pinned = attempt.spec.memory.expandable_segments
+    if expandable == "True" and group.role == "rollout":
+        problems.append("vLLM's custom all-reduce with CUDA graphs crashes with expandable segments; remove it")
+    elif expandable and pinned != "Auto" and expandable != str(pinned == "Enabled"):
+        problems.append(f"contradicts spec.memory.expandableSegments: {pinned}; remove one of the two")
+    return problems
+
+
+def _fold(group: WorkerGroup) -> tuple[PodTemplate, str]:
+    """The template with PYTORCH_ALLOC_CONF renamed, or dropped where both are there; and a sentence that says so."""
+    entries = _entries(group.template)
+    if not any(_sets(entry, IGNORED_ALLOCATOR_VARIABLE) for entry in entries):
+        return group.template, ""
+    if any(_is_about(entry, ALLOCATOR_VARIABLE) for entry in entries):
+        folded = [entry for entry in entries if not _sets(entry, IGNORED_ALLOCATOR_VARIABLE)]
+        done = "left out, since torch would ignore it beside"
+    else:
+        folded = [
+            {**entry, "name": ALLOCATOR_VARIABLE} if _sets(entry, IGNORED_ALLOCATOR_VARIABLE) else entry
+            for entry in entries
+        ]
+        done = "set as"
+    sentence = f"{IGNORED_ALLOCATOR_VARIABLE} in {group.path} is {done} {ALLOCATOR_VARIABLE}; write that name"
+    return _with_entries(group.template, folded), sentence
+
+
+def _sets(entry: Any, variable: str) -> bool:
+    return _is_about(entry, variable) and entry.get("$patch") != "delete"
+
+
+def _is_about(element: Any, name: str) -> bool:
+    return isinstance(element, dict) and element.get("name") == name
+
+
+def _entries(template: PodTemplate) -> list[Any]:
+    """The environment of the container `rljob` in a template; none where it is malformed, which the merge reports."""
+    containers = with_container_names(template.spec).get("containers")
+    for container in containers if isinstance(containers, list) else []:
+        if _is_about(container, CONTAINER):
+            entries = container.get("env")
+            return entries if isinstance(entries, list) else []
+    return []
+
+
+def _with_entries(template: PodTemplate, entries: list[Any]) -> PodTemplate:
+    spec = with_container_names(template.spec)
+    containers = [
+        {**container, "env": entries} if _is_about(container, CONTAINER) else container
+        for container in spec["containers"]
+    ]
+    return PodTemplate(metadata=template.metadata, spec={**spec, "containers": containers})
+
+
+def _note(type_: Literal["Normal", "Warning"], reason: str, message: str) -> EventNote:
+    return EventNote(type_, reason, message[:_LONGEST_MESSAGE])

@@ -1,0 +1,151 @@
+"""All objects of one attempt of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api.job import RLJob
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.status import Role
+from rljob_memory.allocator import allocator_environment
+from rljob_operator.event_note import EventNote
+from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
+from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt, WorkerGroup
+from rljob_operator.objects.checkpoint_claim import build_checkpoint_claim
+from rljob_operator.objects.config_map import build_config_map
+from rljob_operator.objects.controller_pod import build_controller_pod
+from rljob_operator.objects.gpu_requests import refuse_gpus, require_gpus
+from rljob_operator.objects.kueue import queue_pod
+from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.network_policy import build_network_policy
+from rljob_operator.objects.placement import place_controller, tolerate_gpu_nodes
+from rljob_operator.objects.pod_group import build_pod_group, group_pod
+from rljob_operator.objects.pod_template import merge_template
+from rljob_operator.objects.ray_token_secret import build_ray_token_secret
+from rljob_operator.objects.service import build_service
+from rljob_operator.objects.service_account import build_role, build_role_binding, build_service_account
+from rljob_operator.objects.step_report import build_step_report
+from rljob_operator.objects.worker_pod import build_worker_pod
+from rljob_operator.settings import OperatorSettings
+
+
+@dataclass(frozen=True, slots=True)
+class JobObjects:
+    apply: tuple[Manifest, ...]
+    """What follows the job and its plan."""
+    create: tuple[Manifest, ...]
+    """What is made once and holds what others write: a token, a report, checkpoints."""
+    pods: tuple[Manifest, ...]
+    """The controller pod first, where there is one; to be created when the others are there."""
+    notices: tuple[EventNote, ...]
+    """What the user should know about the templates."""
+
+
+def build_job_objects(
+    job: RLJob,
+    settings: OperatorSettings,
+    *,
+    namespace: str,
+    uid: str,
+    attempt: int,
+    plan: MemoryPlan | None,
+    controller_placement: ControllerPlacement,
+    gang: Gang,
+    ray_token: str,
+) -> JobObjects:
+    """`plan`: None while the trainer has not worked out the first one. `ray_token`: for a Secret that is not there yet.
+
+    Raises InvalidTemplate where what the manifest says cannot be made into pods.
+    """
+    this = JobAttempt(job, settings, namespace, uid, attempt, plan, controller_placement, gang)
+    allocators = {group.role: role_allocator(this, group) for group in this.worker_groups()}
+    pods = [*_controller_pods(this), *_worker_pods(this, allocators)]
+    for pod in pods:
+        _join_gang(this, pod)
+    return JobObjects(
+        apply=tuple(_applied(this, allocators, pods)),
+        create=tuple(_created(this, ray_token)),
+        pods=tuple(pods),
+        notices=tuple(_notices(this, allocators)),
+    )
+
+
+def _controller_pods(this: JobAttempt) -> list[Manifest]:
+    if not this.own_trainer:
+        return []
+    path = "spec.controller.template"
+    pod = merge_template(build_controller_pod(this), this.spec.controller.template, path)
+    refuse_gpus(this, pod, path)
+    place_controller(pod["spec"], this.controller_placement, this.gpu_resource, f"{path}.spec")
+    return [pod]
+
+
+def _worker_pods(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[Manifest]:
+    return [
+        _worker_pod(this, group, index, allocators[group.role])
+        for group in this.worker_groups()
+        for index in range(group.replicas)
+    ]
+
+
+def _worker_pod(this: JobAttempt, group: WorkerGroup, index: int, allocator: RoleAllocator) -> Manifest:
+    pod = merge_template(build_worker_pod(this, group, index, allocator.environment), allocator.template, group.path)
+    require_gpus(this, group, pod)
+    if group.gpus:
+        tolerate_gpu_nodes(pod["spec"], this.gpu_resource, f"{group.path}.spec")
+    return pod
+
+
+def _join_gang(this: JobAttempt, pod: Manifest) -> None:
+    match this.gang:
+        case "Kueue":
+            queue_pod(this, pod)
+        case "Volcano":
+            group_pod(this, pod)
+        case "Native":
+            pass  # the operator itself releases pods that cannot all be placed
+
+
+def _applied(this: JobAttempt, allocators: dict[Role, RoleAllocator], pods: list[Manifest]) -> list[Manifest]:
+    objects = [_config_map(this, allocators), build_service(this)]
+    if this.own_trainer:
+        objects += [build_service_account(this), build_role(this), build_role_binding(this)]
+    if this.settings.network_policy:
+        objects.append(build_network_policy(this))
+    if this.gang == "Volcano":
+        objects.append(build_pod_group(this, pods))
+    return objects
+
+
+def _created(this: JobAttempt, ray_token: str) -> list[Manifest]:
+    objects = [build_ray_token_secret(this, ray_token), build_step_report(this)] if this.own_trainer else []
+    if this.spec.checkpoint.volume is None:
+        objects.append(build_checkpoint_claim(this))
+    return objects
+
+
+def _config_map(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> Manifest:
+    """Colocated engines live in the policy's pods, and have no template of their own."""
+    if not this.own_trainer:
+        return build_config_map(this, None, None)
+    rollout = allocators.get("rollout")
+    rollout_environment = (
+        rollout.environment
+        if rollout is not None
+        else allocator_environment("rollout", this.settings.trainer_torch_version)
+    )
+    return build_config_map(this, allocators["policy"].environment, rollout_environment)
+
+
+def _notices(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[EventNote]:
+    notices = [notice for allocator in allocators.values() for notice in allocator.notices]
+    if "emptyDir" in (this.spec.checkpoint.volume or {}):
+        notices.append(
+            EventNote(
+                "Warning",
+                "CheckpointVolumeNotShared",
+                "spec.checkpoint.volume is an emptyDir: each pod has its own, and it goes with the pod, so a restarted "
+                "job begins anew; name a volume that all pods share, or remove it for a claim made for the job",
+            )
+        )
+    return notices

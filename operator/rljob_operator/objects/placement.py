@@ -1,0 +1,98 @@
+"""Which nodes a pod may go to: the controller to those without GPUs, workers with GPUs to those that have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_operator import labels
+from rljob_operator.objects.attempt import ControllerPlacement
+from rljob_operator.objects.invalid_template import expect_list, expect_object
+
+Expression = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNodeLabel:
+    """A label that nodes with GPUs carry, and who puts it there. `value`: None where any value means GPUs."""
+
+    key: str
+    set_by: str
+    value: str | None = None
+
+    def absent(self) -> Expression:
+        if self.value is None:
+            return {"key": self.key, "operator": "DoesNotExist"}
+        return {"key": self.key, "operator": "NotIn", "values": [self.value]}
+
+
+GPU_NODE_LABELS = (
+    GpuNodeLabel(labels.NODE_HAS_GPUS, "this operator, from the node's allocatable GPUs"),
+    GpuNodeLabel("nvidia.com/gpu.present", "NVIDIA's GPU feature discovery and GPU Operator", value="true"),
+    GpuNodeLabel("cloud.google.com/gke-accelerator", "GKE"),
+    GpuNodeLabel("eks.amazonaws.com/instance-gpu-name", "EKS Auto Mode"),
+    GpuNodeLabel("k8s.amazonaws.com/accelerator", "EKS node groups, by convention of the cluster autoscaler"),
+    GpuNodeLabel("karpenter.k8s.aws/instance-gpu-name", "Karpenter on AWS"),
+    GpuNodeLabel("kubernetes.azure.com/accelerator", "AKS"),
+    GpuNodeLabel("karpenter.azure.com/sku-gpu-name", "Karpenter on Azure, AKS node auto-provisioning"),
+)
+
+_STRONGEST = 100
+_TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERENCES = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_resource: str, path: str) -> None:
+    """Add the controller's placement to a pod's `spec`, beside what the user wants of it.
+
+    GpuFreeNodes: only nodes without GPUs. AnyNode: rather those; a GPU node's taint is tolerated, for there may be no
+    other node. Raises InvalidTemplate where the user's affinity is none; `path`: of the spec, for the message.
+    """
+    expressions = [label.absent() for label in GPU_NODE_LABELS]
+    if placement == "GpuFreeNodes":
+        _require(spec, expressions, path)
+    else:
+        _prefer(spec, expressions, path)
+        tolerate_gpu_nodes(spec, gpu_resource, path)
+
+
+def tolerate_gpu_nodes(spec: dict[str, Any], gpu_resource: str, path: str) -> None:
+    """GPU nodes are commonly tainted with the name of the resource, so that nobody else takes their place."""
+    toleration = {"key": gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    given = expect_list(spec.get("tolerations", []), f"{path}.tolerations")
+    spec["tolerations"] = given if toleration in given else [*given, toleration]
+
+
+def _require(spec: dict[str, Any], expressions: list[Expression], path: str) -> None:
+    """All of `expressions` and what the user requires: terms are alternatives, so into each of them."""
+    node_affinity, path = _node_affinity(spec, path)
+    required = expect_object(node_affinity.get(_TERMS, {}), f"{path}.{_TERMS}")
+    terms_path = f"{path}.{_TERMS}.nodeSelectorTerms"
+    given = expect_list(required.get("nodeSelectorTerms", []), terms_path)
+    terms = [expect_object(term, terms_path) for term in given]
+    # A term without expressions matches no node, and must go on doing so.
+    narrowed = [_all_of(term, expressions, terms_path) if term else term for term in terms]
+    either = narrowed or [{"matchExpressions": expressions}]
+    _set_node_affinity(spec, node_affinity | {_TERMS: {**required, "nodeSelectorTerms": either}})
+
+
+def _all_of(term: dict[str, Any], expressions: list[Expression], path: str) -> dict[str, Any]:
+    given = expect_list(term.get("matchExpressions", []), f"{path}.matchExpressions")
+    return term | {"matchExpressions": [*given, *expressions]}
+
+
+def _prefer(spec: dict[str, Any], expressions: list[Expression], path: str) -> None:
+    node_affinity, path = _node_affinity(spec, path)
+    preference = {"weight": _STRONGEST, "preference": {"matchExpressions": expressions}}
+    given = expect_list(node_affinity.get(_PREFERENCES, []), f"{path}.{_PREFERENCES}")
+    _set_node_affinity(spec, node_affinity | {_PREFERENCES: [*given, preference]})
+
+
+def _node_affinity(spec: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    affinity = expect_object(spec.get("affinity", {}), f"{path}.affinity")
+    path = f"{path}.affinity.nodeAffinity"
+    return expect_object(affinity.get("nodeAffinity", {}), path), path
+
+
+def _set_node_affinity(spec: dict[str, Any], node_affinity: dict[str, Any]) -> None:
+    spec["affinity"] = {**spec.get("affinity", {}), "nodeAffinity": node_affinity}

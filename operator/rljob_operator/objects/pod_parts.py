@@ -1,0 +1,81 @@
+"""What the pods of all roles have in common: their frame, and the security that Pod Security `restricted` asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.status import Role
+from rljob_operator import names
+from rljob_operator.objects.attempt import JobAttempt
+from rljob_operator.objects.metadata import object_metadata, pod_labels
+from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
+
+CONTAINER = "rljob"
+
+_USER = 10001
+"""The user and group of the images."""
+
+
+def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container: dict[str, Any]) -> dict[str, Any]:
+    """A pod of one container that ends when the container ends: what comes next is the operator's to decide."""
+    volumes, _ = pod_volumes(attempt)
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": attempt.settings.termination_grace_seconds,
+        "hostname": name,
+        "subdomain": names.service_name(attempt.name),
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if attempt.settings.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in attempt.settings.image_pull_secrets]
+    metadata = object_metadata(attempt, name, role) | {
+        "labels": pod_labels(attempt, role, index),
+        "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER},
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def container_frame(
+    attempt: JobAttempt, environment: list[dict[str, Any]], resources: dict[str, Any], *, read_only_root: bool
+) -> dict[str, Any]:
+    """Everything of the container `rljob` but what it runs."""
+    _, mounts = pod_volumes(attempt)
+    return {
+        "name": CONTAINER,
+        "env": environment,
+        "resources": resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": read_only_root,
+        },
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "volumeMounts": mounts,
+    }
+
+
+def own_trainer(attempt: JobAttempt, command: str) -> dict[str, Any]:
+    """What a container of RLJob's own trainer runs, and how it tells that it has got to work."""
+    return {
+        "image": attempt.settings.trainer_image,
+        "imagePullPolicy": attempt.settings.trainer_image_pull_policy,
+        "command": ["rljob", command],
+        "readinessProbe": {
+            "exec": {"command": ["test", "-e", f"{RUN_DIRECTORY}/ready"]},
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+    }

@@ -1,0 +1,156 @@
+"""The user's template over RLJob's pod: a strategic merge, then a check that what RLJob needs is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_api.pod_template import PodTemplate
+from rljob_operator import labels
+from rljob_operator.objects.container_resources import limits_and_requests
+from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.pod_parts import CONTAINER
+from rljob_operator.objects.pod_volumes import FIXED_VOLUMES
+from rljob_operator.objects.strategic_merge import POD, strategic_merge
+
+Pod = dict[str, Any]
+
+_FIXED_FIELDS = {
+    "activeDeadlineSeconds": "write spec.activeDeadlineSeconds of the job",
+    "hostname": "the pods find each other by it",
+    "restartPolicy": "the operator decides what follows a pod's end",
+    "subdomain": "the pods find each other by it",
+}
+_FIXED_CONTROLLER_FIELDS = {
+    "automountServiceAccountToken": "the controller reports its steps with the token",
+    "serviceAccountName": "the controller may patch its StepReport by it",
+}
+_FIXED_CONTAINER_FIELDS = {
+    "args": "RLJob decides what its container runs; another image with the same command can be set",
+    "command": "RLJob decides what its container runs; another image with the same command can be set",
+    "restartPolicy": "the operator decides what follows a container's end",
+    "restartPolicyRules": "the operator decides what follows a container's end",
+    "terminationMessagePath": "the operator reads what is left there",
+    "terminationMessagePolicy": "the operator reads what is left there",
+}
+_FIXED_VARIABLES = ("RLJOB_", "RAY_AUTH_", "PET_", "POD_IP", "NODE_NAME")
+"""Beginnings of the names of variables that the trainer is told its place by."""
+_CONTROLLER_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+
+def merge_template(pod: Pod, template: PodTemplate, path: str) -> Pod:
+    """`pod` with `template` over it; neither is changed. `path`: of the template in the manifest, for messages.
+
+    A container without a name, or named `rljob`, is RLJob's own; others are added. A limit that comes without a request
+    is the request too, as anywhere in Kubernetes. Raises InvalidTemplate.
+    """
+    for name in template.metadata.keys() - {"labels", "annotations"}:
+        raise InvalidTemplate(f"{path}.metadata.{name}: expected labels and annotations only; remove it")
+    patch = {"metadata": template.metadata, "spec": with_container_names(template.spec)}
+    merged = strategic_merge(pod, patch, POD, path)
+    _let_limits_be_requests(merged, own_container(patch), path)
+    _require_labels(pod, merged, path)
+    _require_fields(pod, merged, path)
+    _require_volumes(pod, merged, path)
+    _require_container(pod, merged, path)
+    return merged
+
+
+def with_container_names(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A template's `spec` in which the container that has no name is `rljob`."""
+    containers = spec.get("containers")
+    if not isinstance(containers, list):
+        return dict(spec)
+    named = [
+        {"name": CONTAINER, **container} if isinstance(container, dict) and _is_container(container) else container
+        for container in containers
+    ]
+    return {**spec, "containers": named}
+
+
+def own_container(pod: Pod) -> dict[str, Any] | None:
+    """The container `rljob` of a pod, or of a template's part like one."""
+    containers = pod["spec"].get("containers") or []
+    return next((container for container in containers if container.get("name") == CONTAINER), None)
+
+
+def is_controller(pod: Pod) -> bool:
+    return bool(pod["metadata"]["labels"][labels.ROLE] == "controller")
+
+
+def _is_container(element: Mapping[str, Any]) -> bool:
+    """Not a directive about the list itself."""
+    return element.keys() != {"$patch"}
+
+
+def _let_limits_be_requests(merged: Pod, template_container: dict[str, Any] | None, path: str) -> None:
+    limits, requests = limits_and_requests(template_container or {}, f"{path}.spec.containers[{CONTAINER}]")
+    container = own_container(merged)
+    if container is not None and limits:
+        resources = container["resources"]
+        limited = {resource: limit for resource, limit in limits.items() if limit is not None}
+        container["resources"] = {**resources, "requests": {**resources.get("requests", {}), **limited, **requests}}
+
+
+def _require_labels(pod: Pod, merged: Pod, path: str) -> None:
+    own, found = pod["metadata"]["labels"], merged["metadata"].get("labels") or {}
+    for label, value in own.items():
+        if found.get(label) != value:
+            raise InvalidTemplate(f"{path}.metadata.labels: {label} is set by the operator; remove it")
+    for label in found.keys() - own.keys():
+        if label.startswith("rljob.dev/"):
+            raise InvalidTemplate(f"{path}.metadata.labels: rljob.dev/ is for RLJob's own labels; rename {label}")
+
+
+def _require_fields(pod: Pod, merged: Pod, path: str) -> None:
+    fixed = _FIXED_FIELDS | (_FIXED_CONTROLLER_FIELDS if is_controller(pod) else {})
+    _require_same(pod["spec"], merged["spec"], fixed, f"{path}.spec")
+
+
+def _require_volumes(pod: Pod, merged: Pod, path: str) -> None:
+    found = {volume["name"]: volume for volume in merged["spec"].get("volumes") or []}
+    for volume in pod["spec"]["volumes"]:
+        name = volume["name"]
+        if name not in found:
+            raise InvalidTemplate(f"{path}.spec.volumes: the volume {name} is needed; do not delete it")
+        if name in FIXED_VOLUMES and found[name] != volume:
+            raise InvalidTemplate(
+                f"{path}.spec.volumes: {name} is RLJob's own: {FIXED_VOLUMES[name]}, or name yours differently"
+            )
+
+
+def _require_container(pod: Pod, merged: Pod, path: str) -> None:
+    own, found = own_container(pod), own_container(merged)
+    path = f"{path}.spec.containers"
+    assert own is not None
+    if found is None:
+        raise InvalidTemplate(f"{path}: the container {CONTAINER} is needed; do not delete or replace it")
+    path = f"{path}[{CONTAINER}]"
+    _require_same(own, found, _FIXED_CONTAINER_FIELDS, path)
+    _require_mounts(own, found, path)
+    _require_variables(own, found, path, is_controller(pod))
+
+
+def _require_mounts(own: dict[str, Any], found: dict[str, Any], path: str) -> None:
+    mounts = {mount["mountPath"]: mount for mount in found.get("volumeMounts") or []}
+    for mount in own["volumeMounts"]:
+        if mounts.get(mount["mountPath"]) != mount:
+            raise InvalidTemplate(
+                f"{path}.volumeMounts: RLJob mounts its volume {mount['name']} at {mount['mountPath']}; mount yours "
+                f"elsewhere, or override the volume {mount['name']} in spec.volumes"
+            )
+
+
+def _require_variables(own: dict[str, Any], found: dict[str, Any], path: str, controller: bool) -> None:
+    fixed = _FIXED_VARIABLES + (_CONTROLLER_GPU_VARIABLES if controller else ())
+    before = {entry["name"]: entry for entry in own["env"]}
+    after = {entry["name"]: entry for entry in found.get("env") or []}
+    for variable in sorted(before.keys() | after.keys()):
+        if variable.startswith(fixed) and before.get(variable) != after.get(variable):
+            raise InvalidTemplate(f"{path}.env: {variable} is set by RLJob; remove it")
+
+
+def _require_same(own: dict[str, Any], found: dict[str, Any], fixed: Mapping[str, str], path: str) -> None:
+    for name, reason in fixed.items():
+        if own.get(name) != found.get(name):
+            raise InvalidTemplate(f"{path}.{name}: cannot be set here: {reason}; remove it")

@@ -1,0 +1,70 @@
+"""The volumes of a pod, and where the container `rljob` finds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_operator import names
+from rljob_operator.objects.attempt import JobAttempt
+from rljob_operator.objects.config_map import MANIFEST_KEY
+from rljob_operator.objects.model_volume import has_model_volume, model_volume
+from rljob_operator.objects.quantities import byte_quantity
+
+HOME = "/home/rljob"
+MANIFEST_DIRECTORY = "/etc/rljob"
+CHECKPOINT_DIRECTORY = "/var/lib/rljob"
+RUN_DIRECTORY = "/run/rljob"
+
+FIXED_VOLUMES = {
+    "checkpoints": "write spec.checkpoint.volume",
+    "job": "it holds the manifest of the job",
+    "model": "write spec.model.uri",
+}
+"""Volumes that a template cannot override, and why or where to write it instead."""
+
+
+def pod_volumes(attempt: JobAttempt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes, and their mounts: the root file system is read-only, so what is written is written to one of them."""
+    volumes = [
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(attempt.settings.shared_memory_bytes)},
+        },
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "run", "emptyDir": {}},
+        {
+            "name": "job",
+            "configMap": {
+                "name": names.config_map_name(attempt.name),
+                "items": [{"key": MANIFEST_KEY, "path": MANIFEST_KEY}],
+            },
+        },
+        {"name": "checkpoints", **_checkpoint_source(attempt)},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "home", "mountPath": HOME},
+        {"name": "run", "mountPath": RUN_DIRECTORY},
+        {"name": "job", "mountPath": MANIFEST_DIRECTORY, "readOnly": True},
+        {"name": "checkpoints", "mountPath": CHECKPOINT_DIRECTORY},
+    ]
+    if has_model_volume(attempt):
+        volume, mount = model_volume(attempt)
+        volumes.append(volume)
+        mounts.append(mount)
+    return volumes, mounts
+
+
+def output_directory(attempt: JobAttempt) -> str:
+    """Where the job writes. Jobs may share a volume that they name: there each has a directory of its own name."""
+    if attempt.spec.checkpoint.volume is None:
+        return CHECKPOINT_DIRECTORY
+    return f"{CHECKPOINT_DIRECTORY}/{attempt.name}"
+
+
+def _checkpoint_source(attempt: JobAttempt) -> dict[str, Any]:
+    if attempt.spec.checkpoint.volume is not None:
+        return {source: value for source, value in attempt.spec.checkpoint.volume.items() if source != "name"}
+    return {"persistentVolumeClaim": {"claimName": names.checkpoint_claim_name(attempt.name)}}

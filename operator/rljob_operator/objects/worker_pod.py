@@ -1,0 +1,70 @@
+"""A worker pod: holds policy ranks, rollout engines, or both, and the GPUs they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_memory.allocator import NO_GPU
+from rljob_operator import names
+from rljob_operator.objects.attempt import JobAttempt, WorkerGroup
+from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.pod_environment import job_entries, literal_entries, ray_entries, rendezvous_entries
+from rljob_operator.objects.pod_parts import container_frame, own_trainer, pod_frame
+
+CPUS_PER_GPU = 1
+MEMORY_GIB_PER_GPU = 4
+
+
+def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]) -> Manifest:
+    """Before the user's template, and before placement. `allocator`: the environment of the role's allocator."""
+    build_container = _own_container if attempt.own_trainer else _other_container
+    container = build_container(attempt, group, index, allocator)
+    return pod_frame(attempt, names.worker_pod_name(attempt.name, group.role, index), group.role, index, container)
+
+
+def _own_container(attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]) -> dict[str, Any]:
+    environment = [
+        *job_entries(attempt, group.role, index),
+        *ray_entries(attempt),
+        *_gpu_entries(group, allocator),
+    ]
+    return {
+        **container_frame(attempt, environment, _resources(attempt, group), read_only_root=True),
+        **own_trainer(attempt, "worker"),
+    }
+
+
+def _other_container(
+    attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]
+) -> dict[str, Any]:
+    """Another trainer's image as it is: where it writes is its own affair, so its root file system stays writable."""
+    trainer = attempt.spec.trainer
+    assert trainer is not None
+    environment = [
+        *job_entries(attempt, group.role, index),
+        *rendezvous_entries(attempt, group, index),
+        *_gpu_entries(group, allocator),
+    ]
+    container = container_frame(attempt, environment, _resources(attempt, group), read_only_root=False)
+    container["image"] = trainer.image
+    if trainer.command:
+        container["command"] = list(trainer.command)
+    if trainer.args:
+        container["args"] = list(trainer.args)
+    return container
+
+
+def _gpu_entries(group: WorkerGroup, allocator: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A container without GPUs of its own must not see its node's."""
+    return literal_entries(dict(allocator) if group.gpus else {**allocator, **NO_GPU})
+
+
+def _resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]:
+    """No memory limit: what a host may give is not known here, and a limit that is too low ends the job."""
+    ranks = max(group.gpus, 1)
+    requests = {"cpu": str(CPUS_PER_GPU * ranks), "memory": f"{MEMORY_GIB_PER_GPU * ranks}Gi"}
+    if not group.gpus:
+        return {"requests": requests}
+    gpus = {attempt.gpu_resource: str(group.gpus)}
+    return {"requests": {**requests, **gpus}, "limits": gpus}

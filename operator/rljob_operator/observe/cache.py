@@ -1,0 +1,79 @@
+"""A cache of reduced facts, fed by watches and by the answers to the operator's own writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from rljob_operator.kube.resources import Object, revision
+from rljob_operator.kube.watch import Key, key_of
+
+Fact = TypeVar("Fact")
+
+_DELETIONS_REMEMBERED = 4096
+
+
+class Cache(Generic[Fact]):
+    """Facts of all objects of one kind, each as new as the newest that was seen of its object.
+
+    Watch events and answers to writes come in any order: what is older than what is known, or than the object's
+    deletion, is ignored. Bodies are not kept. `reduce` makes the fact; `changed(key, before, after)` is told of each
+    fact that differs from the last (None: absent).
+    """
+
+    def __init__(
+        self,
+        reduce: Callable[[Object], Fact],
+        changed: Callable[[Key, Fact | None, Fact | None], None],
+    ) -> None:
+        self._reduce = reduce
+        self._changed = changed
+        self._facts: dict[Key, tuple[int, Fact]] = {}
+        self._deleted: dict[Key, int] = {}
+
+    def get(self, key: Key) -> Fact | None:
+        entry = self._facts.get(key)
+        return entry[1] if entry else None
+
+    def values(self) -> Iterator[Fact]:
+        return (fact for _, fact in self._facts.values())
+
+    def items(self) -> Iterator[tuple[Key, Fact]]:
+        return ((key, fact) for key, (_, fact) in self._facts.items())
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def put(self, obj: Object) -> None:
+        key, version = key_of(obj), revision(obj["metadata"]["resourceVersion"])
+        known = self._facts.get(key)
+        if version <= (known[0] if known else self._deleted.get(key, 0)):
+            return
+        fact = self._reduce(obj)
+        self._facts[key] = (version, fact)
+        before = known[1] if known else None
+        if fact != before:
+            self._changed(key, before, fact)
+
+    def remove(self, obj: Object) -> None:
+        self._drop(key_of(obj), revision(obj["metadata"]["resourceVersion"]))
+
+    def keep_only(self, keys: set[Key], resource_version: str, namespace: str | None) -> None:
+        for key in [key for key in self._facts if key not in keys and namespace in (None, key[0])]:
+            self._drop(key, revision(resource_version))
+
+    def forget(self, key: Key) -> None:
+        """A write found no such object: it was deleted after it was last seen."""
+        if key in self._facts:
+            self._drop(key, self._facts[key][0])
+
+    def _drop(self, key: Key, version: int) -> None:
+        known = self._facts.get(key)
+        if known and known[0] > version:
+            return
+        self._deleted[key] = max(version, self._deleted.pop(key, 0))
+        if len(self._deleted) > _DELETIONS_REMEMBERED:
+            del self._deleted[next(iter(self._deleted))]
+        if known:
+            del self._facts[key]
+            self._changed(key, known[1], None)

@@ -1,0 +1,127 @@
+"""From a stored RLJob to the little that is kept of it, and back to the parsed job when it is looked at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pydantic
+
+from rljob_api.all_errors import all_errors
+from rljob_api.job import RLJob
+from rljob_api.manifest import dotted
+from rljob_api.problem_text import ProblemText
+from rljob_api.status import RLJobStatus
+from rljob_api.step_report import StepReport
+from rljob_operator import labels
+from rljob_operator.kube.resources import Object
+from rljob_operator.observe.pod_facts import moment
+
+_MAX_PROBLEM = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class JobFact:
+    """One RLJob. `text` holds it as JSON, a tenth of what the parsed object takes: it is parsed for each reconcile."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    created_at: datetime
+    deleting: bool
+    finalizers: tuple[str, ...]
+    phase: str
+    """As kubectl shows it; Pending where there is none yet."""
+    placed: bool
+    """Its pods have their nodes, or need none any more."""
+    text: bytes
+
+    @property
+    def has_finalizer(self) -> bool:
+        return labels.FINALIZER in self.finalizers
+
+    def status(self) -> Object:
+        """The status as it is stored; empty where there is none."""
+        status: Object = json.loads(self.text).get("status") or {}
+        return status
+
+
+def job_fact(obj: Object) -> JobFact:
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+    status = obj.get("status") or {}
+    phase = (status.get("display") or {}).get("phase") or "Pending"
+    scheduled = any(c["type"] == "Scheduled" and c["status"] == "True" for c in status.get("conditions") or ())
+    return JobFact(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=int(metadata.get("generation") or 1),
+        created_at=moment(metadata["creationTimestamp"]),
+        deleting="deletionTimestamp" in metadata,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        phase=phase,
+        placed=scheduled or phase in ("Complete", "Failed", "Suspended"),
+        text=json.dumps(obj | {"metadata": metadata}, separators=(",", ":")).encode(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedJob:
+    """The job, or `problem`: why it cannot be read, and its status as far as that can be read.
+
+    A status that cannot be read counts as absent: it can be worked out again.
+    """
+
+    job: RLJob | None
+    problem: str | None = None
+    status: RLJobStatus | None = None
+
+
+def parse_job(text: bytes) -> ParsedJob:
+    try:
+        return ParsedJob(_parsed(text))
+    except pydantic.ValidationError:
+        without_status: Object = json.loads(text)
+        status = _parsed_status(without_status.pop("status", None))
+    try:
+        return ParsedJob(_parsed(json.dumps(without_status)))
+    except pydantic.ValidationError:
+        return ParsedJob(None, _problem(without_status), status)
+
+
+def _parsed(text: bytes | str) -> RLJob:
+    return RLJob.model_validate_json(text, by_alias=True, by_name=False)
+
+
+def _parsed_status(status: Object | None) -> RLJobStatus | None:
+    try:
+        return RLJobStatus.model_validate_json(json.dumps(status or {}), by_alias=True, by_name=False)
+    except pydantic.ValidationError:
+        return None
+
+
+def parse_step_report(text: bytes) -> tuple[StepReport | None, str | None]:
+    """The report, or why it cannot be read."""
+    try:
+        return StepReport.model_validate_json(text, by_alias=True, by_name=False), None
+    except pydantic.ValidationError as error:
+        first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+        return None, f"{dotted(first['loc'])}: {first['msg']}"[:_MAX_PROBLEM]
+
+
+def step_report_text(obj: Object) -> bytes:
+    """What is kept of a StepReport."""
+    kept = ("namespace", "name", "uid")
+    metadata = {name: obj["metadata"][name] for name in kept}
+    return json.dumps(obj | {"metadata": metadata}, separators=(",", ":")).encode()
+
+
+def _problem(stored: Object) -> str:
+    text = ProblemText(stored)
+    sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)]
+    return "; ".join(sentences)[:_MAX_PROBLEM] or "the object cannot be read"

@@ -1,0 +1,40 @@
+"""From a node to what decisions need of it: its GPUs, and whether pods can go there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_operator import labels
+from rljob_operator.kube.resources import Object
+from rljob_operator.reconcile.observed import ObservedNode
+
+
+_KEEPS_OFF = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    node: ObservedNode
+    labelled: bool
+    """It has the label for nodes with GPUs."""
+
+
+def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    allocatable = status.get("allocatable") or {}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    return NodeFact(
+        node=ObservedNode(
+            name=obj["metadata"]["name"],
+            gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
+            usable=ready and not spec.get("unschedulable", False),
+            tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
+        ),
+        labelled=(obj["metadata"].get("labels") or {}).get(labels.NODE_HAS_GPUS) == "true",
+    )
+
+
+def _count(quantity: str | None) -> int:
+    """Extended resources are whole numbers, but the API server may write thousands as 1k."""
+    text = quantity or "0"
+    return int(text[:-1]) * 1000 if text.endswith("k") else int(text)

@@ -1,0 +1,139 @@
+"""Everything that is known of the cluster, put together job by job. No requests and no writes are made here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from rljob_operator.kube.resources import PODS, RLJOBS, Object
+from rljob_operator.kube.watch import Key
+from rljob_operator.metrics import JOBS
+from rljob_operator.observation import Observation
+from rljob_operator.observe.cache import Cache
+from rljob_operator.observe.job_facts import JobFact, job_fact, parse_job, parse_step_report, step_report_text
+from rljob_operator.observe.node_facts import NodeFact, node_fact
+from rljob_operator.observe.pod_facts import PodFact, pod_fact
+from rljob_operator.observe.setbacks import Setbacks
+from rljob_operator.reconcile.observed import Observed, ObservedNode
+
+VOLCANO_GROUP = "scheduling.volcano.sh"
+KUEUE_GROUP = "kueue.x-k8s.io"
+
+
+class Observer:
+    """Caches of jobs, pods, StepReports and nodes. `wake` is told of each job about which something has changed."""
+
+    def __init__(self, gpu_resources: tuple[str, ...], wake: Callable[[Key], None]) -> None:
+        self.jobs = Cache[JobFact](job_fact, self._job_changed)
+        self.pods = Cache[PodFact](pod_fact, self._pod_changed)
+        self.step_reports = Cache[bytes](step_report_text, self._step_report_changed)
+        self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed)
+        self.api_groups: frozenset[str] = frozenset()
+        self.node_changed: Callable[[NodeFact], None] = lambda _: None
+        """Told of each node that is there or has changed."""
+        self._wake = wake
+        self._pods_of: dict[Key, dict[str, PodFact]] = {}
+        self._setbacks: dict[Key, Setbacks] = {}
+        self._nodes: tuple[ObservedNode, ...] | None = ()
+
+    def observe(self, key: Key) -> Observation | None:
+        """What is known of the job now; None: there is no such job."""
+        fact = self.jobs.get(key)
+        if fact is None:
+            return None
+        parsed = parse_job(fact.text)
+        step_report_text = self.step_reports.get(key)
+        step_report, step_report_problem = parse_step_report(step_report_text) if step_report_text else (None, None)
+        pods = self._pods_of.get(key, {}).values()
+        own = [pod.pod for pod in pods if pod.owner_uid == fact.uid and pod.pod is not None]
+        foreign = {pod.name for pod in pods if pod.owner_uid != fact.uid or pod.pod is None}
+        setbacks = self._setbacks.get(key) or Setbacks()
+        observed = Observed(
+            job=parsed.job,
+            problem=parsed.problem,
+            stored_status=parsed.status,
+            namespace=fact.namespace,
+            name=fact.name,
+            uid=fact.uid,
+            generation=fact.generation,
+            created_at=fact.created_at,
+            deleting=fact.deleting,
+            has_finalizer=fact.has_finalizer,
+            pods=tuple(sorted(own, key=lambda pod: pod.name)),
+            foreign_pods=tuple(sorted(foreign.union(setbacks.taken_names()))),
+            step_report=step_report,
+            step_report_problem=step_report_problem,
+            nodes=self._observed_nodes(),
+            namespace_terminating=setbacks.namespace_terminating,
+            refused=setbacks.refused,
+            volcano_installed=VOLCANO_GROUP in self.api_groups,
+            kueue_installed=KUEUE_GROUP in self.api_groups,
+            fresh_token=secrets.token_hex(32),
+        )
+        return Observation(observed, fact.resource_version, fact.finalizers, fact.status())
+
+    def saw(self, obj: Object) -> None:
+        """An object as it came back from a write: the caches need not wait for the watch to tell it."""
+        if obj.get("kind") == RLJOBS.kind:
+            self.jobs.put(obj)
+        elif obj.get("kind") == PODS.kind:
+            self.pods.put(obj)
+
+    def setbacks(self, key: Key) -> Setbacks:
+        return self._setbacks.setdefault(key, Setbacks())
+
+    def accepted(self, key: Key) -> None:
+        """Everything that was to be made for the job has been made."""
+        self._setbacks.pop(key, None)
+
+    def set_api_groups(self, groups: frozenset[str]) -> None:
+        """API groups that the cluster serves: schedulers that some jobs may wait for are known by theirs."""
+        if groups != self.api_groups:
+            self.api_groups = groups
+            self._wake_unplaced()
+
+    # --- what the caches tell ---
+
+    def _job_changed(self, key: Key, before: JobFact | None, after: JobFact | None) -> None:
+        if before:
+            JOBS.labels(before.phase).dec()
+        if after:
+            JOBS.labels(after.phase).inc()
+        if after is None or (before and before.uid != after.uid):
+            self._setbacks.pop(key, None)
+        self._wake(key)
+
+    def _pod_changed(self, key: Key, before: PodFact | None, after: PodFact | None) -> None:
+        namespace, name = key
+        for fact in (before, after):
+            if fact is None:
+                continue
+            job = (namespace, fact.job_name)
+            pods = self._pods_of.setdefault(job, {})
+            pods.pop(name, None)
+            if fact is after:
+                pods[name] = fact
+            if not pods:
+                del self._pods_of[job]
+            self._wake(job)
+
+    def _step_report_changed(self, key: Key, before: bytes | None, after: bytes | None) -> None:
+        self._wake(key)
+
+    def _node_changed(self, key: Key, before: NodeFact | None, after: NodeFact | None) -> None:
+        """Jobs that have their nodes do not mind; the others may find one now."""
+        if after:
+            self.node_changed(after)
+        if (before and before.node) != (after and after.node):
+            self._nodes = None
+            self._wake_unplaced()
+
+    def _wake_unplaced(self) -> None:
+        for key, fact in self.jobs.items():
+            if not fact.placed:
+                self._wake(key)
+
+    def _observed_nodes(self) -> tuple[ObservedNode, ...]:
+        if self._nodes is None:
+            self._nodes = tuple(sorted((fact.node for fact in self.nodes.values()), key=lambda node: node.name))
+        return self._nodes

@@ -1,0 +1,124 @@
+"""From a pod, as the API server gives it, to what decisions need of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from rljob_api.status import Role
+from rljob_api.termination_message import read_termination_message
+from rljob_operator import labels
+from rljob_operator.kube.resources import Object
+from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod, PodPhase
+
+CONTAINER = "rljob"
+"""The container of ours in each pod; others are the user's."""
+
+_ROLES = ("controller", "policy", "rollout")
+_STILL_STARTING = ("ContainerCreating", "PodInitializing")
+_MAX_TEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PodFact:
+    """One pod with the operator's labels. `pod` is None where its labels do not say which pod of a job it is."""
+
+    name: str
+    job_name: str
+    owner_uid: str | None
+    """uid of the RLJob that controls it."""
+    pod: ObservedPod | None
+
+
+def pod_fact(obj: Object) -> PodFact:
+    metadata = obj["metadata"]
+    owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
+    return PodFact(
+        name=metadata["name"],
+        job_name=(metadata.get("labels") or {}).get(labels.JOB_NAME, ""),
+        owner_uid=owner["uid"] if owner else None,
+        pod=observed_pod(obj),
+    )
+
+
+def observed_pod(obj: Object) -> ObservedPod | None:
+    """None where role, index or attempt are not in its labels, as in a pod that somebody else made."""
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    marks = metadata.get("labels") or {}
+    role, index, attempt = (marks.get(label, "") for label in (labels.ROLE, labels.INDEX, labels.ATTEMPT))
+    if role not in _ROLES or not index.isdecimal() or not attempt.isdecimal():
+        return None
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    ours: Object = next((c for c in status.get("containerStatuses") or () if c["name"] == CONTAINER), {})
+    end = _end(ours)
+    return ObservedPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=cast(Role, role),
+        index=int(index),
+        attempt=int(attempt),
+        phase=cast(PodPhase, status.get("phase", "Pending")),
+        created_at=moment(metadata["creationTimestamp"]),
+        node=(obj.get("spec") or {}).get("nodeName"),
+        scheduled_at=moment(scheduled["lastTransitionTime"]) if _is_true(scheduled) else None,
+        ready=_is_true(conditions.get("Ready") or {}),
+        started=end is not None or bool(ours.get("restartCount")) or "running" in (ours.get("state") or {}),
+        deleting="deletionTimestamp" in metadata,
+        gated=bool((obj.get("spec") or {}).get("schedulingGates")),
+        unschedulable=scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None,
+        waiting=_waiting(status),
+        end=end,
+        disruption=_disruption(status, conditions.get("DisruptionTarget") or {}, end),
+        restart_count=int(ours.get("restartCount") or 0),
+    )
+
+
+def _is_true(condition: Object) -> bool:
+    return bool(condition.get("status") == "True")
+
+
+def _end(container: Object) -> ContainerEnd | None:
+    """How the container ended; where it runs again after a restart, it has not."""
+    terminated = (container.get("state") or {}).get("terminated")
+    if not terminated:
+        return None
+    text = str(terminated.get("message") or "")
+    message = read_termination_message(text) if text else None
+    finished_at = terminated.get("finishedAt")
+    return ContainerEnd(
+        exit_code=int(terminated.get("exitCode", 0)),
+        reason=str(terminated.get("reason") or ""),
+        finished_at=moment(finished_at) if finished_at else None,
+        message=message,
+        text="" if message else text[:_MAX_TEXT],
+    )
+
+
+def _waiting(status: Object) -> str | None:
+    """What keeps a container from starting, the init containers first, as they come first."""
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    for container in containers:
+        waiting: dict[str, Any] = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason")
+        if reason and reason not in _STILL_STARTING:
+            return f"{reason}: {waiting.get('message', '')}".removesuffix(": ")[:_MAX_TEXT]
+    return None
+
+
+def _disruption(status: Object, condition: Object, end: ContainerEnd | None) -> str | None:
+    """Why the cluster took the pod away: the condition that says so, or the reason of a pod that failed as a whole.
+
+    Such reasons are Evicted, NodeLost, Shutdown, and the kubelet's refusals, as UnexpectedAdmissionError or OutOfcpu.
+    """
+    if _is_true(condition):
+        return str(condition.get("reason") or "DisruptionTarget")
+    if status.get("reason") and (status["reason"] in ("Evicted", "NodeLost") or end is None):
+        return str(status["reason"])
+    return None
+
+
+def moment(text: str) -> datetime:
+    """A point in time as Kubernetes writes it."""
+    return datetime.fromisoformat(text)

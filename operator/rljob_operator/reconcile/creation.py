@@ -1,0 +1,46 @@
+"""Makes what an attempt lacks: the objects around the pods, and the pods that are not there."""
+
+from __future__ import annotations
+
+from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.job_objects import JobObjects, build_job_objects
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.gang import gang_of
+from rljob_operator.reconcile.placement import controller_placement
+from rljob_operator.reconcile.view import JobView
+
+
+def create_missing(objects: JobObjects, view: JobView) -> Desired:
+    """Support objects first: a pod that starts before its Secret is there waits for the kubelet's next try."""
+    missing = set(view.missing)
+    pods = tuple(pod for pod in objects.pods if pod["metadata"]["name"] in missing)
+    return Desired(apply=objects.apply, create=objects.create + pods, events=objects.notices)
+
+
+def build(view: JobView, attempt: int) -> JobObjects | str:
+    """The objects of an attempt, or what is wrong with the templates of the job."""
+    observed = view.observed
+    try:
+        return build_job_objects(
+            view.job.model_copy(update={"status": None}),
+            view.settings,
+            namespace=observed.namespace,
+            uid=observed.uid,
+            attempt=attempt,
+            plan=view.status.plan,
+            controller_placement=controller_placement(observed, view.spec),
+            gang=gang_of(observed, view.spec),
+            ray_token=observed.fresh_token,
+        )
+    except InvalidTemplate as problem:
+        return problem.sentence
+
+
+def foreign_in_the_way(view: JobView) -> list[str]:
+    """Names that the attempt's pods need and that pods of somebody else have."""
+    return sorted(set(view.missing) & set(view.observed.foreign_pods))
+
+
+def strangers(view: JobView) -> list[str]:
+    """Names of pods that have the job's labels, are not its own, and are in nobody's way."""
+    return sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods})

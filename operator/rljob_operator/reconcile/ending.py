@@ -1,0 +1,93 @@
+"""What is written down when an attempt ends, or has to."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.restarts import ASKED_FOR, account_of_restarts, restarts_left_standing
+from rljob_operator.reconcile.status_draft import StatusDraft, clipped
+from rljob_operator.reconcile.verdict import AttemptEnd, Complete, GiveUp, NotCounted, Restart
+from rljob_operator.reconcile.view import JobView
+
+_LONGEST_ATTEMPT_MESSAGE = 1024
+
+
+def conclude(end: AttemptEnd, draft: StatusDraft, view: JobView) -> Desired:
+    """Write the end into the record of the attempt, and what follows into the conditions. Pods are touched later."""
+    draft.change_attempt(
+        reason=end.reason.value,
+        message=clipped(end.message, _LONGEST_ATTEMPT_MESSAGE),
+        exit_code=None if end.exit_code is None else int(end.exit_code),
+        to_step=draft.status.step,
+    )
+    match end.verdict:
+        case Complete():
+            return _complete(draft, view)
+        case GiveUp(reason):
+            return fail(end.message, reason, draft, view)
+        case Restart():
+            return _restart(end, draft, view)
+        case NotCounted():
+            _forgive(draft, view)
+            return _go_on(end, ConditionReason.PODS_DISRUPTED, draft)
+
+
+def fail(sentence: str, reason: ConditionReason, draft: StatusDraft, view: JobView) -> Desired:
+    """The job has failed. Its pods go in the next round, in their order."""
+    draft.condition(ConditionType.FAILED, True, reason, sentence)
+    draft.condition(ConditionType.RECOVERING, False, ConditionReason.GIVEN_UP, "the job has failed")
+    draft.event("Warning", EventReason.JOB_FAILED, f"{reason.value}: {sentence}")
+    return _finished(draft, view)
+
+
+def _complete(draft: StatusDraft, view: JobView) -> Desired:
+    steps = view.spec.algorithm.steps
+    step = max(draft.status.step or 0, steps)
+    draft.set(step=step)
+    draft.change_attempt(to_step=step)
+    draft.condition(ConditionType.COMPLETE, True, ConditionReason.ALL_STEPS_COMMITTED, f"{steps} steps are committed")
+    if draft.holds(ConditionType.RECOVERING):
+        draft.condition(ConditionType.RECOVERING, False, ConditionReason.RECOVERED, "the job is complete")
+    draft.event("Normal", EventReason.JOB_COMPLETED, f"{steps} steps are committed")
+    return _finished(draft, view)
+
+
+def _finished(draft: StatusDraft, view: JobView) -> Desired:
+    draft.set(completion_time=view.now, pods=[])
+    if draft.attempt is not None and draft.attempt.end_time is None:
+        draft.change_attempt(end_time=view.now)
+    for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+        draft.condition(type_, False, ConditionReason.PODS_ENDED, "the job has ended")
+    return Desired()
+
+
+def _restart(end: AttemptEnd, draft: StatusDraft, view: JobView) -> Desired:
+    allowed = view.spec.recovery.max_restarts
+    _forgive(draft, view)
+    if draft.status.restarts >= allowed:
+        account = account_of_restarts(draft.status.attempts, allowed)
+        return fail(account, ConditionReason.RESTARTS_EXHAUSTED, draft, view)
+    restarts = draft.status.restarts + 1
+    draft.set(restarts=restarts)
+    told = AttemptEnd(end.reason, f"{end.message} (restart {restarts} of {allowed})", end.verdict, end.exit_code)
+    return _go_on(told, ConditionReason.SAME_PLAN_RESTART, draft)
+
+
+def _forgive(draft: StatusDraft, view: JobView) -> None:
+    assert draft.attempt is not None
+    steps = view.spec.algorithm.steps
+    draft.set(restarts=restarts_left_standing(draft.status.restarts, draft.attempt, steps))
+
+
+def _go_on(end: AttemptEnd, reason: ConditionReason, draft: StatusDraft) -> Desired:
+    """Another attempt follows when the pods of this one have gone."""
+    draft.set(pods=[])
+    draft.condition(ConditionType.RUNNING, False, ConditionReason.STOPPING, end.message)
+    if end.reason == AttemptReason.PLACEMENT_TIMED_OUT:
+        draft.condition(ConditionType.SCHEDULED, False, ConditionReason.PLACEMENT_TIMED_OUT, end.message)
+        draft.event("Warning", EventReason.PLACEMENT_TIMED_OUT, end.message)
+    elif end.reason not in ASKED_FOR:
+        draft.condition(ConditionType.RECOVERING, True, reason, end.message)
+        draft.event("Warning", EventReason.RESTARTING, f"{end.reason.value}: {end.message}")
+    return Desired()

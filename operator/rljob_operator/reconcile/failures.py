@@ -1,0 +1,152 @@
+"""How an attempt ended, read from its pods, and what that means.
+
+Several pods end together when one fails, so the order of the questions matters: a cause that names itself (all steps
+committed, out of memory, bad input) comes before the cluster's doing, and that before what merely follows from it.
+"""
+
+from __future__ import annotations
+
+from rljob_api.conditions import AttemptReason, ConditionReason
+from rljob_api.exit_codes import ExitCode
+from rljob_operator.reconcile.memory_limit import host_memory_advice
+from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.timing import elapsed_seconds
+from rljob_operator.reconcile.verdict import AttemptEnd, Complete, GiveUp, NotCounted, Restart, Verdict
+from rljob_operator.reconcile.view import JobView
+
+CONTROLLER_HAS_SECONDS = 20.0
+"""When a worker ends, the controller notices, ends too, and says more about the cause: it gets so long to do it."""
+
+_REASON_OF_CODE = {
+    ExitCode.INVALID_MANIFEST: AttemptReason.INVALID_MANIFEST,
+    ExitCode.DEVICE_OUT_OF_MEMORY: AttemptReason.DEVICE_OUT_OF_MEMORY,
+    ExitCode.HOST_OUT_OF_MEMORY: AttemptReason.HOST_OUT_OF_MEMORY,
+    ExitCode.SHARED_MEMORY_EXHAUSTED: AttemptReason.SHARED_MEMORY_EXHAUSTED,
+    ExitCode.WORKER_LOST: AttemptReason.WORKER_LOST,
+    ExitCode.BAD_INPUT: AttemptReason.BAD_INPUT,
+    ExitCode.OUTPUT_UNAVAILABLE: AttemptReason.OUTPUT_UNAVAILABLE,
+    ExitCode.INTERRUPTED: AttemptReason.INTERRUPTED,
+    ExitCode.TERMINATED: AttemptReason.INTERRUPTED,
+}
+_NAMES_ITS_CAUSE = frozenset(_REASON_OF_CODE) - {ExitCode.WORKER_LOST, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+_FINAL = {
+    ExitCode.INVALID_MANIFEST: ConditionReason.TRAINER_ERROR,
+    ExitCode.BAD_INPUT: ConditionReason.BAD_INPUT,
+}
+
+
+def how_it_ended(view: JobView) -> AttemptEnd | None:
+    """None while the attempt goes on, or while it is not clear yet what ended it."""
+    return (
+        _completed(view)
+        or _out_of_host_memory(view)
+        or _named_by_the_trainer(view)
+        or _disrupted(view)
+        or _stopped_or_failed(view)
+    )
+
+
+def seconds_until_clear(view: JobView) -> float | None:
+    """Seconds until a worker that ended is taken for the cause; None where none waits for the controller's word."""
+    waits = [_seconds_left_for_the_controller(pod, view) for pod in view.pods if pod.ended]
+    return min((seconds for seconds in waits if seconds), default=None)
+
+
+# --- the questions, in their order ---
+
+
+def _completed(view: JobView) -> AttemptEnd | None:
+    deciding = [pod for pod in view.pods if pod.role == "controller"] if view.own_trainer else view.pods
+    ends = [pod.end for pod in deciding if pod.ended and pod.end and pod.end.exit_code == ExitCode.COMPLETE]
+    if not ends or len(ends) < len(deciding) or (not view.own_trainer and view.missing):
+        return None
+    wanted, committed = view.spec.algorithm.steps, ends[0].message.step if ends[0].message else None
+    if committed is None or committed >= wanted:
+        return AttemptEnd(AttemptReason.ALL_STEPS_COMMITTED, "all steps are committed", Complete(), ExitCode.COMPLETE)
+    assert view.attempt is not None
+    if committed < view.attempt.from_step:
+        sentence = f"the trainer ended as complete, but has committed {committed} of {wanted} steps"
+        return AttemptEnd(AttemptReason.ERROR, sentence, Restart(), ExitCode.COMPLETE)
+    sentence = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
+    return AttemptEnd(AttemptReason.STEPS_RAISED, sentence, NotCounted(), ExitCode.COMPLETE)
+
+
+def _out_of_host_memory(view: JobView) -> AttemptEnd | None:
+    for pod in view.pods:
+        if pod.end and pod.end.reason == "OOMKilled":
+            sentence = f"pod {pod.name} ({pod.role}) was killed for its use of host memory; " + host_memory_advice(
+                view.spec, pod.role
+            )
+            return AttemptEnd(AttemptReason.HOST_OUT_OF_MEMORY, sentence, Restart(), pod.end.exit_code)
+    return None
+
+
+def _named_by_the_trainer(view: JobView) -> AttemptEnd | None:
+    for pod in _deciding_first(view):
+        if pod.end and pod.end.exit_code in _NAMES_ITS_CAUSE:
+            return _by_exit_code(pod, pod.end)
+    return None
+
+
+def _disrupted(view: JobView) -> AttemptEnd | None:
+    for pod in view.pods:
+        if pod.disruption:
+            return _not_its_fault(f"pod {pod.name} was taken away by the cluster ({pod.disruption})", pod)
+        if pod.deleting:
+            return _not_its_fault(f"pod {pod.name} is being deleted", pod)
+        if pod.ended and (pod.end is None or pod.end.reason == "ContainerStatusUnknown"):
+            where = f" on node {pod.node}" if pod.node else ""
+            return _not_its_fault(f"pod {pod.name} ended{where} without running its container to an end", pod)
+    if view.missing and view.begun:
+        return _not_its_fault(f"pod {view.missing[0]} is gone", None)
+    return None
+
+
+def _stopped_or_failed(view: JobView) -> AttemptEnd | None:
+    for pod in _deciding_first(view):
+        if pod.ended and pod.end and not _seconds_left_for_the_controller(pod, view):
+            if pod.end.exit_code != ExitCode.COMPLETE:
+                return _by_exit_code(pod, pod.end)
+            if view.own_trainer and pod.role != "controller":
+                sentence = f"pod {pod.name} ended though the controller goes on"
+                return AttemptEnd(AttemptReason.WORKER_LOST, sentence, Restart(), pod.end.exit_code)
+    return None
+
+
+# --- what they share ---
+
+
+def _deciding_first(view: JobView) -> list[ObservedPod]:
+    return sorted(view.pods, key=lambda pod: (pod.role != "controller", pod.role, pod.index))
+
+
+def _seconds_left_for_the_controller(pod: ObservedPod, view: JobView) -> float:
+    """0 where there is nothing to wait for."""
+    controller = view.controller
+    if pod.role == "controller" or controller is None or controller.ended or not pod.end or not pod.end.finished_at:
+        return 0.0
+    return max(0.0, CONTROLLER_HAS_SECONDS - elapsed_seconds(pod.end.finished_at, view.now))
+
+
+def _by_exit_code(pod: ObservedPod, end: ContainerEnd) -> AttemptEnd:
+    known = ExitCode(end.exit_code) if end.exit_code in set(ExitCode) else ExitCode.ERROR
+    verdict: Verdict = Restart()
+    if known in _FINAL:
+        verdict = GiveUp(_FINAL[known])
+    elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        verdict = NotCounted()
+    return AttemptEnd(_REASON_OF_CODE.get(known, AttemptReason.ERROR), _sentence(pod, end), verdict, end.exit_code)
+
+
+def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:
+    if end.message and end.message.sentence:
+        return end.message.sentence
+    known = end.exit_code in set(ExitCode)
+    meaning = f" ({ExitCode(end.exit_code).meaning})" if known else f" ({end.reason})" if end.reason else ""
+    text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"
+    return f"pod {pod.name} ended with exit code {end.exit_code}{meaning}{text}"
+
+
+def _not_its_fault(sentence: str, pod: ObservedPod | None) -> AttemptEnd:
+    exit_code = pod.end.exit_code if pod and pod.end else None
+    return AttemptEnd(AttemptReason.PODS_DISRUPTED, sentence, NotCounted(), exit_code)

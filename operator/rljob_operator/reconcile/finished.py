@@ -1,0 +1,43 @@
+"""A job that has ended: its GPUs are set free, its controller is kept for its logs, and it may be given more steps."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_operator.reconcile.deadline import seconds_to_live
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.teardown import next_deletions
+from rljob_operator.reconcile.view import JobView
+
+
+def after_the_end(view: JobView, draft: StatusDraft) -> Desired:
+    if _wants_more_steps(view):
+        return _take_up_again(view, draft)
+    if view.status.completion_time is None:
+        draft.set(completion_time=view.now)
+    left = seconds_to_live(view)
+    if left == 0.0:
+        return Desired(delete_job=True)
+    to_go = [pod for pod in view.observed.pods if not _kept_for_its_logs(pod, view)]
+    return Desired(delete_pods=next_deletions(to_go), look_again_after_seconds=left)
+
+
+def _kept_for_its_logs(pod: ObservedPod, view: JobView) -> bool:
+    """The controller's; without a controller, every pod's. A pod that has ended holds no GPU."""
+    return pod.ended and (pod.role == "controller" or not view.own_trainer)
+
+
+def _wants_more_steps(view: JobView) -> bool:
+    return view.holds(ConditionType.COMPLETE) and (view.status.step or 0) < view.spec.algorithm.steps
+
+
+def _take_up_again(view: JobView, draft: StatusDraft) -> Desired:
+    sentence = f"{view.status.step or 0} of {view.spec.algorithm.steps} steps are committed"
+    draft.condition(ConditionType.COMPLETE, False, ConditionReason.STEPS_RAISED, sentence)
+    draft.set(completion_time=None)
+    if draft.attempt is not None and draft.attempt.end_time is None:
+        draft.change_attempt(end_time=view.now)
+    draft.event("Normal", EventReason.STEPS_RAISED, sentence)
+    return Desired()

@@ -1,0 +1,50 @@
+"""All or nothing: who sees to it that a job's pods start together, and when a half-placed job is released."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_api.job import RLJobSpec
+from rljob_operator.objects.attempt import Gang
+from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.timing import elapsed_seconds
+from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
+from rljob_operator.reconcile.view import JobView, condition_of
+
+_LONGEST_RETRY_FACTOR = 10.0
+
+
+def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
+    if spec.queue_name is not None:
+        return "Kueue"
+    if spec.gang == "Volcano" or (spec.gang == "Auto" and observed.volcano_installed):
+        return "Volcano"
+    return "Native"
+
+
+def half_placed_seconds_left(view: JobView) -> float | None:
+    """Seconds until the pods that are placed must be released, since others are not; None where that is not so.
+
+    Counted from the last pod that got a node. They may stay where Kueue or Volcano see to it, or no gang is wanted.
+    """
+    if view.spec.gang == "Disabled" or gang_of(view.observed, view.spec) != "Native":
+        return None
+    placed = [pod for pod in view.pods if pod.node]
+    if not placed or len(placed) == len(view.expected_pods):
+        return None
+    since = max(pod.placed_at for pod in placed)
+    return max(0.0, view.settings.placement_timeout_seconds - elapsed_seconds(since, view.now))
+
+
+def half_placed_too_long(view: JobView) -> AttemptEnd | None:
+    if half_placed_seconds_left(view) != 0.0:
+        return None
+    placed = sum(1 for pod in view.pods if pod.node)
+    scheduled = condition_of(view.status, ConditionType.SCHEDULED)
+    why = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
+    sentence = f"only {placed} of {len(view.expected_pods)} pods found a node, so all were released{why}"
+    return AttemptEnd(AttemptReason.PLACEMENT_TIMED_OUT, sentence, NotCounted())
+
+
+def placement_retry_seconds(first_seconds: float, retries: int) -> float:
+    """Wait before the pods are made again, after `retries` times in vain."""
+    return first_seconds * min(2.0 ** min(retries, 10), _LONGEST_RETRY_FACTOR)

@@ -1,0 +1,99 @@
+"""Between attempts: the old pods go, what stands in the way is told, and then the next attempt is written down."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_api.status import AttemptStatus
+from rljob_operator.reconcile.deadline import deadline_exceeded, deadline_seconds_left
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.ending import fail
+from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.gang import placement_retry_seconds
+from rljob_operator.reconcile.memory_plan import plan_for_next_attempt
+from rljob_operator.reconcile.placement import obstacle_to_pods
+from rljob_operator.reconcile.progress import pods_by_role
+from rljob_operator.reconcile.restarts import restart_delay_seconds
+from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.teardown import next_deletions
+from rljob_operator.reconcile.timing import elapsed_seconds, soonest
+from rljob_operator.reconcile.view import JobView
+
+_LOOK_AT_CLUSTER_AGAIN_SECONDS = 60.0
+
+
+def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
+    """Writes the next attempt down, or why it has to wait. Its pods are made by the round that reads this status."""
+    if view.observed.pods:
+        return Desired(delete_pods=next_deletions(view.observed.pods))
+    if view.spec.suspend:
+        return _suspended(draft)
+    _resume(draft)
+    if end := deadline_exceeded(view):
+        return fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
+    if obstacle := obstacle_to_pods(view):
+        draft.condition(ConditionType.SCHEDULED, False, *obstacle)
+        return Desired(look_again_after_seconds=soonest(_LOOK_AT_CLUSTER_AGAIN_SECONDS, deadline_seconds_left(view)))
+    if delay := _delay_seconds_left(view, draft):
+        return Desired(look_again_after_seconds=soonest(delay, deadline_seconds_left(view)))
+    _begin(view, draft)
+    return Desired()
+
+
+def _suspended(draft: StatusDraft) -> Desired:
+    if not draft.holds(ConditionType.SUSPENDED):
+        draft.event("Normal", EventReason.SUSPENDED, "the job has no pods until spec.suspend is false")
+    for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+        draft.condition(type_, False, ConditionReason.SUSPEND_REQUESTED, "the job is suspended")
+    draft.condition(ConditionType.SUSPENDED, True, ConditionReason.SUSPEND_REQUESTED, "spec.suspend is true")
+    return Desired()
+
+
+def _resume(draft: StatusDraft) -> None:
+    if draft.holds(ConditionType.SUSPENDED):
+        draft.condition(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false again")
+        draft.event("Normal", EventReason.RESUMED, f"the job goes on at step {(draft.status.step or 0) + 1}")
+
+
+def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
+    """Seconds until the next attempt may begin, counted from the end of the last one. 0: now."""
+    last = draft.attempt
+    if last is None or last.end_time is None:
+        return 0.0
+    if last.reason == AttemptReason.PLACEMENT_TIMED_OUT:
+        delay = placement_retry_seconds(view.settings.placement_retry_seconds, last.placement_retries)
+        reason, why = ConditionReason.PLACEMENT_TIMED_OUT, last.message or ""
+    else:
+        delay = restart_delay_seconds(draft.status.attempts, view.settings.restart_delay_seconds)
+        reason, why = ConditionReason.WAITING_TO_RESTART, f"attempt {last.number} ended ({last.reason})"
+    left = max(0.0, delay - elapsed_seconds(last.end_time, view.now))
+    if left:
+        draft.condition(ConditionType.SCHEDULED, False, reason, f"{why}; the pods are made again after {delay:.0f} s")
+    return left
+
+
+def _begin(view: JobView, draft: StatusDraft) -> None:
+    plan = plan_for_next_attempt(view.spec, draft.status.plan)
+    last = draft.attempt
+    retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
+    number = _next_number(view, draft)
+    if retried:  # it committed nothing: its record makes room for the next one's
+        draft.set(attempts=draft.status.attempts[:-1])
+    draft.begin_attempt(
+        AttemptStatus(
+            number=number,
+            plan_generation=plan.generation if plan else 1,
+            start_time=view.now,
+            from_step=(draft.status.step or 0) + 1,
+            placement_retries=last.placement_retries + 1 if last and retried else 0,
+        )
+    )
+    draft.set(pods=pods_by_role(view), plan=plan, start_time=draft.status.start_time or view.now, completion_time=None)
+    for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+        draft.reset(type_)
+
+
+def _next_number(view: JobView, draft: StatusDraft) -> int:
+    if draft.attempt is not None:
+        return draft.attempt.number + 1
+    reported = view.report.attempt if view.report else None
+    return (reported or 0) + 1

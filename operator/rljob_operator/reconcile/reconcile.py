@@ -1,0 +1,73 @@
+"""The whole life of a job, decided from what is observed. Pure: no clock, no I/O.
+
+A job goes through attempts. Each has a record in the status before anything of it exists in the cluster:
+
+    between attempts ──▶ live ──▶ stopping ──▶ between attempts      (suspended, restarted, taken away, more steps)
+                          └─────▶ finished                            (complete, failed)
+
+Where a job stands is read from its status alone, and what is done there rests on that status as it is stored, so that
+the operator can die between any two writes: the next round sees the same, and does what is left to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from rljob_api.conditions import ConditionType
+from rljob_operator.reconcile.deletion import let_go
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.display import display
+from rljob_operator.reconcile.finished import after_the_end
+from rljob_operator.reconcile.invalid_spec import hold
+from rljob_operator.reconcile.live_attempt import run_attempt
+from rljob_operator.reconcile.next_attempt import next_attempt
+from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.progress import record_progress
+from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.status_write import wait_before_write
+from rljob_operator.reconcile.stopping_attempt import stop_attempt
+from rljob_operator.reconcile.timing import soonest
+from rljob_operator.reconcile.view import Stage, look_at
+from rljob_operator.settings import OperatorSettings
+
+
+def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+    """What is to be done about one job now. The same arguments give the same answer; it never raises for a bad job."""
+    now = now.replace(microsecond=0)  # as Kubernetes writes times
+    if observed.deleting:
+        return let_go(observed)
+    if observed.job is None:
+        draft = StatusDraft(observed.status, observed.generation, now)
+        return _written(hold(observed, draft), draft, observed, settings, now)
+
+    view = look_at(observed, observed.job, settings, now)
+    draft = StatusDraft(view.status, observed.generation, now)
+    record_progress(view, draft)
+    if view.stage is not Stage.FINISHED:
+        draft.reset(ConditionType.FAILED)  # an invalid spec may have been mended
+    match view.stage:
+        case Stage.BETWEEN_ATTEMPTS:
+            desired = next_attempt(view, draft)
+        case Stage.LIVE:
+            desired = run_attempt(view, draft)
+        case Stage.STOPPING:
+            desired = stop_attempt(view, draft)
+        case Stage.FINISHED:
+            desired = after_the_end(view, draft)
+    return _written(desired, draft, observed, settings, now)
+
+
+def _written(
+    desired: Desired, draft: StatusDraft, observed: Observed, settings: OperatorSettings, now: datetime
+) -> Desired:
+    """`desired` with the drafted status, where it is worth a write now, and with the finalizer."""
+    draft.set(display=display(draft.status))
+    wait = wait_before_write(observed.status, draft.status, settings.status_interval_seconds, now)
+    return replace(
+        desired,
+        finalizer=None if observed.has_finalizer else True,
+        status=draft.status.model_copy(update={"update_time": now}) if wait == 0.0 else None,
+        events=desired.events + tuple(draft.events),
+        look_again_after_seconds=soonest(desired.look_again_after_seconds, wait or None),
+    )

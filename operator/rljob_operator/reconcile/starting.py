@@ -1,0 +1,60 @@
+"""Pods that have a node and do not start, or that no node can ever take: image, volume, Secret, ConfigMap."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import AttemptReason, ConditionReason
+from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.reconcile.timing import elapsed_seconds
+from rljob_operator.reconcile.verdict import AttemptEnd, GiveUp
+from rljob_operator.reconcile.view import JobView
+
+_NEVER_GETS_BETTER = ("InvalidImageName",)
+
+
+def start_problem(view: JobView) -> str | None:
+    """What keeps a pod from starting, as a sentence, at once; None where nothing is known to."""
+    for pod in view.pods:
+        if pod.waiting and not pod.started:
+            return f"pod {pod.name} cannot start: {pod.waiting}"
+    return None
+
+
+def cannot_start(view: JobView) -> AttemptEnd | None:
+    """The end of an attempt whose pods had long enough to start."""
+    for pod in view.pods:
+        never = pod.waiting is not None and pod.waiting.startswith(_NEVER_GETS_BETTER)
+        if never or _seconds_left(pod, view) == 0.0:
+            return AttemptEnd(
+                AttemptReason.POD_CANNOT_START, _sentence(pod, view), GiveUp(ConditionReason.POD_CANNOT_START)
+            )
+    return None
+
+
+def start_seconds_left(view: JobView) -> float | None:
+    """Seconds until the first pod has had long enough; None where all have started, or wait for a node."""
+    return min((left for pod in view.pods if (left := _seconds_left(pod, view)) is not None), default=None)
+
+
+def _seconds_left(pod: ObservedPod, view: JobView) -> float | None:
+    if pod.started or pod.ended:
+        return None
+    if pod.node:
+        since = pod.placed_at
+    elif pod.unschedulable and _names_missing_claim(pod.unschedulable):
+        since = pod.created_at
+    else:
+        return None
+    return max(0.0, view.settings.start_timeout_seconds - elapsed_seconds(since, view.now))
+
+
+def _names_missing_claim(unschedulable: str) -> bool:
+    """The scheduler's words for a claim that does not exist: `persistentvolumeclaim "x" not found`."""
+    return "persistentvolumeclaim" in unschedulable.lower() and "not found" in unschedulable
+
+
+def _sentence(pod: ObservedPod, view: JobView) -> str:
+    why = pod.waiting or pod.unschedulable
+    if why is None:
+        why = f"kubectl describe pod {pod.name} tells what it waits for"
+    waited = elapsed_seconds(pod.placed_at, view.now)
+    return f"pod {pod.name} has not started after {waited:.0f} s: {why}"

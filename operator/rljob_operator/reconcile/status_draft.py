@@ -1,0 +1,103 @@
+"""The status that a round writes: begun from the stored one, changed by the stages, compared in the end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus
+from rljob_operator.reconcile.desired import EventNote
+from rljob_operator.reconcile.event_reasons import EventReason
+
+_LONGEST_EVENT = 1024
+_LONGEST_MESSAGE = 32_768
+
+_AT_FIRST: dict[ConditionType, tuple[ConditionReason, str]] = {
+    ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
+    ConditionType.SCHEDULED: (ConditionReason.WAITING_FOR_PODS, "the pods are being created"),
+    ConditionType.RUNNING: (ConditionReason.STARTING, "the pods have not started"),
+    ConditionType.RECOVERING: (ConditionReason.NO_FAILURE, "nothing has failed"),
+    ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
+    ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),
+}
+
+
+class StatusDraft:
+    """A status in the making, and the Events that go with it."""
+
+    def __init__(self, stored: RLJobStatus, generation: int, now: datetime) -> None:
+        self.status = stored
+        self.events: list[EventNote] = []
+        self._generation = generation
+        self._now = now
+        self._stored = {condition.type: condition for condition in stored.conditions}
+        self._conditions = dict(self._stored)
+        for type_ in ConditionType:
+            if type_ not in self._conditions:
+                self.reset(type_)
+        self.set(observed_generation=generation)
+        self._keep_conditions()
+
+    def set(self, **fields: Any) -> None:
+        self.status = self.status.model_copy(update=fields)
+
+    # --- conditions ---
+
+    def condition(self, type_: ConditionType, holds: bool, reason: ConditionReason, message: str) -> None:
+        """Set a condition. Its time changes only where its status differs from the stored one."""
+        status: Literal["True", "False"] = "True" if holds else "False"
+        stored = self._stored.get(type_)
+        same_status = stored is not None and stored.status == status
+        drafted = Condition(
+            type=type_.value,
+            status=status,
+            reason=reason.value,
+            message=clipped(message, _LONGEST_MESSAGE),
+            last_transition_time=stored.last_transition_time if stored and same_status else self._now,
+            observed_generation=self._generation,
+        )
+        self._conditions[type_] = drafted
+        self._keep_conditions()
+
+    def reset(self, type_: ConditionType) -> None:
+        """As it is for a job that has not started."""
+        self.condition(type_, False, *_AT_FIRST[type_])
+
+    def holds(self, type_: ConditionType) -> bool:
+        return self._conditions[type_].status == "True"
+
+    def held(self, type_: ConditionType) -> bool:
+        """Whether it holds in the stored status."""
+        stored = self._stored.get(type_)
+        return stored is not None and stored.status == "True"
+
+    def reason(self, type_: ConditionType) -> str:
+        return self._conditions[type_].reason
+
+    def _keep_conditions(self) -> None:
+        self.set(conditions=[self._conditions[type_] for type_ in ConditionType if type_ in self._conditions])
+
+    # --- attempts ---
+
+    @property
+    def attempt(self) -> AttemptStatus | None:
+        """The latest."""
+        return self.status.attempts[-1] if self.status.attempts else None
+
+    def begin_attempt(self, attempt: AttemptStatus) -> None:
+        self.set(attempts=[*self.status.attempts, attempt][-MAX_ATTEMPTS_KEPT:])
+
+    def change_attempt(self, **fields: Any) -> None:
+        """Change the record of the latest attempt."""
+        *earlier, latest = self.status.attempts
+        self.set(attempts=[*earlier, latest.model_copy(update=fields)])
+
+    # --- Events ---
+
+    def event(self, type_: Literal["Normal", "Warning"], reason: EventReason, message: str) -> None:
+        self.events.append(EventNote(type_, reason.value, clipped(message, _LONGEST_EVENT)))
+
+
+def clipped(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"

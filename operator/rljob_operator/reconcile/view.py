@@ -1,0 +1,136 @@
+"""What an observation comes to: which attempt the job is in, which pods belong to it, what the trainer reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+
+from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
+from rljob_api.step_report import StepReport
+from rljob_operator.names import controller_pod_name, worker_pod_name
+from rljob_operator.reconcile.observed import Observed, ObservedPod
+from rljob_operator.reconcile.stored_status import trusted_status
+from rljob_operator.reconcile.trainer_report import usable_report
+from rljob_operator.settings import OperatorSettings
+
+
+class Stage(Enum):
+    """Where a job is in its life, by its status alone."""
+
+    BETWEEN_ATTEMPTS = auto()
+    """No attempt yet, or the latest has ended: the next one may begin."""
+    LIVE = auto()
+    """An attempt has begun."""
+    STOPPING = auto()
+    """An attempt has a reason to end, and its pods have not all gone."""
+    FINISHED = auto()
+    """Complete or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """The facts that the stages of a job's life decide on."""
+
+    observed: Observed
+    job: RLJob
+    settings: OperatorSettings
+    now: datetime
+    status: RLJobStatus
+    """As stored, put right."""
+    attempt: AttemptStatus | None
+    """The latest."""
+    pods: list[ObservedPod]
+    """Of the latest attempt."""
+    leftovers: list[ObservedPod]
+    """Pods of other attempts."""
+    expected_pods: list[tuple[str, Role]]
+    """Name and role of every pod of an attempt."""
+    missing: list[str]
+    """Names of pods that the latest attempt should have and has not."""
+    report: StepReport | None
+    """What the trainer says, where that can be believed."""
+    report_problem: str | None
+    """Why the StepReport cannot be believed, where it cannot."""
+
+    @property
+    def spec(self) -> RLJobSpec:
+        return self.job.spec
+
+    @property
+    def own_trainer(self) -> bool:
+        """RLJob's own trainer, with a controller pod; otherwise the image of `spec.trainer` in the policy's pods."""
+        return self.spec.trainer is None
+
+    @property
+    def controller(self) -> ObservedPod | None:
+        """The controller pod of the latest attempt."""
+        return next((pod for pod in self.pods if pod.role == "controller"), None)
+
+    @property
+    def stage(self) -> Stage:
+        if is_finished(self.status):
+            return Stage.FINISHED
+        if self.attempt is None or self.attempt.end_time is not None:
+            return Stage.BETWEEN_ATTEMPTS
+        return Stage.LIVE if self.attempt.reason is None else Stage.STOPPING
+
+    def holds(self, type_: ConditionType) -> bool:
+        condition = condition_of(self.status, type_)
+        return condition is not None and condition.status == "True"
+
+    @property
+    def begun(self) -> bool:
+        """Whether all pods of the attempt have been there: a pod that is missing then has gone, and is not to come."""
+        assert self.attempt is not None
+        reported = self.report is not None and self.report.attempt == self.attempt.number
+        return reported or self.holds(ConditionType.SCHEDULED)
+
+
+def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
+    report, problem = usable_report(observed, job.spec.algorithm.steps)
+    status = trusted_status(observed.status, observed.pods, report, now)
+    attempt = status.attempts[-1] if status.attempts else None
+    number = attempt.number if attempt else None
+    pods = [pod for pod in observed.pods if pod.attempt == number]
+    names = {pod.name for pod in pods}
+    expected = _pods_of_an_attempt(observed.name, job.spec)
+    return JobView(
+        observed=observed,
+        job=job,
+        settings=settings,
+        now=now,
+        status=status,
+        attempt=attempt,
+        pods=pods,
+        leftovers=[pod for pod in observed.pods if pod.attempt != number],
+        expected_pods=expected,
+        missing=[name for name, _ in expected if name not in names],
+        report=report,
+        report_problem=problem,
+    )
+
+
+def _pods_of_an_attempt(job: str, spec: RLJobSpec) -> list[tuple[str, Role]]:
+    policy: list[tuple[str, Role]] = [
+        (worker_pod_name(job, "policy", i), "policy") for i in range(spec.policy.replicas)
+    ]
+    if spec.trainer is not None:
+        return policy
+    rollouts = (spec.rollout.replicas or 1) if spec.topology == "Disaggregated" else 0
+    controller: list[tuple[str, Role]] = [(controller_pod_name(job), "controller")]
+    return controller + policy + [(worker_pod_name(job, "rollout", i), "rollout") for i in range(rollouts)]
+
+
+def condition_of(status: RLJobStatus, type_: ConditionType) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == type_), None)
+
+
+def is_finished(status: RLJobStatus) -> bool:
+    """Complete, or failed for good. A spec that cannot be used is no end: the job goes on once it is mended."""
+    complete, failed = (condition_of(status, type_) for type_ in (ConditionType.COMPLETE, ConditionType.FAILED))
+    if complete and complete.status == "True":
+        return True
+    return failed is not None and failed.status == "True" and failed.reason != ConditionReason.INVALID_SPEC

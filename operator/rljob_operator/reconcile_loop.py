@@ -1,0 +1,118 @@
+"""observe → reconcile → apply, job after job, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from rljob_api.status import RLJobStatus
+from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
+from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable
+from rljob_operator.kube.lease import LeadershipLost
+from rljob_operator.kube.watch import Key
+from rljob_operator.metrics import JOB_RESTARTS, JOBS_FINISHED, RECONCILE_ERRORS, RECONCILE_SECONDS
+from rljob_operator.observation import Observation
+from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import Observed
+from rljob_operator.settings import OperatorSettings
+from rljob_operator.work_queue import WorkQueue
+
+_log = structlog.get_logger(__name__)
+
+Reconcile = Callable[[Observed, OperatorSettings, datetime], Desired]
+
+
+class ReconcileLoop:
+    """Works the queue off with `settings.reconcile_workers` workers. What goes wrong with one job stays with it."""
+
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        queue: WorkQueue,
+        observer: Observer,
+        executor: Executor,
+        reconcile: Reconcile,
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._observer = observer
+        self._executor = executor
+        self._reconcile = reconcile
+
+    async def run(self) -> None:
+        """Returns when the queue is closed and the work in hand is done. Raises LeadershipLost."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._settings.reconcile_workers):
+                workers.create_task(self._work())
+
+    async def _work(self) -> None:
+        while (key := await self._queue.get()) is not None:
+            namespace, name = key
+            try:
+                with bound_contextvars(namespace=namespace, job=name), RECONCILE_SECONDS.time():
+                    await self._look_after(key)
+            finally:
+                self._queue.done(key)
+
+    async def _look_after(self, key: Key) -> None:
+        """One round for one job, and what follows from how it went."""
+        observation = self._observer.observe(key)
+        if observation is None:
+            self._queue.look_again(key, None)
+            self._queue.succeeded(key)
+            return
+        job = observation.observed
+        try:
+            desired = self._reconcile(job, self._settings, datetime.now(UTC))
+            await self._executor.carry_out(desired, observation)
+        except LeadershipLost:
+            raise
+        except JobGone:
+            self._observer.jobs.forget(key)
+            self._executor.forget(job.uid)
+            self._queue.look_again(key, None)
+        except Conflict as error:
+            self._try_again(key, "Conflict", error)
+        except NameTaken as error:
+            self._observer.setbacks(key).name_taken(error.pod)
+            self._try_again(key, "Refused", error)
+        except NamespaceTerminating as error:
+            self._observer.setbacks(key).namespace_terminating = True
+            self._try_again(key, "Refused", error)
+        except (Forbidden, Invalid) as error:
+            self._observer.setbacks(key).refused = error.sentence
+            self._try_again(key, "Refused", error)
+        except (Unavailable, ApiError) as error:
+            self._try_again(key, "Unavailable", error)
+        except Exception as error:
+            _log.exception("reconcile failed; this is a mistake in the operator")
+            self._try_again(key, "Unexpected", error)
+        else:
+            if desired.apply or desired.create:
+                self._observer.accepted(key)
+            _count(observation, desired.status)
+            self._queue.look_again(key, desired.look_again_after_seconds)
+            self._queue.succeeded(key)
+
+    def _try_again(self, key: Key, cause: str, error: Exception) -> None:
+        RECONCILE_ERRORS.labels(cause).inc()
+        wait_seconds = self._queue.failed(key)
+        _log.info("will try again", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
+
+
+def _count(observation: Observation, written: RLJobStatus | None) -> None:
+    """Metrics about what has just been written down."""
+    if written is None:
+        return
+    before = observation.status
+    restarts = written.restarts - int(before.get("restarts") or 0)
+    if restarts > 0:
+        JOB_RESTARTS.inc(restarts)
+    phase = written.display.phase if written.display else ""
+    if phase in ("Complete", "Failed") and phase != (before.get("display") or {}).get("phase"):
+        JOBS_FINISHED.labels(phase).inc()

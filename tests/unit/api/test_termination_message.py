@@ -1,0 +1,63 @@
+"""What a trainer leaves for the kubelet is never longer than the kubelet keeps, and reads back as what was said."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_api.step_report import Evidence
+from rljob_api.termination_message import (
+    MAX_TERMINATION_MESSAGE_BYTES,
+    TerminationMessage,
+    read_termination_message,
+)
+
+
+def evidence(message: str) -> Evidence:
+    return Evidence(
+        time=datetime(2026, 1, 2, tzinfo=UTC), attempt=1, role="policy", rank=3, step=7, phase="update", message=message
+    )
+
+
+@settings(deadline=None)
+@given(sentence=st.text(max_size=3000), message=st.none() | st.text(max_size=4096))
+def test_any_message_fits_and_is_read_back(sentence: str, message: str | None) -> None:
+    written = TerminationMessage(
+        exit_code=80, sentence=sentence, step=6, evidence=None if message is None else evidence(message)
+    ).to_json()
+    assert len(written) <= MAX_TERMINATION_MESSAGE_BYTES
+    read = read_termination_message(written.decode())
+    assert read is not None
+    assert (read.exit_code, read.step) == (80, 6)
+    if read.evidence is not None:
+        assert message is not None
+        assert message.startswith(read.evidence.message)
+        assert (read.evidence.role, read.evidence.rank, read.evidence.step) == ("policy", 3, 7)
+
+
+@pytest.mark.parametrize("character", ["x", "\x00", "€", "🙂"])
+def test_the_longest_texts_of_any_characters_fit(character: str) -> None:
+    message = TerminationMessage(exit_code=80, sentence=character * 5000, evidence=evidence(character * 4096))
+    assert len(message.to_json()) <= MAX_TERMINATION_MESSAGE_BYTES
+
+
+def test_a_message_that_is_cut_keeps_as_much_as_fits() -> None:
+    written = TerminationMessage(exit_code=80, sentence="a GPU ran out of memory", evidence=evidence("x" * 4096))
+    read = read_termination_message(written.to_json().decode())
+    assert read is not None
+    assert read.evidence is not None
+    assert len(read.evidence.message) > 3500
+
+
+def test_a_long_sentence_is_cut_and_shows_it() -> None:
+    message = TerminationMessage(exit_code=1, sentence="x" * 2000)
+    assert len(message.sentence) == 1024
+    assert message.sentence.endswith("x…")
+
+
+@pytest.mark.parametrize("text", ["", "Killed", "{}", '{"exitCode": 80', '{"exitCode": 300, "sentence": ""}', "[1]"])
+def test_what_is_no_message_is_none(text: str) -> None:
+    assert read_termination_message(text) is None

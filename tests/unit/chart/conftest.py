@@ -1,0 +1,72 @@
+"""The chart, rendered by Helm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_cluster.binaries import binary_directory
+
+CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
+
+Object = dict[str, Any]
+Render = Callable[..., list[Object]]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    """Runs helm with arguments, and gives what it said."""
+    built = binary_directory() / "helm"
+    program = str(built) if built.exists() else shutil.which("helm")
+    if program is None:
+        pytest.skip(f"no helm in {built.parent} nor on the PATH; `make cluster` builds it")
+
+    def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+
+    return helm
+
+
+@pytest.fixture(scope="session")
+def render(helm: Helm) -> Render:
+    """The objects that `helm template` makes of the chart with some values; hooks included."""
+
+    @cache
+    def rendered(values: str) -> str:
+        result = helm("template", "rljob", str(CHART), "--namespace", "rljob-system", "--set-json", values)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def render(**values: Any) -> list[Object]:
+        assignments = ",".join(f"{name}={json.dumps(value)}" for name, value in values.items())
+        documents = yaml.load_all(rendered(assignments), Loader=yaml.CSafeLoader)
+        return [document for document in documents if document]
+
+    return render
+
+
+def of_kind(objects: list[Object], kind: str) -> list[Object]:
+    return [found for found in objects if found["kind"] == kind]
+
+
+def the(objects: list[Object], kind: str) -> Object:
+    """The only object of a kind, hooks aside."""
+    [found] = [one for one in of_kind(objects, kind) if not is_hook(one)]
+    return found
+
+
+def is_hook(found: Object) -> bool:
+    return "helm.sh/hook" in found["metadata"].get("annotations", {})
+
+
+def pod_templates(objects: list[Object]) -> list[Object]:
+    return [found["spec"]["template"] for kind in ("Deployment", "Job") for found in of_kind(objects, kind)]

@@ -1,0 +1,117 @@
+"""The pods that the chart makes: the operator's, and the one that runs after an uninstall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.chart.conftest import CHART, Object, Render, of_kind, pod_templates, the
+
+REQUIREMENTS = CHART.parents[1] / "requirements"
+
+
+def operator_pod(objects: list[Object]) -> Object:
+    spec: Object = the(objects, "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(objects: list[Object]) -> dict[str, str]:
+    [container] = operator_pod(objects)["containers"]
+    return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+
+
+def test_every_pod_meets_pod_security_restricted_and_cannot_write_its_image(render: Render) -> None:
+    templates = pod_templates(render())
+    assert len(templates) == 2
+    for template in templates:
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_container_says_what_it_needs_and_how_much_memory_it_may_take(render: Render) -> None:
+    for template in pod_templates(render()):
+        for container in template["spec"]["containers"]:
+            assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+            assert set(container["resources"]["limits"]) == {"memory"}
+
+
+def test_probes_and_metrics_go_to_named_ports_that_the_container_opens(render: Render) -> None:
+    objects = render()
+    [container] = operator_pod(objects)["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("liveness", "readiness", "startup")} <= ports
+    assert the(objects, "Service")["spec"]["ports"][0]["targetPort"] in ports
+
+
+def test_without_metrics_nothing_listens_for_them(render: Render) -> None:
+    objects = render(metrics={"enabled": False})
+    assert [port["name"] for port in operator_pod(objects)["containers"][0]["ports"]] == ["probes"]
+    assert of_kind(objects, "Service") == []
+    assert not any(name.endswith("-metrics-reader") for name in cluster_role_names(objects))
+
+
+def test_an_upgrade_brings_the_next_operator_before_it_ends_the_last(render: Render) -> None:
+    strategy = the(render(), "Deployment")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_the_operator_prefers_nodes_without_gpus_unless_told_otherwise(render: Render) -> None:
+    [preference] = operator_pod(render())["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert {"key": "rljob.dev/has-gpus", "operator": "DoesNotExist"} in preference["preference"]["matchExpressions"]
+    own: Object = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    assert operator_pod(render(affinity=own))["affinity"] == own
+
+
+def test_replicas_are_guarded_by_a_disruption_budget_one_is_not(render: Render) -> None:
+    assert of_kind(render(), "PodDisruptionBudget") == []
+    budget = the(render(replicas=2), "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_selectors_find_the_operators_pods_and_no_other(render: Render) -> None:
+    objects = render(replicas=2, networkPolicy={"enabled": True}, serviceMonitor={"enabled": True})
+    deployment = the(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        the(objects, "Service")["spec"]["selector"],
+    ]
+    [after_uninstall] = [template["metadata"]["labels"] for template in pod_templates(objects)[1:]]
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= after_uninstall.items()
+    monitor = the(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitor.items() <= the(objects, "Service")["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_the_torch_version_is_the_one_locked_for_the_trainers_image(render: Render, device: str) -> None:
+    told = environment(render(trainer={"device": device}))
+    assert told["RLJOB_OPERATOR_TRAINER_TORCH_VERSION"] == locked_torch(REQUIREMENTS / f"trainer-{device}.txt")
+    assert told["RLJOB_OPERATOR_TRAINER_IMAGE"].endswith(f"-{device}")
+
+
+def test_a_long_release_name_leaves_every_name_within_63_characters(render: Render) -> None:
+    objects = render(fullnameOverride="o" * 40, namespaces=["n" * 63])
+    namespaced = [found for found in objects if not found["kind"].startswith("Cluster")]
+    names = [found["metadata"]["name"] for found in namespaced if found["kind"] in ("Deployment", "Service", "Job")]
+    assert max(map(len, names)) <= 63
+
+
+def cluster_role_names(objects: list[Object]) -> list[str]:
+    return [role["metadata"]["name"] for role in of_kind(objects, "ClusterRole")]
+
+
+def locked_torch(file: Path) -> str:
+    [line] = [line for line in file.read_text().splitlines() if line.startswith("torch==")]
+    return line.split()[0].removeprefix("torch==")

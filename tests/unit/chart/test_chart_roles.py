@@ -1,0 +1,103 @@
+"""The operator's rights: each is there for a reason, and what it calls is what it may."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rljob_operator.kube import resources
+from rljob_operator.kube.resources import Resource
+from tests.unit.chart.conftest import Object, Render, is_hook, of_kind
+
+WHY = {
+    "rljobs": (
+        "list watch patch delete",
+        "kopf watches; the finalizer is patched; a time to live ends in a delete",
+    ),
+    "rljobs/status": ("patch", "the one status write"),
+    "rljobs/finalizers": ("update", "owner references that block the owner's deletion"),
+    "stepreports": ("get list watch create patch", "made for each job and watched; get and patch are granted on"),
+    "pods": ("get list watch create delete", "what a job is"),
+    "services": ("create patch", "the address of the Ray head"),
+    "configmaps": ("create patch", "manifest and memory plan"),
+    "serviceaccounts": ("create patch", "the job's identity"),
+    "roles": ("create patch", "its rights: its own StepReport"),
+    "rolebindings": ("create patch", "the same"),
+    "networkpolicies": ("create patch", "jobs.networkPolicy"),
+    "podgroups": ("create patch", "gangs by Volcano"),
+    "secrets": ("create patch", "the Ray token; one that is there is made the job's own"),
+    "persistentvolumeclaims": ("create patch", "the checkpoints' claim; likewise"),
+    "events": ("create patch", "a repeated Event is counted in the first"),
+    "nodes": ("list watch patch", "GPU-free nodes are found and labelled"),
+    "tokenreviews": ("create", "who asks for metrics"),
+    "subjectaccessreviews": ("create", "and whether they may"),
+    "leases": ("create get update", "one replica leads"),
+}
+"""Verbs and reason, by resource."""
+
+
+def test_the_operator_has_the_rights_that_it_has_a_reason_for_and_no_other(render: Render) -> None:
+    assert granted(render()) == {resource: set(verbs.split()) for resource, (verbs, _) in WHY.items()}
+
+
+def test_no_right_is_for_everything(render: Render) -> None:
+    for rule in rules(render()):
+        assert "*" not in [*rule.get("apiGroups", []), *rule.get("resources", []), *rule["verbs"]]
+
+
+def test_every_kind_that_the_operator_knows_is_one_it_has_rights_on(render: Render) -> None:
+    known = {found.plural for found in vars(resources).values() if isinstance(found, Resource)}
+    known |= {found.plural for found in resources._BY_KIND.values()}
+    assert known <= set(granted(render()))
+
+
+def test_held_to_namespaces_it_has_no_right_on_jobs_anywhere_else(render: Render) -> None:
+    objects = render(namespaces=["team-a", "team-b"])
+    cluster_wide = {name for role in operator_roles(objects, "ClusterRole") for name in resources_of(role)}
+    assert cluster_wide == {"nodes", "tokenreviews", "subjectaccessreviews"}
+    roles = {role["metadata"]["namespace"]: resources_of(role) for role in operator_roles(objects, "Role")}
+    assert roles["team-a"] == roles["team-b"] >= {"rljobs", "pods", "secrets"}
+    assert roles["rljob-system"] == {"leases"}
+
+
+def test_where_nodes_are_not_labelled_they_are_only_read(render: Render) -> None:
+    assert granted(render(nodes={"label": False}))["nodes"] == {"list", "watch"}
+
+
+def test_a_team_can_do_without_any_right_on_the_cluster(render: Render) -> None:
+    objects = render(namespaces=["team-a"], nodes={"watch": False}, metrics={"authentication": False})
+    assert operator_roles(objects, "ClusterRole") == []
+    assert "nodes" not in granted(objects)
+
+
+def test_without_metrics_authentication_nobody_is_reviewed(render: Render) -> None:
+    assert not {"tokenreviews", "subjectaccessreviews"} & set(granted(render(metrics={"authentication": False})))
+
+
+def granted(objects: list[Object]) -> dict[str, set[str]]:
+    """Verbs by resource, of all roles that are bound to the operator."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for rule in rules(objects):
+        for resource in rule["resources"]:
+            found[resource] |= set(rule["verbs"])
+    return dict(found)
+
+
+def rules(objects: list[Object]) -> list[Object]:
+    return [
+        rule for kind in ("ClusterRole", "Role") for role in operator_roles(objects, kind) for rule in role["rules"]
+    ]
+
+
+def operator_roles(objects: list[Object], kind: str) -> list[Object]:
+    """Roles that a binding gives to the operator's ServiceAccount."""
+    bound = {
+        (binding["metadata"].get("namespace"), binding["roleRef"]["name"])
+        for binding in of_kind(objects, f"{kind}Binding")
+        if not is_hook(binding) and binding["subjects"][0]["name"] == "rljob-operator"
+    }
+    roles = [role for role in of_kind(objects, kind) if not is_hook(role)]
+    return [role for role in roles if (role["metadata"].get("namespace"), role["metadata"]["name"]) in bound]
+
+
+def resources_of(role: Object) -> set[str]:
+    return {resource for rule in role["rules"] for resource in rule["resources"]}

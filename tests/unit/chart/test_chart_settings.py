@@ -1,0 +1,122 @@
+"""What the chart tells the operator is what the operator understands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rljob_operator import cli
+from rljob_operator.settings import OperatorSettings
+from tests.unit.chart.conftest import Object, Render, the
+
+Run = tuple[OperatorSettings, cli.LogFormat, cli.LogLevel]
+
+
+@pytest.fixture
+def run_with(render: Render, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How the operator's command line understands the container's environment under some values."""
+
+    def run_with(**values: Any) -> Run:
+        runs: list[Run] = []
+
+        def run(*given: Any) -> int:
+            runs.append(given)
+            return 0
+
+        monkeypatch.setattr(cli, "_run", run)
+        container = the(render(**values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        assert container["command"][0] == "rljob-operator"
+        result = CliRunner().invoke(cli.app, container["command"][1:], env=environment(container))
+        assert result.exit_code == 0, result.output
+        return runs[0]
+
+    return run_with
+
+
+def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
+    settings, log_format, log_level = run_with()
+    assert settings == OperatorSettings(
+        trainer_image="localhost/rljob/trainer:0.1.0-gpu", trainer_torch_version="2.11.0"
+    )
+    assert (log_format, log_level) == ("json", "info")
+
+
+def test_every_value_reaches_the_operator(run_with: Any) -> None:
+    settings, log_format, log_level = run_with(
+        fullnameOverride="mine",
+        trainer={
+            "image": {"repository": "registry/trainer", "tag": "7", "pullPolicy": "Always"},
+            "torchVersion": "2.12.1",
+            "imagePullSecrets": ["one", "two"],
+        },
+        namespaces=["team-a", "team-b"],
+        nodes={"watch": False},
+        jobs={
+            "gpuResources": ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu"],
+            "checkpointClaim": {"storageClassName": "nfs", "size": "1Ti"},
+            "sharedMemory": "512Mi",
+            "terminationGraceSeconds": 2000000,
+            "placementTimeoutSeconds": 3000000,
+            "placementRetrySeconds": 1.5,
+            "startTimeoutSeconds": 90,
+            "restartDelaySeconds": 0,
+            "statusIntervalSeconds": 2,
+            "podLabels": {"team": "ml", "cost": "7"},
+            "networkPolicy": True,
+        },
+        concurrency={"jobs": 3, "apiRequests": 4},
+        metrics={"enabled": False, "authentication": False},
+        log={"level": "debug", "format": "text"},
+    )
+    expected = OperatorSettings(
+        trainer_image="registry/trainer:7",
+        trainer_torch_version="2.12.1",
+        trainer_image_pull_policy="Always",
+        image_pull_secrets=("one", "two"),
+        namespaces=("team-a", "team-b"),
+        gpu_resources=("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"),
+        watch_nodes=False,
+        label_nodes=False,
+        checkpoint_storage_class="nfs",
+        checkpoint_claim_bytes=1 << 40,
+        shared_memory_bytes=512 << 20,
+        network_policy=True,
+        termination_grace_seconds=2_000_000,
+        placement_timeout_seconds=3e6,
+        placement_retry_seconds=1.5,
+        start_timeout_seconds=90,
+        restart_delay_seconds=0,
+        status_interval_seconds=2,
+        pod_labels={"team": "ml", "cost": "7"},
+        lease_name="mine",
+        reconcile_workers=3,
+        api_concurrency=4,
+        metrics_port=0,
+        metrics_auth=False,
+    )
+    assert settings == expected
+    assert (log_format, log_level) == ("text", "debug")
+
+
+def test_the_operator_knows_every_variable_and_the_rest_are_fixed_by_the_deployment(render: Render) -> None:
+    [container] = the(render(**EVERY_LIST_SET), "Deployment")["spec"]["template"]["spec"]["containers"]
+    told = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(container)}
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, typer.core.TyperGroup)
+    known = {parameter.name for parameter in group.commands["run"].params}
+    assert told <= known
+    assert known - told == {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port"}
+
+
+EVERY_LIST_SET: dict[str, Any] = {
+    "trainer": {"imagePullSecrets": ["registry"]},
+    "namespaces": ["team-a"],
+    "jobs": {"checkpointClaim": {"storageClassName": "nfs"}, "podLabels": {"team": "ml"}},
+}
+
+
+def environment(container: Object) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in container["env"]}

@@ -1,0 +1,143 @@
+"""An HTTP server that gives the answers that a test wrote down, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rljob_operator.kube.connection import Connection
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    content_type: str
+    authorization: str | None
+
+
+@dataclass
+class Answer:
+    """Status 0: the connection is closed without one. `lines`: a stream that stays open while `open_seconds` last."""
+
+    status: int = 200
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    lines: list[Object] | None = None
+    open_seconds: float = 0.0
+    after_seconds: float = 0.0
+
+
+def refusal(code: int, reason: str, message: str = "no", causes: tuple[str, ...] = (), **headers: str) -> Answer:
+    details = {"causes": [{"reason": cause} for cause in causes]}
+    status = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+    return Answer(code, status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+class ScriptedApiServer:
+    """Answers by the first rule that fits, each used once; what no rule fits is echoed with a new resourceVersion."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self._script: deque[tuple[str, str, Answer]] = deque()
+        self._versions = itertools.count(1000)
+
+    def answer(self, method: str, path: str, answer: Answer, times: int = 1) -> None:
+        """The next `times` requests of this method, to a path with this end."""
+        self._script.extend([(method, path, answer)] * times)
+
+    def writes(self) -> list[tuple[str, str]]:
+        return [(asked.method, asked.path) for asked in self.asked if asked.method != "GET"]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        data = await request.read()
+        asked = Asked(
+            request.method,
+            request.path,
+            dict(request.query),
+            json.loads(data) if data else None,
+            request.content_type,
+            request.headers.get("Authorization"),
+        )
+        self.asked.append(asked)
+        answer = self._take(asked)
+        await asyncio.sleep(answer.after_seconds)
+        if answer.status == 0:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        if answer.lines is not None:
+            return await _stream(request, answer)
+        return web.json_response(answer.body, status=answer.status, headers=answer.headers)
+
+    def _take(self, asked: Asked) -> Answer:
+        for rule in self._script:
+            method, path, answer = rule
+            if asked.method == method and asked.path.endswith(path):
+                self._script.remove(rule)
+                return answer
+        return Answer(body=self._echo(asked))
+
+    def _echo(self, asked: Asked) -> Object:
+        body: Object = dict(asked.body or {})
+        metadata = {"name": asked.path.rsplit("/", 1)[-1], "namespace": "research"} | body.get("metadata", {})
+        return body | {"metadata": metadata | {"resourceVersion": str(next(self._versions))}}
+
+
+async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for line in answer.lines or []:
+        await response.write(json.dumps(line).encode() + b"\n")
+    await asyncio.sleep(answer.open_seconds)
+    return response
+
+
+@asynccontextmanager
+async def scripted_api_server(script: Callable[[ScriptedApiServer], None]) -> AsyncIterator[Serving]:
+    server = ScriptedApiServer()
+    script(server)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    async with TestServer(app) as listening:
+        url = str(listening.make_url("")).rstrip("/")
+        tls = ssl.create_default_context()
+        yield Serving(server, Connection(url, "operators", tls, lambda: {"Authorization": "Bearer secret"}))
+
+
+@dataclass(frozen=True)
+class Serving:
+    server: ScriptedApiServer
+    connection: Connection
+
+
+def nothing(_: ScriptedApiServer) -> None:
+    """A script without special answers."""
+
+
+Story = Callable[[Serving], Awaitable[None]]
+
+
+def play(story: Story, script: Callable[[ScriptedApiServer], None] = nothing) -> ScriptedApiServer:
+    """Run an asynchronous test against a server with this script; returns the server, with what it was asked."""
+
+    async def run() -> ScriptedApiServer:
+        async with scripted_api_server(script) as serving, asyncio.timeout(10):
+            await story(serving)
+            return serving.server
+
+    return asyncio.run(run())

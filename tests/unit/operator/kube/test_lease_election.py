@@ -1,0 +1,121 @@
+"""Leader election: at most one replica leads, by its own clock, and a leader that cannot renew says so in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.lease import ElectionTimes, LeaderElection, LeadershipLost, decide, held_spec
+from rljob_operator.kube.retry import RetryPolicy
+from tests.unit.operator.kube.scripted_api_server import Answer, Object, Serving, play, refusal
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TIMES = ElectionTimes()
+QUICK = ElectionTimes(lease_duration=1.0, renew_deadline=0.3, retry_period=0.05)
+
+
+@pytest.mark.parametrize(
+    ("spec", "unchanged_seconds", "decision"),
+    [
+        (None, 0.0, "Create"),
+        ({"holderIdentity": "me", "leaseDurationSeconds": 15}, 100.0, "Renew"),
+        ({"holderIdentity": "other", "leaseDurationSeconds": 15}, 0.0, "Wait"),
+        ({"holderIdentity": "other", "leaseDurationSeconds": 15}, 15.0, "Wait"),
+        ({"holderIdentity": "other", "leaseDurationSeconds": 15}, 15.1, "Take"),
+        ({"holderIdentity": "", "leaseDurationSeconds": 1}, 0.0, "Take"),
+        ({}, 0.0, "Take"),
+    ],
+)
+def test_who_may_do_what(spec: Object | None, unchanged_seconds: float, decision: str) -> None:
+    assert decide(spec, "me", unchanged_seconds) == decision
+
+
+def test_taking_over_counts_a_transition_and_renewing_does_not() -> None:
+    taken = held_spec({"holderIdentity": "other", "leaseTransitions": 3}, "me", TIMES, NOW)
+    assert taken["leaseTransitions"] == 4
+    renewed = held_spec(taken, "me", TIMES, datetime(2026, 1, 2, 3, 4, 7, tzinfo=UTC))
+    assert renewed["leaseTransitions"] == 4
+    assert renewed["acquireTime"] == "2026-01-02T03:04:05.000000Z"
+    assert renewed["renewTime"] == "2026-01-02T03:04:07.000000Z"
+    assert held_spec(None, "me", TIMES, NOW)["leaseTransitions"] == 0
+
+
+def election(serving: Serving, times: ElectionTimes = QUICK) -> LeaderElection:
+    client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1), timeout_seconds=1.0)
+    return LeaderElection(client, name="lock", namespace="operators", identity="me", times=times)
+
+
+def lease(holder: str, seconds: int = 15, version: str = "7") -> Answer:
+    metadata = {"name": "lock", "namespace": "operators", "resourceVersion": version}
+    return Answer(body={"metadata": metadata, "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds}})
+
+
+def test_a_free_lease_is_had_at_once_and_given_back_in_the_end() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        candidate = election(serving)
+        assert not candidate.leading
+        await candidate.acquire()
+        assert candidate.leading
+        candidate.guard()
+        await candidate.release()
+        with pytest.raises(LeadershipLost):
+            candidate.guard()
+
+    server = play(story)
+    assert [method for method, _ in server.writes()] == ["POST", "PUT"]
+    assert server.asked[-1].body["spec"]["holderIdentity"] == ""
+
+
+def test_another_leader_is_waited_for_until_its_lease_has_not_changed_for_its_duration() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", lease("other", seconds=1), times=200)
+        began = time.monotonic()
+        await election(serving).acquire()
+        assert time.monotonic() - began >= 1.0
+
+    server = play(story)
+    assert server.writes() == [("PUT", "/apis/coordination.k8s.io/v1/namespaces/operators/leases/lock")]
+    assert server.asked[-1].body["metadata"]["resourceVersion"] == "7"
+
+
+def test_a_leader_that_cannot_renew_gives_up_before_another_may_take_over() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        leader = election(serving)
+        await leader.acquire()
+        serving.server.answer("PUT", "/leases/lock", refusal(500, "Internal"), times=200)
+        with pytest.raises(LeadershipLost, match=r"not renewed for 0\.3 s"):
+            await leader.hold()
+        assert leader.leading, "nobody else may lead yet"
+
+    play(story)
+
+
+def test_a_lease_that_somebody_else_took_is_lost_at_once() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        leader = election(serving, ElectionTimes(lease_duration=30, renew_deadline=20, retry_period=0.01))
+        await leader.acquire()
+        serving.server.answer("PUT", "/leases/lock", refusal(409, "Conflict"))
+        serving.server.answer("GET", "/leases/lock", lease("other"))
+        with pytest.raises(LeadershipLost, match="other leads now"):
+            await leader.hold()
+
+    play(story)
+
+
+def test_a_leader_whose_process_slept_must_not_write() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        leader = election(serving, ElectionTimes(lease_duration=0.1, renew_deadline=0.05, retry_period=0.02))
+        await leader.acquire()
+        await asyncio.sleep(0.15)
+        with pytest.raises(LeadershipLost):
+            leader.guard()
+
+    play(story)

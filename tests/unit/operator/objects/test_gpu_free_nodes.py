@@ -1,0 +1,118 @@
+"""Where the controller may go, and what the user says beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_operator.objects.placement import GPU_NODE_LABELS
+from tests.unit.operator.objects.builders import Object, job, objects, pod_of, settings
+
+PLAIN_NODE: dict[str, str] = {"kubernetes.io/os": "linux"}
+GPU_NODES = [
+    {"rljob.dev/has-gpus": "true"},
+    {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVIDIA-H200"},
+    {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"},
+    {"eks.amazonaws.com/instance-gpu-name": "h100"},
+    {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"},
+    {"karpenter.k8s.aws/instance-gpu-name": "h100", "karpenter.k8s.aws/instance-gpu-count": "8"},
+    {"kubernetes.azure.com/accelerator": "nvidia"},
+    {"karpenter.azure.com/sku-gpu-name": "A100"},
+]
+NODES_THAT_ONLY_SEEM_TO_HAVE_GPUS = [{"nvidia.com/gpu.present": "false"}, {"karpenter.azure.com/sku-gpu-count": "0"}]
+
+
+def controller_spec(placement: str, **template_spec: Any) -> Object:
+    built = objects(job(controller={"template": {"spec": template_spec}}), controller_placement=placement)
+    spec: Object = pod_of(built, "controller")["spec"]
+    return spec
+
+
+def requires(*expressions: Object) -> Object:
+    terms = [{"matchExpressions": [expression]} for expression in expressions]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def admits(spec: Object, node: dict[str, str]) -> bool:
+    """What the scheduler makes of the required node affinity: one term of several, all expressions of a term."""
+
+    def holds(expression: Object) -> bool:
+        value = node.get(expression["key"])
+        match expression["operator"]:
+            case "DoesNotExist":
+                return value is None
+            case "NotIn":
+                return value not in expression["values"]
+            case "In":
+                return value in expression["values"]
+        raise AssertionError(expression)
+
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return any(
+        all(holds(e) for e in term["matchExpressions"])
+        for term in required["nodeSelectorTerms"]
+        if term.get("matchExpressions")
+    )
+
+
+def test_the_controller_goes_to_nodes_without_gpus() -> None:
+    spec = controller_spec("GpuFreeNodes")
+    assert admits(spec, PLAIN_NODE)
+    assert not any(admits(spec, node) for node in GPU_NODES)
+    assert all(admits(spec, node) for node in NODES_THAT_ONLY_SEEM_TO_HAVE_GPUS)
+    assert "tolerations" not in spec
+
+
+def test_every_label_keeps_the_controller_away_by_itself() -> None:
+    spec = controller_spec("GpuFreeNodes")
+    for label in GPU_NODE_LABELS:
+        assert not admits(spec, {label.key: label.value or "anything"})
+
+
+def test_what_the_user_requires_holds_as_well_whichever_alternative() -> None:
+    zones = [{"key": "zone", "operator": "In", "values": [zone]} for zone in ("a", "b")]
+    spec = controller_spec("GpuFreeNodes", affinity=requires(*zones))
+    assert admits(spec, {"zone": "a"})
+    assert admits(spec, {"zone": "b"})
+    assert not admits(spec, {"zone": "c"})
+    assert not any(admits(spec, {"zone": "b", **node}) for node in GPU_NODES)
+
+
+def test_a_term_that_matches_no_node_goes_on_matching_none() -> None:
+    affinity = requires()
+    affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] = [{}]
+    assert not admits(controller_spec("GpuFreeNodes", affinity=affinity), PLAIN_NODE)
+
+
+def test_other_affinities_of_the_user_stay() -> None:
+    spec = controller_spec("GpuFreeNodes", affinity={"podAntiAffinity": {"x": []}}, nodeSelector={"pool": "cpu"})
+    assert spec["affinity"]["podAntiAffinity"] == {"x": []}
+    assert spec["nodeSelector"] == {"pool": "cpu"}
+
+
+def test_where_there_are_only_gpu_nodes_the_controller_prefers_others_and_may_run_on_one() -> None:
+    mine = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}}
+    spec = controller_spec("AnyNode", affinity=affinity)
+    node_affinity = spec["affinity"]["nodeAffinity"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in node_affinity
+    first, added = node_affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert first == mine
+    assert added["weight"] == 100
+    assert added["preference"]["matchExpressions"] == [label.absent() for label in GPU_NODE_LABELS]
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+def test_the_users_template_is_left_as_it_was(placement: str) -> None:
+    affinity = requires({"key": "zone", "operator": "In", "values": ["a"]})
+    a_job = job(controller={"template": {"spec": {"affinity": affinity, "tolerations": [{"key": "x"}]}}})
+    before = a_job.model_dump_json()
+    objects(a_job, controller_placement=placement)
+    assert a_job.model_dump_json() == before
+
+
+def test_workers_stay_free_to_go_where_their_gpus_are() -> None:
+    pod = pod_of(objects(job(policy={"gpusPerReplica": 2}), settings()), "policy")
+    assert "affinity" not in pod["spec"]

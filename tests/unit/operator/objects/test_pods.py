@@ -1,0 +1,280 @@
+"""The pods of an attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.objects.builders import (
+    NAMESPACE,
+    PLAN,
+    UID,
+    Object,
+    container_of,
+    environment_of,
+    job,
+    mounts_of,
+    objects,
+    of_kind,
+    pod_of,
+    references_of,
+    settings,
+    volumes_of,
+)
+from tests.unit.operator.objects.pod_security import restricted_violations
+
+DISAGGREGATED: Object = {
+    "topology": "Disaggregated",
+    "policy": {"replicas": 2, "gpusPerReplica": 4},
+    "rollout": {"replicas": 3, "gpusPerReplica": 2},
+}
+OTHER_TRAINER: Object = {
+    "trainer": {"image": "verl:1", "command": ["torchrun"], "args": ["train.py"]},
+    "policy": {"replicas": 2, "gpusPerReplica": 8},
+}
+
+JOBS = {
+    "of one worker": {},
+    "without GPUs": {"policy": {"replicas": 2, "gpusPerReplica": 0}},
+    "with rollouts of their own": DISAGGREGATED,
+    "with a model in an image": {"model": {"uri": "oci://registry/models/m:1"}},
+    "with a model in a claim": {"model": {"uri": "pvc://models/qwen"}},
+    "with a volume": {"checkpoint": {"volume": {"nfs": {"server": "nfs", "path": "/"}}}},
+    "of another trainer": OTHER_TRAINER,
+}
+every_job = pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
+
+
+def test_the_controller_comes_first_and_then_the_workers_of_each_role() -> None:
+    names = [pod["metadata"]["name"] for pod in objects(job(**DISAGGREGATED)).pods]
+    assert names == [
+        "sums-controller",
+        "sums-policy-0",
+        "sums-policy-1",
+        "sums-rollout-0",
+        "sums-rollout-1",
+        "sums-rollout-2",
+    ]
+
+
+def test_another_trainer_has_policy_pods_alone() -> None:
+    assert [pod["metadata"]["name"] for pod in objects(job(**OTHER_TRAINER)).pods] == ["sums-policy-0", "sums-policy-1"]
+
+
+def test_a_pod_of_the_next_attempt_has_the_name_of_the_last_ones() -> None:
+    first, second = (objects(job(), attempt=attempt).pods for attempt in (1, 2))
+    assert [pod["metadata"]["name"] for pod in first] == [pod["metadata"]["name"] for pod in second]
+    assert {pod["metadata"]["labels"]["rljob.dev/attempt"] for pod in second} == {"2"}
+
+
+@every_job
+def test_every_pod_belongs_to_the_job(spec: Object) -> None:
+    for pod in objects(job(**spec), plan=PLAN).pods:
+        metadata = pod["metadata"]
+        (owner,) = metadata["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
+            "RLJob",
+            UID,
+            True,
+            True,
+        )
+        role = metadata["labels"]["rljob.dev/role"]
+        assert metadata["namespace"] == NAMESPACE
+        assert metadata["labels"] == {
+            "rljob.dev/job-name": "sums",
+            "rljob.dev/job-uid": UID,
+            "rljob.dev/role": role,
+            "rljob.dev/index": metadata["labels"]["rljob.dev/index"],
+            "rljob.dev/attempt": "1",
+            "rljob.dev/plan-generation": "3",
+            "app.kubernetes.io/name": "rljob",
+            "app.kubernetes.io/instance": "sums",
+            "app.kubernetes.io/component": role,
+            "app.kubernetes.io/part-of": "rljob",
+            "app.kubernetes.io/managed-by": "rljob-operator",
+        }
+
+
+def test_an_installation_labels_pods_and_cannot_hide_what_the_operator_selects_by() -> None:
+    with_labels = settings(pod_labels={"team": "rl", "rljob.dev/role": "none"})
+    labels = pod_of(objects(job(), with_labels), "controller")["metadata"]["labels"]
+    assert labels["team"] == "rl"
+    assert labels["rljob.dev/role"] == "controller"
+
+
+@every_job
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+def test_every_pod_is_admitted_where_pod_security_is_restricted(spec: Object, placement: str) -> None:
+    built = objects(job(**spec), controller_placement=placement)
+    # An NFS volume in the pod itself is the user's choice; restricted wants a claim.
+    violations = [v for pod in built.pods for v in restricted_violations(pod) if v != "volume checkpoints"]
+    assert violations == []
+
+
+@every_job
+def test_only_the_controller_can_talk_to_the_api_server(spec: Object) -> None:
+    for pod in objects(job(**spec)).pods:
+        is_controller = pod["metadata"]["labels"]["rljob.dev/role"] == "controller"
+        assert pod["spec"]["automountServiceAccountToken"] is is_controller
+        assert pod["spec"].get("serviceAccountName") == ("sums-rljob" if is_controller else None)
+
+
+@every_job
+def test_a_pod_ends_with_its_container_and_gets_time_to_commit(spec: Object) -> None:
+    for pod in objects(job(**spec), settings(termination_grace_seconds=77)).pods:
+        assert pod["spec"]["restartPolicy"] == "Never"
+        assert pod["spec"]["terminationGracePeriodSeconds"] == 77
+        assert container_of(pod)["terminationMessagePath"] == "/dev/termination-log"
+
+
+@pytest.mark.parametrize(
+    ("role", "command"), [("controller", "controller"), ("policy", "worker"), ("rollout", "worker")]
+)
+def test_a_pod_of_rljobs_trainer_runs_its_command_and_is_ready_when_it_says_so(role: str, command: str) -> None:
+    container = container_of(pod_of(objects(job(**DISAGGREGATED)), role))
+    assert container["image"] == "registry/rljob/trainer:1"
+    assert container["command"] == ["rljob", command]
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", "/run/rljob/ready"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_what_is_written_is_written_to_volumes() -> None:
+    pod = pod_of(objects(job(), settings(shared_memory_bytes=8 << 30)), "policy")
+    assert {name: mount["mountPath"] for name, mount in mounts_of(pod).items()} == {
+        "shm": "/dev/shm",
+        "tmp": "/tmp",
+        "home": "/home/rljob",
+        "run": "/run/rljob",
+        "job": "/etc/rljob",
+        "checkpoints": "/var/lib/rljob",
+    }
+    volumes = volumes_of(pod)
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert volumes["job"]["configMap"]["items"] == [{"key": "job.yaml", "path": "job.yaml"}]
+    assert volumes["checkpoints"]["persistentVolumeClaim"] == {"claimName": "sums-checkpoints"}
+
+
+def test_each_job_on_a_shared_volume_writes_to_a_directory_of_its_own() -> None:
+    volume = {"persistentVolumeClaim": {"claimName": "everyone"}}
+    pod = pod_of(objects(job(checkpoint={"volume": volume})), "controller")
+    assert volumes_of(pod)["checkpoints"] == {"name": "checkpoints", **volume}
+    assert environment_of(pod)["RLJOB_OUTPUT"] == "/var/lib/rljob/sums"
+
+
+@pytest.mark.parametrize(
+    ("uri", "source", "sub_path"),
+    [
+        (
+            "oci://reg:5000/models/m:1",
+            {"image": {"reference": "reg:5000/models/m:1", "pullPolicy": "IfNotPresent"}},
+            None,
+        ),
+        ("pvc://models", {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}, None),
+        ("pvc://models/a/b/", {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}, "a/b"),
+    ],
+)
+def test_a_model_in_an_image_or_a_claim_is_mounted_in_every_pod(uri: str, source: Object, sub_path: str | None) -> None:
+    for pod in objects(job(model={"uri": uri})).pods:
+        assert volumes_of(pod)["model"] == {"name": "model", **source}
+        mount = mounts_of(pod)["model"]
+        assert (mount["mountPath"], mount["readOnly"], mount.get("subPath")) == ("/var/lib/rljob-model", True, sub_path)
+        assert environment_of(pod)["RLJOB_MODEL_DIR"] == "/var/lib/rljob-model"
+
+
+def test_any_other_model_is_no_volume() -> None:
+    pod = pod_of(objects(job(model={"uri": "hf://org/name"})), "policy")
+    assert "model" not in volumes_of(pod)
+    assert "RLJOB_MODEL_DIR" not in environment_of(pod)
+
+
+def test_every_pod_of_a_job_knows_its_place() -> None:
+    built = objects(job(**DISAGGREGATED), attempt=4)
+    assert {
+        name: value for name, value in environment_of(pod_of(built, "rollout", 2)).items() if name.startswith("RLJOB_")
+    } == {
+        "RLJOB_NAME": "sums",
+        "RLJOB_NAMESPACE": NAMESPACE,
+        "RLJOB_UID": UID,
+        "RLJOB_ATTEMPT": "4",
+        "RLJOB_ROLE": "rollout",
+        "RLJOB_INDEX": "2",
+        "RLJOB_WORKERS": "5",
+        "RLJOB_MANIFEST": "/etc/rljob/job.yaml",
+        "RLJOB_OUTPUT": "/var/lib/rljob",
+        "RLJOB_RAY_HEAD": f"sums-controller.{NAMESPACE}.svc:6379",
+    }
+    assert environment_of(pod_of(built, "controller"))["RLJOB_STEP_REPORT"] == "sums"
+
+
+def test_plan_token_and_role_environments_come_by_reference() -> None:
+    references = references_of(pod_of(objects(job()), "policy"))
+    keys = {
+        variable: source["configMapKeyRef"]["key"]
+        for variable, source in references.items()
+        if "configMapKeyRef" in source
+    }
+    data = of_kind("ConfigMap", objects(job(), plan=PLAN))["data"]
+    assert keys.keys() == {"RLJOB_MEMORY_PLAN", "RLJOB_POLICY_ENVIRONMENT", "RLJOB_ROLLOUT_ENVIRONMENT"}
+    assert set(keys.values()) < data.keys()
+    assert all(source["configMapKeyRef"]["optional"] for source in references.values() if "configMapKeyRef" in source)
+    token = references["RAY_AUTH_TOKEN"]["secretKeyRef"]
+    assert token["key"] in of_kind("Secret", objects(job()))["stringData"]
+
+
+@pytest.mark.parametrize(("gpus", "cpu", "memory"), [(1, "1", "4Gi"), (8, "8", "32Gi")])
+def test_a_worker_asks_for_its_gpus_and_tolerates_their_taint(gpus: int, cpu: str, memory: str) -> None:
+    built = objects(job(policy={"gpusPerReplica": gpus}), settings(gpu_resources=("vendor.com/gpu",)))
+    pod = pod_of(built, "policy")
+    assert container_of(pod)["resources"] == {
+        "requests": {"cpu": cpu, "memory": memory, "vendor.com/gpu": str(gpus)},
+        "limits": {"vendor.com/gpu": str(gpus)},
+    }
+    assert pod["spec"]["tolerations"] == [{"key": "vendor.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment_of(pod)
+
+
+@pytest.mark.parametrize(("spec", "role"), [({}, "controller"), ({"policy": {"gpusPerReplica": 0}}, "policy")])
+def test_a_pod_without_gpus_asks_for_none_and_sees_none(spec: Object, role: str) -> None:
+    pod = pod_of(objects(job(**spec)), role)
+    assert "limits" not in container_of(pod)["resources"]
+    assert "tolerations" not in pod["spec"]
+    assert {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}.items() <= environment_of(pod).items()
+
+
+def test_another_trainer_runs_as_it_is_and_finds_its_neighbours() -> None:
+    built = objects(job(**OTHER_TRAINER))
+    pod = pod_of(built, "policy", 1)
+    container = container_of(pod)
+    assert (container["image"], container["command"], container["args"]) == ("verl:1", ["torchrun"], ["train.py"])
+    assert "readinessProbe" not in container
+    environment = environment_of(pod)
+    assert {name: value for name, value in environment.items() if name.startswith("PET_")} == {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_MASTER_ADDR": f"sums-controller.{NAMESPACE}.svc",
+        "PET_MASTER_PORT": "29500",
+    }
+    assert not any(name.startswith("RAY_") for name in environment.keys() | references_of(pod).keys())
+    selector = of_kind("Service", built)["spec"]["selector"]
+    assert selector.items() <= pod_of(built, "policy", 0)["metadata"]["labels"].items()
+    assert not selector.items() <= pod["metadata"]["labels"].items()
+
+
+def test_another_trainers_image_keeps_its_own_entry_point() -> None:
+    container = container_of(pod_of(objects(job(trainer={"image": "verl:1"})), "policy"))
+    assert container.keys().isdisjoint({"command", "args", "imagePullPolicy"})
+
+
+def test_images_are_pulled_with_the_installations_secrets() -> None:
+    pod = pod_of(objects(job(), settings(image_pull_secrets=("a", "b"))), "policy")
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+
+
+@every_job
+def test_building_twice_gives_the_same_and_leaves_the_job_as_it_was(spec: dict[str, Any]) -> None:
+    a_job = job(**spec)
+    before = a_job.model_dump_json()
+    assert objects(a_job) == objects(a_job)
+    assert a_job.model_dump_json() == before

@@ -1,0 +1,62 @@
+"""What is kept of a stored RLJob, and what becomes of one that cannot be read."""
+
+from __future__ import annotations
+
+import json
+
+from rljob_operator.observe.job_facts import job_fact, parse_job, parse_step_report, step_report_text
+from tests.unit.operator.observe.objects import job, step_report
+
+
+def test_the_job_comes_back_as_it_was_stored_without_managed_fields() -> None:
+    fact = job_fact(job(finalizers=["rljob.dev/pods-end-first"], status={"step": 3}))
+    parsed = parse_job(fact.text).job
+    assert parsed is not None
+    assert parsed.spec.algorithm.steps == 60
+    assert parsed.status is not None
+    assert parsed.status.step == 3
+    assert parsed.metadata.managed_fields == []
+    assert fact.has_finalizer
+    assert fact.status() == {"step": 3}
+    assert (fact.resource_version, fact.generation, fact.deleting) == ("10", 2, False)
+
+
+def test_a_job_that_cannot_be_read_says_where_and_what_to_write() -> None:
+    spec = {"model": {"uri": "random://qwen3"}, "task": {"name": "digits"}, "algorithm": {"steps": "many"}}
+    parsed = parse_job(job_fact(job(spec=spec, status={"step": 3})).text)
+    assert parsed.job is None
+    assert parsed.problem is not None
+    assert parsed.problem.startswith("spec.algorithm.steps: expected a whole number")
+    assert parsed.status is not None
+    assert parsed.status.step == 3
+
+
+def test_a_status_that_cannot_be_read_counts_as_absent() -> None:
+    parsed = parse_job(job_fact(job(status={"step": "some"})).text)
+    assert parsed.job is not None
+    assert parsed.job.status is None
+    assert parsed.problem is None
+
+
+def test_a_job_that_has_its_nodes_or_needs_none() -> None:
+    scheduled = {"conditions": [{"type": "Scheduled", "status": "True"}]}
+    assert not job_fact(job()).placed
+    assert job_fact(job(status=scheduled)).placed
+    assert job_fact(job(status={"display": {"phase": "Complete"}})).placed
+    assert not job_fact(job(status={"display": {"phase": "Recovering"}})).placed
+
+
+def test_a_step_report_is_read_or_the_trouble_named() -> None:
+    report, problem = parse_step_report(step_report_text(step_report(step=4)))
+    assert report is not None
+    assert (report.step, problem) == (4, None)
+    report, problem = parse_step_report(step_report_text(step_report(step=-4)))
+    assert report is None
+    assert problem is not None
+    assert problem.startswith("step: ")
+
+
+def test_an_absurd_step_report_names_only_its_first_trouble() -> None:
+    _, problem = parse_step_report(json.dumps({"metadata": 7, "memory": [{}] * 9}).encode())
+    assert problem is not None
+    assert len(problem) <= 1024

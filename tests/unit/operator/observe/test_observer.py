@@ -1,0 +1,158 @@
+"""From caches to what is known of one job, and to whom changes are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_operator.kube.watch import Key
+from rljob_operator.observe.node_facts import NodeFact, node_fact
+from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.observed import Observed, ObservedNode
+from tests.unit.operator.observe.objects import UID, job, node, pod, step_report
+
+SUMS: Key = ("research", "sums")
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+class Woken(list[Key]):
+    def taken(self) -> set[Key]:
+        keys = set(self)
+        self.clear()
+        return keys
+
+
+@pytest.fixture
+def woken() -> Woken:
+    return Woken()
+
+
+@pytest.fixture
+def observer(woken: Woken) -> Observer:
+    return Observer(GPUS, woken.append)
+
+
+def seen(observer: Observer) -> Observed:
+    observation = observer.observe(SUMS)
+    assert observation is not None
+    return observation.observed
+
+
+def test_nothing_is_known_of_a_job_that_is_not_there(observer: Observer) -> None:
+    observer.pods.put(pod())
+    assert observer.observe(SUMS) is None
+
+
+def test_a_job_is_put_together_from_all_caches(observer: Observer) -> None:
+    observer.jobs.put(job(status={"step": 3}))
+    observer.pods.put(pod())
+    observer.step_reports.put(step_report(step=4))
+    observer.nodes.put(node("gpu-node", gpus="8"))
+    observer.set_api_groups(frozenset({"apps", "kueue.x-k8s.io"}))
+    observation = observer.observe(SUMS)
+    assert observation is not None
+    assert (observation.resource_version, observation.status) == ("10", {"step": 3})
+    job_seen = observation.observed
+    assert job_seen.job is not None
+    assert [found.name for found in job_seen.pods] == ["sums-controller"]
+    assert job_seen.step_report is not None
+    assert job_seen.step_report.step == 4
+    assert job_seen.nodes == (ObservedNode("gpu-node", gpus=8, usable=True),)
+    assert (job_seen.kueue_installed, job_seen.volcano_installed) == (True, False)
+    assert job_seen.fresh_token != seen(observer).fresh_token
+
+
+def test_pods_that_are_not_the_jobs_own_are_foreign(observer: Observer) -> None:
+    observer.jobs.put(job())
+    observer.pods.put(pod("a", ownerReferences=[]))
+    observer.pods.put(pod("b", ownerReferences=[{"uid": "of-a-deleted-job", "controller": True}]))
+    observer.pods.put(pod("c", labels={"rljob.dev/job-name": "sums"}))
+    assert seen(observer).foreign_pods == ("a", "b", "c")
+    assert seen(observer).pods == ()
+
+
+def test_a_pod_that_is_gone_is_not_seen(observer: Observer) -> None:
+    observer.jobs.put(job())
+    observer.pods.put(pod(version=20))
+    observer.pods.remove(pod(version=21))
+    assert seen(observer).pods == ()
+
+
+def test_a_change_wakes_its_job_and_no_other(observer: Observer, woken: Woken) -> None:
+    observer.jobs.put(job())
+    observer.jobs.put(job("other"))
+    woken.clear()
+    observer.pods.put(pod())
+    assert woken.taken() == {SUMS}
+    observer.pods.put(pod(version=21))
+    assert woken.taken() == set(), "nothing has changed but the revision"
+    observer.step_reports.put(step_report(step=1))
+    assert woken.taken() == {SUMS}
+    observer.pods.remove(pod(version=22))
+    assert woken.taken() == {SUMS}
+
+
+def test_a_node_that_changes_wakes_the_jobs_that_have_no_nodes(observer: Observer, woken: Woken) -> None:
+    observer.jobs.put(job())
+    observer.jobs.put(job("placed", status={"conditions": [{"type": "Scheduled", "status": "True"}]}))
+    woken.clear()
+    observer.nodes.put(node())
+    assert woken.taken() == {SUMS}
+    observer.nodes.put(node(version=31, annotations={"heartbeat": "2"}))
+    assert woken.taken() == set()
+    observer.nodes.put(node(version=32, spec={"unschedulable": True}))
+    assert woken.taken() == {SUMS}
+    assert seen(observer).nodes == (ObservedNode("cpu-node", gpus=0, usable=False),)
+
+
+def test_setbacks_last_until_everything_is_made_or_the_job_is_another(observer: Observer) -> None:
+    observer.jobs.put(job())
+    observer.setbacks(SUMS).refused = "exceeded quota"
+    observer.setbacks(SUMS).name_taken("sums-controller")
+    observer.setbacks(SUMS).namespace_terminating = True
+    found = seen(observer)
+    assert (found.refused, found.foreign_pods, found.namespace_terminating) == (
+        "exceeded quota",
+        ("sums-controller",),
+        True,
+    )
+    observer.accepted(SUMS)
+    assert (seen(observer).refused, seen(observer).foreign_pods) == (None, ())
+    observer.setbacks(SUMS).refused = "exceeded quota"
+    observer.jobs.put(job(version=11, uid="another"))
+    assert seen(observer).refused is None
+
+
+def test_answers_to_writes_are_known_at_once(observer: Observer) -> None:
+    observer.saw(job())
+    observer.saw(pod())
+    observer.saw({"kind": "Status", "status": "Success"})
+    assert [found.uid for found in seen(observer).pods] == ["uid-of-sums-controller"]
+    assert seen(observer).uid == UID
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (node(gpus="8"), NodeFact(ObservedNode("cpu-node", 8, usable=True), labelled=False)),
+        (node(gpus="0"), NodeFact(ObservedNode("cpu-node", 0, usable=True), labelled=False)),
+        (node(gpus="1k"), NodeFact(ObservedNode("cpu-node", 1000, usable=True), labelled=False)),
+        (
+            node(labels={"rljob.dev/has-gpus": "true"}),
+            NodeFact(ObservedNode("cpu-node", 0, usable=True), labelled=True),
+        ),
+        (
+            node(status={"allocatable": {"nvidia.com/gpu": "4", "amd.com/gpu": "2"}}),
+            NodeFact(ObservedNode("cpu-node", 6, usable=False), labelled=False),
+        ),
+        (
+            node(spec={"taints": [{"key": "a", "effect": "NoSchedule"}]}),
+            NodeFact(ObservedNode("cpu-node", 0, usable=True, tainted=True), labelled=False),
+        ),
+        (
+            node(spec={"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}),
+            NodeFact(ObservedNode("cpu-node", 0, usable=True), labelled=False),
+        ),
+    ],
+)
+def test_what_is_read_from_a_node(given: dict[str, object], expected: NodeFact) -> None:
+    assert node_fact(given, GPUS) == expected

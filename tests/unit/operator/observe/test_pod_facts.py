@@ -1,0 +1,139 @@
+"""What is read from a pod's metadata, conditions and container states."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rljob_api.termination_message import TerminationMessage
+from rljob_operator.observe.pod_facts import observed_pod, pod_fact
+from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from tests.unit.operator.observe.objects import UID, pod
+
+
+def read(**fields: Any) -> ObservedPod:
+    found = observed_pod(pod(**fields))
+    assert found is not None
+    return found
+
+
+def ours(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "sidecar", "state": {"running": {}}}, {"name": "rljob", **state}]}
+
+
+def condition(type_: str, status: str, **more: str) -> dict[str, Any]:
+    return {"conditions": [{"type": type_, "status": status, **more}]}
+
+
+def test_a_fresh_pod() -> None:
+    found = read(status={"phase": "Pending"})
+    assert (found.name, found.role, found.index, found.attempt) == ("sums-controller", "controller", 0, 1)
+    assert found.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert (found.phase, found.node, found.ready, found.started, found.ended) == ("Pending", None, False, False, False)
+    assert {found.unschedulable, found.waiting, found.end, found.disruption} == {None}
+    assert {found.deleting, found.gated} == {False}
+
+
+def test_the_owner_is_the_one_that_controls_it() -> None:
+    other = {"kind": "RLJob", "name": "x", "uid": "other"}
+    own = {"kind": "RLJob", "name": "sums", "uid": UID, "controller": True}
+    assert pod_fact(pod(ownerReferences=[other, own])).owner_uid == UID
+    assert pod_fact(pod(ownerReferences=[other])).owner_uid is None
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {},
+        {"rljob.dev/role": "spy", "rljob.dev/index": "0", "rljob.dev/attempt": "1"},
+        {"rljob.dev/role": "policy", "rljob.dev/index": "first", "rljob.dev/attempt": "1"},
+        {"rljob.dev/role": "policy", "rljob.dev/index": "0"},
+    ],
+)
+def test_a_pod_without_proper_labels_is_nobodys(marks: dict[str, str]) -> None:
+    assert observed_pod(pod(labels=marks)) is None
+
+
+def test_a_running_pod() -> None:
+    status = {"phase": "Running", **ours(state={"running": {"startedAt": "x"}}), **condition("Ready", "True")}
+    found = read(spec={"nodeName": "gpu-node"}, status=status)
+    assert (found.phase, found.node, found.ready, found.started) == ("Running", "gpu-node", True, True)
+
+
+def test_when_it_found_its_node() -> None:
+    status = condition("PodScheduled", "True", lastTransitionTime="2026-01-02T03:05:00Z")
+    assert read(status=status).scheduled_at == datetime(2026, 1, 2, 3, 5, tzinfo=UTC)
+
+
+def test_what_the_scheduler_says() -> None:
+    text = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    found = read(status=condition("PodScheduled", "False", reason="Unschedulable", message=text))
+    assert found.unschedulable == text
+    assert found.scheduled_at is None
+
+
+def test_a_gate_is_no_lack_of_nodes() -> None:
+    gates = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    found = read(spec=gates, status=condition("PodScheduled", "False", reason="SchedulingGated", message="gated"))
+    assert found.gated
+    assert found.unschedulable is None
+
+
+def test_the_trainers_message_is_read() -> None:
+    message = TerminationMessage(exit_code=84, sentence="the task has no such reward")
+    terminated = {
+        "exitCode": 84,
+        "reason": "Error",
+        "finishedAt": "2026-01-02T04:00:00Z",
+        "message": message.to_json().decode(),
+    }
+    found = read(status={"phase": "Failed", **ours(state={"terminated": terminated})})
+    assert found.end == ContainerEnd(84, "Error", datetime(2026, 1, 2, 4, tzinfo=UTC), message)
+    assert found.started
+    assert found.ended
+
+
+def test_any_other_message_is_kept_as_text() -> None:
+    terminated = {"exitCode": 137, "reason": "OOMKilled", "message": "x" * 5000}
+    end = read(status={"phase": "Failed", **ours(state={"terminated": terminated})}).end
+    assert end is not None
+    assert (end.exit_code, end.reason, end.message, end.text) == (137, "OOMKilled", None, "x" * 1024)
+
+
+def test_a_container_that_runs_again_has_not_ended() -> None:
+    last = {"terminated": {"exitCode": 1}}
+    found = read(status={"phase": "Running", **ours(state={"running": {}}, lastState=last, restartCount=1)})
+    assert found.end is None
+    assert found.restart_count == 1
+
+
+def test_why_a_container_does_not_start() -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    assert read(status=ours(state=waiting)).waiting == "ErrImagePull: no such image"
+    init = {"initContainerStatuses": [{"name": "fetch", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+    assert read(status={**ours(state=waiting), **init}).waiting == "CrashLoopBackOff"
+
+
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+def test_an_ordinary_start_is_no_hindrance(reason: str) -> None:
+    assert read(status=ours(state={"waiting": {"reason": reason}})).waiting is None
+
+
+@pytest.mark.parametrize(
+    ("status", "disruption"),
+    [
+        (condition("DisruptionTarget", "True", reason="PreemptionByScheduler"), "PreemptionByScheduler"),
+        (condition("DisruptionTarget", "False", reason="PreemptionByScheduler"), None),
+        ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
+        ({"phase": "Failed", "reason": "Error", **ours(state={"terminated": {"exitCode": 1}})}, None),
+    ],
+)
+def test_when_the_cluster_took_it_away(status: dict[str, Any], disruption: str | None) -> None:
+    assert read(status=status).disruption == disruption
+
+
+def test_a_pod_that_is_being_deleted() -> None:
+    assert read(deletionTimestamp="2026-01-02T04:00:00Z").deleting

@@ -1,0 +1,36 @@
+"""docs/job-life.md lists every reason that a user may meet, and none that cannot occur."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_operator.reconcile.event_reasons import EventReason
+
+REPOSITORY = Path(__file__).parents[4]
+PAGE = (REPOSITORY / "docs" / "job-life.md").read_text(encoding="utf-8")
+RECONCILE = REPOSITORY / "operator" / "rljob_operator" / "reconcile"
+
+
+def documented(section: str) -> set[str]:
+    """First column of the table under a heading."""
+    text = re.split(r"^#+ ", PAGE.split(f"# {section}\n")[1], flags=re.MULTILINE)[0]
+    return set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
+
+
+def used(reasons: type[StrEnum]) -> set[str]:
+    code = "".join(path.read_text(encoding="utf-8") for path in RECONCILE.glob("*.py"))
+    return {reason.value for reason in reasons if f"{reasons.__name__}.{reason.name}" in code}
+
+
+def test_every_reason_of_a_condition_is_documented() -> None:
+    assert set().union(*(documented(type_.value) for type_ in ConditionType)) == used(ConditionReason)
+
+
+@pytest.mark.parametrize(("section", "reasons"), [("Attempts", AttemptReason), ("Events", EventReason)])
+def test_every_reason_of_attempts_and_events_is_documented(section: str, reasons: type[StrEnum]) -> None:
+    assert documented(section) == used(reasons) == {reason.value for reason in reasons}

@@ -1,0 +1,200 @@
+"""Where pods may go, what is said when they find no place, and that no job stays half-placed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_operator.reconcile.observed import ObservedNode
+from tests.unit.operator.reconcile.simulated_cluster import (
+    CONTROLLER,
+    CPU_NODE,
+    GPU_NODE,
+    POLICY_0,
+    POLICY_1,
+    SimulatedCluster,
+    job_spec,
+)
+
+
+def scheduled(cluster: SimulatedCluster) -> tuple[str, str, str]:
+    condition = cluster.condition(ConditionType.SCHEDULED)
+    return condition.status, condition.reason, condition.message
+
+
+def controller_affinity(cluster: SimulatedCluster) -> dict[str, Any]:
+    cluster.round()
+    manifests = cluster.round().create
+    pod = next(manifest for manifest in manifests if manifest["metadata"]["name"] == CONTROLLER)
+    affinity: dict[str, Any] = pod["spec"]["affinity"]["nodeAffinity"]
+    return affinity
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "required"),
+    [
+        ((CPU_NODE, GPU_NODE), True),
+        ((GPU_NODE,), False),
+        ((), False),
+        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), False),
+        ((ObservedNode("control-plane", gpus=0, usable=True, tainted=True), GPU_NODE), False),
+    ],
+)
+def test_the_controller_requires_a_gpu_free_node_where_there_is_one(
+    nodes: tuple[ObservedNode, ...], required: bool
+) -> None:
+    assert (REQUIRED in controller_affinity(SimulatedCluster(nodes=nodes))) == required
+
+
+def test_tainted_nodes_count_where_the_controller_tolerates_taints() -> None:
+    template = {"spec": {"tolerations": [{"key": "cpu-pool", "operator": "Exists"}]}}
+    nodes = (ObservedNode("cpu-pool", gpus=0, usable=True, tainted=True), GPU_NODE)
+    cluster = SimulatedCluster(spec=job_spec(controller={"template": template}), nodes=nodes)
+    assert REQUIRED in controller_affinity(cluster)
+
+
+def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
+    cluster = SimulatedCluster(spec=job_spec(controller={"requireGpuFreeNode": True}), nodes=(GPU_NODE,))
+    assert cluster.settle().look_again_after_seconds == 60
+    assert scheduled(cluster)[:2] == ("False", "NoGpuFreeNode")
+    assert cluster.pods == {}
+    cluster.nodes = (GPU_NODE, CPU_NODE)
+    assert cluster.run().phase == "Running"
+
+
+def test_a_controller_on_a_gpu_node_is_told_of() -> None:
+    cluster = SimulatedCluster(nodes=(GPU_NODE,))
+    cluster.settle()
+    cluster.place(node="gpu-node")
+    cluster.start()
+    cluster.ready()
+    cluster.settle()
+    assert scheduled(cluster)[:2] == ("True", "ControllerOnGpuNode")
+    assert cluster.events == ["ControllerOnGpuNode", "AttemptStarted"]
+
+
+def test_a_gpu_count_that_no_node_has_is_said_with_the_numbers() -> None:
+    cluster = SimulatedCluster(spec=job_spec(policy={"gpusPerReplica": 16}))
+    cluster.settle()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_0)
+    cluster.settle()
+    assert scheduled(cluster) == (
+        "False",
+        "Unschedulable",
+        "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; lower policy.gpusPerReplica, or add a node",
+    )
+
+
+def test_more_gpus_than_the_cluster_has_are_said_with_the_numbers() -> None:
+    cluster = SimulatedCluster(spec=job_spec(policy={"replicas": 2, "gpusPerReplica": 8}))
+    cluster.settle()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
+    cluster.settle()
+    assert "the job asks for 16 nvidia.com/gpu, all usable nodes together have 8" in scheduled(cluster)[2]
+
+
+def test_otherwise_the_scheduler_is_quoted() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient memory.", POLICY_0, POLICY_1)
+    cluster.settle()
+    assert scheduled(cluster)[2] == "pod demo-policy-0 (and 1 more): 0/2 nodes are available: 2 Insufficient memory."
+
+
+def half_placed(**spec: Any) -> SimulatedCluster:
+    cluster = SimulatedCluster(spec=job_spec(**spec))
+    cluster.settle()
+    cluster.place(CONTROLLER, POLICY_0)
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
+    return cluster
+
+
+def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
+    cluster = half_placed()
+    assert cluster.settle().look_again_after_seconds == 600
+    cluster.tick(600)
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.settle()
+    cluster.finish_deletions()
+    assert cluster.pods == {}
+    assert cluster.settle().look_again_after_seconds == 60
+    status, reason, message = scheduled(cluster)
+    assert (status, reason) == ("False", "PlacementTimedOut")
+    assert "only 2 of 3 pods found a node" in message
+    cluster.tick(60)
+    cluster.run()
+    assert cluster.phase == "Running"
+    assert cluster.status is not None
+    assert cluster.status.restarts == 0
+    assert [attempt.number for attempt in cluster.status.attempts] == [2], "what never ran leaves no record"
+    assert cluster.attempt.placement_retries == 1
+
+
+def test_waits_between_tries_to_place_double_up_to_tenfold() -> None:
+    cluster = SimulatedCluster()
+    waits = []
+    for _ in range(6):
+        cluster.settle()
+        cluster.place(CONTROLLER)
+        cluster.tick(600)
+        for _ in range(3):
+            cluster.settle()
+            cluster.finish_deletions()
+        waits.append(cluster.settle().look_again_after_seconds)
+        cluster.tick(waits[-1] or 0)
+    assert waits == [60, 120, 240, 480, 600, 600]
+
+
+def test_the_clock_of_a_half_placed_job_starts_with_the_last_pod_that_was_placed() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.tick(5000)
+    cluster.place(CONTROLLER)
+    cluster.settle()
+    assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
+    assert not any(pod.deleting for pod in cluster.pods.values())
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts"),
+    [
+        ({"gang": "Disabled"}, {}),
+        ({"gang": "Volcano"}, {"volcano_installed": True}),
+        ({}, {"volcano_installed": True}),
+        ({"queueName": "team"}, {"kueue_installed": True}),
+    ],
+)
+def test_who_has_another_gang_scheduler_or_none_keeps_its_pods(spec: dict[str, Any], facts: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(spec=job_spec(**spec), facts=facts)
+    cluster.settle()
+    cluster.place(CONTROLLER)
+    cluster.tick(6000)
+    cluster.change_pod(CONTROLLER, started=True)
+    cluster.settle()
+    assert not any(pod.deleting for pod in cluster.pods.values())
+
+
+@pytest.mark.parametrize("spec", [{"gang": "Volcano"}, {"queueName": "team"}])
+def test_a_gang_scheduler_that_is_not_there_is_waited_for(spec: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(spec=job_spec(**spec))
+    cluster.settle()
+    assert scheduled(cluster)[:2] == ("False", "GangSchedulerMissing")
+    assert cluster.pods == {}
+    cluster.facts = {"volcano_installed": True, "kueue_installed": True}
+    assert cluster.run().phase == "Running"
+
+
+def test_pods_held_by_kueue_wait_for_their_queue() -> None:
+    cluster = SimulatedCluster(spec=job_spec(queueName="team"), facts={"kueue_installed": True})
+    cluster.settle()
+    for name in cluster.pods:
+        cluster.change_pod(name, gated=True)
+    cluster.settle()
+    assert scheduled(cluster)[1] == "WaitingForQueue"
+    assert "team" in scheduled(cluster)[2]
