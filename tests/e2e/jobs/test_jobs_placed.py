@@ -1,0 +1,78 @@
+"""Where the pods of a job go, what it says where they cannot go, and what it says where they cannot start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Kubectl
+from tests.e2e.jobs.job_status import condition, digits, event_reasons, holds
+
+
+@pytest.fixture
+def only_gpu_nodes(kubectl: Kubectl) -> Iterator[None]:
+    kubectl("cordon", "cpu-node")
+    yield
+    kubectl("uncordon", "cpu-node")
+
+
+def test_nodes_with_gpus_are_labelled_as_gpus_come_and_go(jobs: Kubectl, kubectl: Kubectl) -> None:
+    def labelled(node: dict[str, Any]) -> bool:
+        return node["metadata"]["labels"].get("rljob.dev/has-gpus") == "true"
+
+    assert labelled(kubectl.wait("node", "gpu-node", labelled))
+    assert not labelled(kubectl.get("node", "cpu-node"))
+
+
+@pytest.mark.usefixtures("only_gpu_nodes")
+def test_without_gpu_free_nodes_the_controller_runs_hidden_or_waits(jobs: Kubectl) -> None:
+    jobs.apply(digits("anywhere"), digits("insists", controller={"requireGpuFreeNode": True}))
+
+    job = jobs.wait("rljob", "insists", lambda job: condition(job, "Scheduled").get("reason") == "NoGpuFreeNode")
+    assert "requireGpuFreeNode" in condition(job, "Scheduled")["message"]
+
+    job = jobs.wait("rljob", "anywhere", holds("Scheduled", "ControllerOnGpuNode"))
+    controller = jobs.get("pod", "anywhere-controller")
+    assert controller["spec"]["nodeName"] == "gpu-node"
+    environment = {entry["name"]: entry.get("value", "") for entry in controller["spec"]["containers"][0]["env"]}
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "ControllerOnGpuNode" in event_reasons(jobs, "anywhere")
+
+
+def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(jobs: Kubectl) -> None:
+    def container(**fields: Any) -> dict[str, Any]:
+        return {"template": {"spec": {"containers": [{"name": "rljob", **fields}]}}}
+
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "nowhere", "key": "token"}}}
+    jobs.apply(
+        digits("gpus", policy={"gpusPerReplica": 16}),
+        digits("image", policy=container(image="localhost/nobody/nothing:1")),
+        digits("secret", policy=container(env=[secret])),
+        digits("claim", checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "nowhere"}}}),
+    )
+
+    def told(job: str, type_: str, words: str) -> None:
+        jobs.wait("rljob", job, lambda found: words in condition(found, type_).get("message", ""))
+
+    told("gpus", "Scheduled", "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8")
+    told("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
+    told("image", "Running", "localhost/nobody/nothing:1")
+    told("secret", "Running", 'secret "nowhere" not found')
+    job = jobs.wait("rljob", "secret", holds("Failed", "PodCannotStart"), 120)
+    assert 'secret "nowhere" not found' in condition(job, "Failed")["message"]
+
+
+def test_a_job_is_suspended_resumed_and_deleted_at_any_moment(jobs: Kubectl) -> None:
+    jobs.apply(digits())
+    jobs.wait("rljob", "digits", holds("Scheduled"))
+    jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.wait("rljob", "digits", holds("Suspended"), 90)
+    assert jobs("get", "pods", "-o", "name") == ""
+
+    jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    jobs.wait("rljob", "digits", holds("Scheduled"), 90)
+    jobs("delete", "rljob", "digits", "--timeout=90s")
+    assert jobs("get", "pods", "-o", "name") == ""

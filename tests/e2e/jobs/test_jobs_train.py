@@ -1,0 +1,92 @@
+"""Jobs train in pods, whatever happens to the operator, to the pods and to the nodes meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rljob_cluster.layout import ClusterLayout
+from tests.e2e.conftest import Kubectl
+from tests.e2e.jobs.installed_operator import NAMESPACE, InstalledOperator
+from tests.e2e.jobs.job_status import at_step, attempt, digits, event_reasons, finished, holds, status
+
+TRAINED_WITHIN_SECONDS = 300
+
+
+def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgraded(
+    jobs: Kubectl, operator: InstalledOperator, kubectl: Kubectl
+) -> None:
+    jobs.apply(digits())
+    jobs.wait("rljob", "digits", holds("Scheduled"))
+    controller, worker = jobs.get("pod", "digits-controller"), jobs.get("pod", "digits-policy-0")
+    assert controller["spec"]["nodeName"] == "cpu-node"
+    assert worker["spec"]["nodeName"] == "gpu-node"
+    assert "resources" not in controller["spec"]["containers"][0] or "nvidia.com/gpu" not in json.dumps(controller)
+
+    system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
+    system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
+    jobs.wait("rljob", "digits", holds("Running"), TRAINED_WITHIN_SECONDS)
+    operator.install("log.level=debug")
+
+    job = jobs.wait("rljob", "digits", finished, TRAINED_WITHIN_SECONDS)
+    assert holds("Complete")(job), status(job)
+    assert status(job)["step"] == 60
+    assert status(job)["reward"] > 0.9
+    assert len(status(job)["attempts"]) == 1
+    assert jobs.get("pod", "digits-controller")["metadata"]["uid"] == controller["metadata"]["uid"]
+    assert event_reasons(jobs, "digits")[-1] == "JobCompleted"
+    listed = jobs("get", "rljobs")
+    assert "Complete" in listed
+    assert "60/60" in listed
+
+
+def test_a_deleted_worker_and_a_drained_node_cost_no_step(
+    jobs: Kubectl, cluster: ClusterLayout, kubectl: Kubectl
+) -> None:
+    steps = 300
+    jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}))
+    jobs.wait("stepreport", "digits", at_step(20), TRAINED_WITHIN_SECONDS)
+    jobs("delete", "pod", "digits-policy-0", "--wait=false")
+
+    jobs.wait("stepreport", "digits", at_step(40, attempt_number=2), TRAINED_WITHIN_SECONDS)
+    node = jobs.get("pod", "digits-policy-0")["spec"]["nodeName"]
+    try:
+        kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--pod-selector=rljob.dev/role=policy")
+        jobs.wait("rljob", "digits", lambda job: attempt(job).get("number") == 3, TRAINED_WITHIN_SECONDS)
+        job = jobs.wait("rljob", "digits", finished, TRAINED_WITHIN_SECONDS)
+    finally:
+        kubectl("uncordon", node)
+
+    assert holds("Complete")(job), status(job)
+    assert status(job)["restarts"] == 0
+    assert [ended["reason"] for ended in status(job)["attempts"]] == [
+        "PodsDisrupted",
+        "PodsDisrupted",
+        "AllStepsCommitted",
+    ]
+    committed = [record["step"] for record in _ledger(jobs) if record["kind"] == "step"]
+    assert committed == list(range(1, steps + 1))
+
+
+def test_a_worker_beyond_its_memory_limit_shows_as_oom_killed(jobs: Kubectl) -> None:
+    container = {"name": "rljob", "resources": {"limits": {"memory": "700Mi"}}}
+    jobs.apply(
+        digits(
+            policy={"template": {"spec": {"containers": [container]}}},
+            recovery={"maxRestarts": 0},
+        )
+    )
+    job = jobs.wait("rljob", "digits", finished, TRAINED_WITHIN_SECONDS)
+
+    assert holds("Failed", "RestartsExhausted")(job), status(job)
+    assert attempt(job)["reason"] == "HostOutOfMemory"
+    assert "OOMKilled" in attempt(job)["message"]
+    assert "its limit is 700Mi" in attempt(job)["message"]
+
+
+def _ledger(kubectl: Kubectl) -> list[dict[str, object]]:
+    """The job's ledger, read from the volume's folder on this machine."""
+    claim = kubectl.get("pvc", "digits-checkpoints")
+    volume = kubectl.get("pv", claim["spec"]["volumeName"])["spec"]
+    folder = Path((volume.get("hostPath") or volume["local"])["path"])
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
