@@ -29,7 +29,11 @@ class Health:
         self._stale_watch_seconds = stale_watch_seconds
         self._watches: tuple[Watched, ...] = ()
         self.ready = False
-        """The operator stands by, or leads with full caches."""
+        """The operator leads with full caches, or knows that another replica leads."""
+
+    def standing_by(self) -> None:
+        """Another replica leads."""
+        self.ready = True
 
     def watching(self, watches: Iterable[Watched]) -> None:
         """From now on these watches must be heard."""
@@ -58,7 +62,7 @@ def probes_app(health: Health) -> web.Application:
         return _answer(health.problem())
 
     async def readyz(_: web.Request) -> web.Response:
-        return _answer(None if health.ready else "the caches are not filled yet")
+        return _answer(None if health.ready else "neither are the caches filled nor is another replica known to lead")
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)

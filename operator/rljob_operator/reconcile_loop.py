@@ -11,7 +11,7 @@ from structlog.contextvars import bound_contextvars
 
 from rljob_api.status import RLJobStatus
 from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
-from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable
+from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import JOB_RESTARTS, JOBS_FINISHED, RECONCILE_ERRORS, RECONCILE_SECONDS
@@ -63,19 +63,17 @@ class ReconcileLoop:
         """One round for one job, and what follows from how it went."""
         observation = self._observer.observe(key)
         if observation is None:
+            self._executor.forget(key)
             self._queue.look_again(key, None)
             self._queue.succeeded(key)
             return
-        job = observation.observed
         try:
-            desired = self._reconcile(job, self._settings, datetime.now(UTC))
+            desired = self._reconcile(observation.observed, self._settings, datetime.now(UTC))
             await self._executor.carry_out(desired, observation)
         except LeadershipLost:
             raise
         except JobGone:
             self._observer.jobs.forget(key)
-            self._executor.forget(job.uid)
-            self._queue.look_again(key, None)
         except Conflict as error:
             self._try_again(key, "Conflict", error)
         except NameTaken as error:
@@ -87,7 +85,7 @@ class ReconcileLoop:
         except (Forbidden, Invalid) as error:
             self._observer.setbacks(key).refused = error.sentence
             self._try_again(key, "Refused", error)
-        except (Unavailable, ApiError) as error:
+        except ApiError as error:
             self._try_again(key, "Unavailable", error)
         except Exception as error:
             _log.exception("reconcile failed; this is a mistake in the operator")

@@ -13,6 +13,7 @@ from rljob_operator.apply.status_patch import merge_patch, status_object
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from rljob_operator.kube.resources import PODS, RLJOBS, Object, resource_of
+from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
 from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion
 from rljob_operator.reconcile.observed import Observed
@@ -34,7 +35,8 @@ class NameTaken(Exception):
 class _Made:
     """What was applied and created for one attempt of one job. Only saves writes: to lose it costs a few."""
 
-    attempt: str = ""
+    uid: str
+    attempt: str | None
     digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
 
@@ -45,11 +47,11 @@ class Executor:
         self._client = client
         self._recorder = recorder
         self._saw = saw
-        self._made: dict[str, _Made] = {}
+        self._made: dict[Key, _Made] = {}
 
-    def forget(self, uid: str) -> None:
+    def forget(self, job: Key) -> None:
         """The job is gone."""
-        self._made.pop(uid, None)
+        self._made.pop(job, None)
 
     async def carry_out(self, desired: Desired, observation: Observation) -> None:
         """Make all writes of `desired`, or as many as can be made.
@@ -114,10 +116,9 @@ class Executor:
         return None
 
     async def _make_objects(self, desired: Desired, job: Observed) -> None:
-        made = self._made.setdefault(job.uid, _Made())
-        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), made.attempt)
-        if attempt != made.attempt:
-            made = self._made[job.uid] = _Made(attempt)
+        if not (desired.apply or desired.create):
+            return
+        made = self._made_for(job, desired)
         for manifest in desired.apply:
             key, digest = _key(manifest), _digest(manifest)
             if made.digests.get(key) != digest:
@@ -129,6 +130,15 @@ class Executor:
             elif _key(manifest) not in made.digests:
                 await self._create(manifest)
                 made.digests[_key(manifest)] = b""
+
+    def _made_for(self, job: Observed, desired: Desired) -> _Made:
+        """What was made for the attempt at hand. A new attempt trusts nothing of the last one's."""
+        key = (job.namespace, job.name)
+        known = self._made.get(key)
+        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
+        if known is None or known.uid != job.uid or attempt not in (None, known.attempt):
+            known = self._made[key] = _Made(job.uid, attempt)
+        return known
 
     async def _apply(self, manifest: Manifest) -> None:
         try:

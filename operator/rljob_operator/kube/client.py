@@ -21,7 +21,8 @@ from rljob_operator.metrics import API_REQUESTS
 _APPLY = "application/apply-patch+yaml"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
-_PAGE = 500
+PAGE = 100
+"""Objects of a list that are fetched at a time: their bodies are in memory together."""
 
 
 class ApiClient:
@@ -61,7 +62,7 @@ class ApiClient:
         self, resource: Resource, namespace: str | None = None, label_selector: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """The objects as they are at one moment, page by page, each page with the resourceVersion of that moment."""
-        query = {"limit": str(_PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
+        query = {"limit": str(PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
         path = resource.path(namespace)
         while True:
             page = await self._request("list", resource, path, query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -74,6 +75,7 @@ class LeaderElection:
         self._lease: Object | None = None
         self._seen_at = 0.0
         self._renewed_at = float("-inf")
+        self._trouble = ""
 
     @property
     def leading(self) -> bool:
@@ -85,14 +87,15 @@ class LeaderElection:
         if not self.leading:
             raise LeadershipLost(f"the Lease {self._namespace}/{self._name} was not renewed in time")
 
-    async def acquire(self) -> None:
-        """Returns as soon as this replica is the leader."""
+    async def acquire(self, standing_by: Callable[[], None] = lambda: None) -> None:
+        """Returns as soon as this replica is the leader. `standing_by` is called when another one is found to lead."""
         said: str | None = None
         while not await self._try():
-            holder = self._spec().get("holderIdentity")
-            if holder != said:
-                _log.info("standing by", leader=holder)
-                said = holder
+            leader = self._spec().get("holderIdentity")
+            if leader and leader != said:
+                _log.info("standing by", leader=leader)
+                said = leader
+                standing_by()
             await self._pause()
         _log.info("leading", lease=f"{self._namespace}/{self._name}", identity=self._identity)
 
@@ -127,9 +130,13 @@ class LeaderElection:
                 if not await self._write():
                     return False
         except (ApiError, TimeoutError) as error:
-            _log.warning("the lease could not be had", error=str(error) or type(error).__name__)
+            trouble = str(error) or type(error).__name__
+            if trouble != self._trouble:
+                _log.warning("the lease could not be had", error=trouble)
+            self._trouble = trouble
             return False
         self._renewed_at = began
+        self._trouble = ""
         return True
 
     async def _look(self) -> None:

@@ -8,7 +8,6 @@ from rljob_operator import labels
 from rljob_operator.kube.resources import Object
 from rljob_operator.reconcile.observed import ObservedNode
 
-
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 

@@ -74,7 +74,7 @@ def _completed(view: JobView) -> AttemptEnd | None:
 def _out_of_host_memory(view: JobView) -> AttemptEnd | None:
     for pod in view.pods:
         if pod.end and pod.end.reason == "OOMKilled":
-            sentence = f"pod {pod.name} ({pod.role}) was killed for its use of host memory; " + host_memory_advice(
+            sentence = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory; " + host_memory_advice(
                 view.spec, pod.role
             )
             return AttemptEnd(AttemptReason.HOST_OUT_OF_MEMORY, sentence, Restart(), pod.end.exit_code)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.client import PAGE, ApiClient
 from rljob_operator.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -151,7 +151,7 @@ def test_lists_come_in_pages() -> None:
 
     asked = play(story, script).asked
     assert [request.query.get("continue") for request in asked] == [None, "more"]
-    assert all(request.query["limit"] == "500" and request.query["labelSelector"] == "a=b" for request in asked)
+    assert all(request.query["limit"] == str(PAGE) and request.query["labelSelector"] == "a=b" for request in asked)
 
 
 def test_never_more_requests_at_once_than_allowed() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rljob_operator.kube import connection
 from rljob_operator.kube.connection import NoConnection, TokenFile, connect
 
 
@@ -48,7 +48,7 @@ def test_in_a_pod_the_service_account_is_used(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(connection.ssl, "create_default_context", lambda cafile: cafile)
+    monkeypatch.setattr(ssl, "create_default_context", lambda cafile: cafile)
     found = connect(tmp_path)
     assert (found.server, found.namespace) == ("https://[fd00::1]:443", "rljob-system")
     assert found.headers() == {"Authorization": "Bearer pod-token"}

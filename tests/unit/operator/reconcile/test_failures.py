@@ -155,7 +155,7 @@ def test_a_worker_killed_for_host_memory_is_named_with_its_limit_and_what_to_rai
     cluster.round()
     assert cluster.attempt.reason == "HostOutOfMemory"
     assert cluster.attempt.message == (
-        "pod demo-policy-1 (policy) was killed for its use of host memory; its limit is 8Gi: "
+        "pod demo-policy-1 (policy) was OOMKilled: it ran out of host memory; its limit is 8Gi: "
         "raise resources.limits.memory of container rljob in spec.policy.template"
     )
     assert cluster.status is not None
@@ -167,7 +167,7 @@ def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_gi
     cluster.end(CONTROLLER, 137, reason="OOMKilled")
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller (controller) was killed for its use of host memory; it has no limit of its own, so its "
+        "pod demo-controller (controller) was OOMKilled: it ran out of host memory; it has no limit of its own, so its "
         "node ran out: give it room by resources.limits.memory of container rljob in spec.controller.template"
     )
 

@@ -1,0 +1,177 @@
+"""The replica that acts: it fills the caches, looks after the jobs, and hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from rljob_operator.apply.carry_out import Executor
+from rljob_operator.apply.event_recorder import EventRecorder
+from rljob_operator.apply.node_labels import NodeLabels
+from rljob_operator.kopf_shell import run_kopf
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.errors import ApiError
+from rljob_operator.kube.lease import LeaderElection, LeadershipLost
+from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.kube.watch import Reflector
+from rljob_operator.metrics import LEADER
+from rljob_operator.observe.job_feed import JobFeed
+from rljob_operator.observe.node_facts import NodeFact
+from rljob_operator.observe.observer import Observer
+from rljob_operator.observe.watches import reflectors
+from rljob_operator.probes import Health
+from rljob_operator.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.settings import OperatorSettings
+from rljob_operator.work_queue import WorkQueue
+
+EXIT_LEADERSHIP_LOST = 3
+
+_log = structlog.get_logger(__name__)
+
+_API_GROUPS_READ_EVERY_SECONDS = 600.0
+_STOP_WITHIN_SECONDS = 20.0
+_EVENTS_WRITTEN_WITHIN_SECONDS = 2.0
+
+
+class Leader:
+    """The replica that acts. `identity` is its name in Events."""
+
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        connection: Connection,
+        election: LeaderElection | None,
+        health: Health,
+        reconcile: Reconcile,
+        identity: str,
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._election = election
+        self._health = health
+        guard = election.guard if election else None
+        self._client = ApiClient(connection, concurrency=settings.api_concurrency, guard=guard)
+        self._watch_client = ApiClient(connection, concurrency=4 + 2 * len(settings.namespaces))
+        self._event_client = ApiClient(connection, concurrency=1, retry=RetryPolicy(attempts=2), guard=guard)
+        self._queue = WorkQueue()
+        self._observer = Observer(settings.gpu_resources, self._queue.add)
+        self._feed = JobFeed(self._watch_client, self._observer.jobs, settings.namespaces)
+        self._recorder = EventRecorder(self._event_client, instance=identity)
+        self._node_labels = NodeLabels(self._client)
+        executor = Executor(self._client, self._recorder, self._observer.saw)
+        self._loop = ReconcileLoop(settings, self._queue, self._observer, executor, reconcile)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reconciling: asyncio.Task[None] | None = None
+        self._api_groups_read = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    async def lead(self) -> None:
+        """Until a signal. Raises what made it impossible to go on."""
+        try:
+            await run_kopf(
+                self._connection,
+                self._feed,
+                self._settings.namespaces,
+                start=self._begin,
+                stop=self._hand_over,
+                stop_flag=self._stop,
+            )
+        finally:
+            await self._hand_over()
+        if self._failure:
+            raise self._failure
+
+    def _begin(self) -> None:
+        LEADER.set(1)
+        watches = reflectors(
+            self._watch_client, self._observer, self._settings.namespaces, watch_nodes=self._settings.watch_nodes
+        )
+        if self._settings.label_nodes:
+            self._observer.node_changed = self._check_node
+            self._in_background(self._node_labels.run())
+        if self._election:
+            self._in_background(self._election.hold())
+        sources: list[Reflector | JobFeed] = [*watches, self._feed]
+        for source in sources:
+            self._in_background(source.run())
+        self._health.watching(sources)
+        self._in_background(self._recorder.run())
+        self._in_background(self._read_api_groups())
+        filled = [source.synced for source in sources]
+        self._reconciling = self._in_background(self._reconcile([*filled, self._api_groups_read]))
+
+    async def _reconcile(self, prerequisites: list[asyncio.Event]) -> None:
+        self._health.ready = False
+        for known in prerequisites:
+            await known.wait()
+        self._health.ready = True
+        _log.info("caches filled", jobs=len(self._observer.jobs), pods=len(self._observer.pods))
+        await self._loop.run()
+
+    async def _hand_over(self) -> None:
+        """Finish what is being written, and let another replica lead at once."""
+        if self._reconciling is None:
+            return
+        self._queue.close()
+        if not self._health.ready:
+            self._reconciling.cancel()
+        await asyncio.wait((self._reconciling,), timeout=_STOP_WITHIN_SECONDS)
+        self._reconciling = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EVENTS_WRITTEN_WITHIN_SECONDS):
+                await self._recorder.flush()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._election:
+            await self._election.release()
+        LEADER.set(0)
+        for client in (self._client, self._watch_client, self._event_client):
+            await client.close()
+        _log.info("stopped")
+
+    async def _read_api_groups(self) -> None:
+        """Volcano and Kueue may be installed after the operator."""
+        while True:
+            try:
+                groups = await self._watch_client.api_groups()
+            except ApiError as error:
+                _log.warning("the cluster's API groups cannot be read", error=error.sentence)
+            else:
+                self._observer.set_api_groups(groups)
+                self._api_groups_read.set()
+            await asyncio.sleep(_API_GROUPS_READ_EVERY_SECONDS if self._api_groups_read.is_set() else 2.0)
+
+    def _check_node(self, fact: NodeFact) -> None:
+        self._node_labels.check(fact.node.name, has_gpus=fact.node.gpus > 0, labelled=fact.labelled)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if lost := _leadership_lost(error):
+            _log.error("leadership lost, ending at once", reason=str(lost))
+            os._exit(EXIT_LEADERSHIP_LOST)
+        self._failure = self._failure or error
+        self._stop.set()
+
+
+def _leadership_lost(error: BaseException) -> LeadershipLost | None:
+    if isinstance(error, LeadershipLost):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_leadership_lost, error.exceptions)), None)
+    return None

@@ -1,0 +1,262 @@
+"""From a decision to writes: their order, what each names as its precondition, and what refusals become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rljob_api.status import RLJobStatus
+from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
+from rljob_operator.apply.event_recorder import EventRecorder
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import Conflict, Forbidden, Unavailable
+from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.labels import FINALIZER
+from rljob_operator.observation import Observation
+from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion
+from rljob_operator.reconcile.observed import Observed
+from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, nothing, play, refusal
+
+Object = dict[str, Any]
+Step = Callable[[Executor], Any]
+
+UID = "job-uid"
+JOB = "/apis/rljob.dev/v1alpha1/namespaces/research/rljobs/sums"
+PODS = "/api/v1/namespaces/research/pods"
+OWNER = {"kind": "RLJob", "name": "sums", "uid": UID, "controller": True}
+
+
+def manifest(kind: str, name: str, attempt: str = "1", **content: Any) -> Object:
+    labels = {"rljob.dev/attempt": attempt}
+    return {
+        "apiVersion": "rljob.dev/v1alpha1" if kind == "StepReport" else "v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "research", "labels": labels, "ownerReferences": [OWNER]},
+    } | content
+
+
+def observation(finalizers: tuple[str, ...] = (FINALIZER,), **known: Any) -> Observation:
+    facts: Object = {
+        "job": None,
+        "namespace": "research",
+        "name": "sums",
+        "uid": UID,
+        "generation": 1,
+        "created_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "deleting": False,
+        "has_finalizer": FINALIZER in finalizers,
+        "pods": (),
+        "step_report": None,
+        "nodes": (),
+    }
+    return Observation(Observed(**facts | known), "10", finalizers, {"step": 2, "reward": 0.5})
+
+
+class Recorded(EventRecorder):
+    """Keeps the notes; what becomes of them is the recorder's matter."""
+
+    def __init__(self) -> None:
+        self.notes: list[EventNote] = []
+
+    def record(self, job: Observed, note: EventNote) -> None:
+        self.notes.append(note)
+
+
+class Run:
+    """What was written, what was seen, which notes were taken."""
+
+    def __init__(
+        self, steps: list[tuple[Desired, Observation]], script: Callable[[ScriptedApiServer], None] = nothing
+    ) -> None:
+        self.seen: list[Object] = []
+        self.error: Exception | None = None
+        recorder = Recorded()
+
+        async def story(serving: Serving) -> None:
+            retry = RetryPolicy(attempts=2, first_seconds=0.001)
+            client = ApiClient(serving.connection, concurrency=1, retry=retry)
+            executor = Executor(client, recorder, self.seen.append)
+            try:
+                for desired, state in steps:
+                    await executor.carry_out(desired, state)
+            except Exception as error:
+                self.error = error
+            await client.close()
+
+        server = play(story, script)
+        self.asked = server.asked
+        self.writes = server.writes()
+        self.notes = recorder.notes
+
+
+def carry_out(desired: Desired, state: Observation | None = None, script: Any = nothing) -> Run:
+    return Run([(desired, state or observation())], script)
+
+
+def test_writes_come_in_the_order_of_the_fields() -> None:
+    note = EventNote("Normal", "JobCompleted", "all steps are committed")
+    desired = Desired(
+        finalizer=True,
+        apply=(manifest("ConfigMap", "sums-rljob"),),
+        create=(manifest("StepReport", "sums"), manifest("Pod", "sums-controller")),
+        delete_pods=(PodDeletion("sums-policy-0", "u0"),),
+        status=RLJobStatus(step=3),
+        events=(note,),
+    )
+    run = carry_out(desired, observation(finalizers=("other",)))
+    assert run.error is None
+    assert run.writes == [
+        ("PATCH", JOB),
+        ("PATCH", "/api/v1/namespaces/research/configmaps/sums-rljob"),
+        ("POST", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports"),
+        ("POST", PODS),
+        ("DELETE", f"{PODS}/sums-policy-0"),
+        ("PATCH", f"{JOB}/status"),
+    ]
+    assert run.asked[0].body["metadata"]["finalizers"] == ["other", FINALIZER]
+    assert run.notes == [note]
+
+
+def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
+    run = carry_out(Desired(status=RLJobStatus(step=3), finalizer=False), observation(finalizers=("a", FINALIZER)))
+    status, finalizers = (asked.body for asked in run.asked)
+    assert status["metadata"] == {"resourceVersion": "10"}
+    assert status["status"]["step"] == 3
+    assert status["status"]["reward"] is None, "what the new status does not have goes"
+    assert finalizers["metadata"] == {
+        "resourceVersion": run.seen[0]["metadata"]["resourceVersion"],
+        "finalizers": ["a"],
+    }
+
+
+def test_a_status_that_is_as_stored_is_not_written() -> None:
+    stored = RLJobStatus(step=2, reward=0.5).model_dump(mode="json", by_alias=True, exclude_none=True)
+    state = observation()
+    run = carry_out(Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), stored))
+    assert run.writes == []
+
+
+def test_a_status_for_a_state_that_has_passed_is_refused_and_no_event_is_sent() -> None:
+    note = EventNote("Normal", "JobCompleted", "all steps are committed")
+    run = carry_out(
+        Desired(status=RLJobStatus(step=3), events=(note,), finalizer=False),
+        script=lambda server: server.answer("PATCH", "/status", refusal(409, "Conflict")),
+    )
+    assert isinstance(run.error, Conflict)
+    assert run.notes == []
+    assert len(run.writes) == 1
+
+
+def test_a_job_that_is_gone_is_told_as_such() -> None:
+    run = carry_out(
+        Desired(status=RLJobStatus(step=3)),
+        script=lambda server: server.answer("PATCH", "/status", refusal(404, "NotFound")),
+    )
+    assert isinstance(run.error, JobGone)
+
+
+def test_what_was_applied_for_an_attempt_is_not_applied_again_unless_it_differs() -> None:
+    first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(manifest("Pod", "p"),))
+    changed = Desired(apply=(manifest("ConfigMap", "c", data={"a": "2"}),))
+    run = Run([(first, observation()), (first, observation()), (changed, observation())])
+    assert [method for method, path in run.writes if "configmaps" in path] == ["PATCH", "PATCH"]
+
+
+def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
+    steps = [
+        (Desired(apply=(manifest("Service", "s"),), create=(manifest("Pod", "p", attempt),)), observation())
+        for attempt in ("1", "2")
+    ]
+    assert [path for _, path in Run(steps).writes if "services" in path] == [
+        "/api/v1/namespaces/research/services/s"
+    ] * 2
+
+
+def test_what_exists_is_left_as_it_is_and_made_the_jobs_own() -> None:
+    secret = manifest("Secret", "sums-ray-token", stringData={"token": "t"})
+    run = carry_out(
+        Desired(create=(secret,)),
+        script=lambda server: server.answer("POST", "/secrets", refusal(409, "AlreadyExists")),
+    )
+    assert run.error is None
+    adopted = run.asked[1]
+    assert adopted.method == "PATCH"
+    assert adopted.body["metadata"]["ownerReferences"] == [OWNER]
+    assert "stringData" not in adopted.body
+
+
+def test_what_a_deleted_job_left_behind_is_waited_for() -> None:
+    taken = refusal(422, "Invalid", "Only one reference can have Controller set to true")
+
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", "/secrets", refusal(409, "AlreadyExists"))
+        server.answer("PATCH", "/secrets/s", taken)
+
+    run = carry_out(Desired(create=(manifest("Secret", "s"),)), script=script)
+    assert isinstance(run.error, Unavailable)
+    assert "deleted job of this name" in str(run.error)
+
+
+def test_a_pod_that_exists_already_is_known_again() -> None:
+    pod = manifest("Pod", "p", uid="u") | {"status": {}}
+
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", "/pods", refusal(409, "AlreadyExists"))
+        server.answer("GET", "/pods/p", Answer(body=pod))
+
+    run = carry_out(Desired(create=(manifest("Pod", "p"),)), script=script)
+    assert run.error is None
+    assert run.seen == [pod]
+
+
+def test_a_pod_of_somebody_else_is_named_and_left_alone() -> None:
+    pod = manifest("Pod", "p")
+    pod["metadata"]["ownerReferences"] = []
+
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", "/pods", refusal(409, "AlreadyExists"))
+        server.answer("GET", "/pods/p", Answer(body=pod))
+
+    run = carry_out(Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)), script=script)
+    assert isinstance(run.error, NameTaken)
+    assert run.error.pod == "p"
+    assert [method for method, _ in run.writes] == ["POST"]
+
+
+@pytest.mark.parametrize("answer", [refusal(404, "NotFound"), refusal(409, "Conflict")])
+def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> None:
+    run = carry_out(
+        Desired(delete_pods=(PodDeletion("p", "u", grace_seconds=0),), status=RLJobStatus(step=3)),
+        script=lambda server: server.answer("DELETE", "/pods/p", answer),
+    )
+    assert run.error is None
+    assert run.asked[0].body == {"preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}
+    assert len(run.writes) == 2
+
+
+def test_a_refusal_ends_the_round_before_the_status_is_written() -> None:
+    run = carry_out(
+        Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
+        script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", "exceeded quota")),
+    )
+    assert isinstance(run.error, Forbidden)
+    assert len(run.writes) == 1
+
+
+def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
+    run = carry_out(
+        Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
+        observation(refused="exceeded quota"),
+        script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", "exceeded quota")),
+    )
+    assert isinstance(run.error, Forbidden)
+    assert run.writes[-1] == ("PATCH", f"{JOB}/status")
+
+
+def test_a_job_whose_time_is_over_is_deleted_by_its_uid() -> None:
+    run = carry_out(Desired(delete_job=True))
+    assert [(asked.method, asked.path) for asked in run.asked] == [("DELETE", JOB)]
+    assert run.asked[0].body == {"preconditions": {"uid": UID}}

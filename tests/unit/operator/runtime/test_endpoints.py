@@ -1,0 +1,137 @@
+"""The probes and the metrics: what they say, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.resources import PODS, Resource
+from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.metrics_endpoint import TokenCheck, metrics_app
+from rljob_operator.probes import Health, probes_app
+from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
+
+
+def visit(app: web.Application, story: Callable[[TestClient[web.Request, web.Application]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with TestClient(TestServer(app)) as client:
+            await story(client)
+
+    asyncio.run(run())
+
+
+class Watch:
+    resource: Resource = PODS
+
+    def __init__(self, age_seconds: float) -> None:
+        self.age_seconds = age_seconds
+
+
+def test_a_replica_that_waits_is_healthy_and_ready_once_it_knows_the_leader() -> None:
+    health = Health(stale_watch_seconds=150)
+
+    async def story(client: TestClient[web.Request, web.Application]) -> None:
+        assert (await client.get("/healthz")).status == 200
+        assert (await client.get("/readyz")).status == 503
+        health.standing_by()
+        assert (await client.get("/readyz")).status == 200
+
+    visit(probes_app(health), story)
+
+
+def test_a_watch_that_has_fallen_silent_is_named() -> None:
+    health = Health(stale_watch_seconds=150)
+    health.watching([Watch(3.0), Watch(151.0)])
+
+    async def story(client: TestClient[web.Request, web.Application]) -> None:
+        answer = await client.get("/healthz")
+        assert answer.status == 503
+        assert "nothing was heard on the watch of pods for 151 s" in await answer.text()
+
+    visit(probes_app(health), story)
+
+
+def test_fresh_watches_are_healthy() -> None:
+    health = Health(stale_watch_seconds=150)
+    health.watching([Watch(3.0), Watch(149.0)])
+    assert health.problem() is None
+
+
+async def earning(code: int, token: str) -> int:
+    return code if token == "good" else 401
+
+
+@pytest.mark.parametrize(
+    ("header", "may", "status"),
+    [
+        ({}, 200, 401),
+        ({"Authorization": "Basic good"}, 200, 401),
+        ({"Authorization": "Bearer bad"}, 200, 401),
+        ({"Authorization": "Bearer good"}, 403, 403),
+        ({"Authorization": "Bearer good"}, 503, 503),
+        ({"Authorization": "Bearer good"}, 200, 200),
+    ],
+)
+def test_metrics_are_for_those_who_may_read_them(header: dict[str, str], may: int, status: int) -> None:
+    async def story(client: TestClient[web.Request, web.Application]) -> None:
+        answer = await client.get("/metrics", headers=header)
+        assert answer.status == status
+        assert ("rljob_operator_queue_depth" in await answer.text()) == (status == 200)
+
+    visit(metrics_app(lambda token: earning(may, token)), story)
+
+
+def test_metrics_are_for_everybody_where_nobody_checks() -> None:
+    async def story(client: TestClient[web.Request, web.Application]) -> None:
+        assert (await client.get("/metrics")).status == 200
+
+    visit(metrics_app(None), story)
+
+
+REVIEWED = Answer(body={"status": {"authenticated": True, "user": {"username": "prometheus", "groups": ["g"]}}})
+
+
+@pytest.mark.parametrize(
+    ("review", "access", "code"),
+    [
+        (REVIEWED, Answer(body={"status": {"allowed": True}}), 200),
+        (REVIEWED, Answer(body={"status": {"allowed": False}}), 403),
+        (Answer(body={"status": {"authenticated": False}}), None, 401),
+        (refusal(403, "Forbidden"), None, 503),
+    ],
+)
+def test_the_api_server_says_who_may(review: Answer, access: Answer | None, code: int) -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", "/tokenreviews", review)
+        if access:
+            server.answer("POST", "/subjectaccessreviews", access)
+
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1))
+        assert await TokenCheck(client)("token") == code
+        await client.close()
+
+    asked = play(story, script).asked
+    assert asked[0].body["spec"] == {"token": "token"}
+    if access:
+        assert asked[1].body["spec"]["user"] == "prometheus"
+        assert asked[1].body["spec"]["groups"] == ["g"]
+        assert asked[1].body["spec"]["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
+
+
+def test_an_answer_is_remembered_and_no_token_is_asked_about_for_nothing() -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", "/tokenreviews", Answer(body={"status": {"authenticated": False}}))
+
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=1)
+        check = TokenCheck(client)
+        assert [await check("token"), await check("token"), await check("")] == [401, 401, 401]
+        await client.close()
+
+    assert len(play(story, script).asked) == 1

@@ -1,0 +1,134 @@
+"""One round for one job: what comes of decisions, refusals, conflicts and mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
+from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable
+from rljob_operator.kube.lease import LeadershipLost
+from rljob_operator.kube.watch import Key
+from rljob_operator.observation import Observation
+from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.settings import OperatorSettings
+from rljob_operator.work_queue import WorkQueue
+from tests.unit.operator.observe.objects import job
+
+SUMS = ("research", "sums")
+SETTINGS = OperatorSettings(trainer_image="trainer:1", trainer_torch_version="2.8.0", reconcile_workers=2)
+
+
+class Answers(Executor):
+    """Fails as told, round after round; then succeeds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.carried_out: list[Desired] = []
+        self.forgotten: list[Key] = []
+
+    async def carry_out(self, desired: Desired, observation: Observation) -> None:
+        self.carried_out.append(desired)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def forget(self, job: Key) -> None:
+        self.forgotten.append(job)
+
+
+class Rounds:
+    """Runs the loop until so many rounds were made; keeps what each of them observed."""
+
+    def __init__(self, executor: Executor, rounds: int, decide: Callable[[Observed], Desired] | None = None) -> None:
+        self.observed: list[Observed] = []
+        enough = asyncio.Event()
+
+        def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+            self.observed.append(observed)
+            if len(self.observed) == rounds:
+                enough.set()
+            return decide(observed) if decide else Desired()
+
+        asyncio.run(self._run(executor, reconcile, enough))
+
+    async def _run(self, executor: Executor, reconcile: Reconcile, enough: asyncio.Event) -> None:
+        queue = WorkQueue()
+        self.observer = Observer((), queue.add)
+        self.observer.jobs.put(job())
+        loop = asyncio.create_task(ReconcileLoop(SETTINGS, queue, self.observer, executor, reconcile).run())
+        waiting = asyncio.create_task(enough.wait())
+        async with asyncio.timeout(5):
+            await asyncio.wait((loop, waiting), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0.01)
+            queue.close()
+            await loop
+
+
+@pytest.mark.parametrize("error", [Conflict("changed"), Unavailable("away"), RuntimeError("a mistake")])
+def test_what_may_work_later_is_tried_again(error: Exception) -> None:
+    rounds = Rounds(Answers(error), rounds=2)
+    assert rounds.observed[1].refused is None
+
+
+def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
+    def decide(_: Observed) -> Desired:
+        if not mistakes:
+            mistakes.append(ZeroDivisionError())
+            raise mistakes[0]
+        return Desired()
+
+    mistakes: list[Exception] = []
+
+    executor = Answers()
+    Rounds(executor, rounds=2, decide=decide)
+    assert executor.carried_out == [Desired()]
+
+
+@pytest.mark.parametrize("error", [Forbidden("exceeded quota"), Invalid("spec.containers: Required value")])
+def test_the_next_decision_knows_what_was_refused(error: Forbidden | Invalid) -> None:
+    assert Rounds(Answers(error), rounds=2).observed[1].refused == error.sentence
+
+
+def test_the_next_decision_knows_that_the_namespace_goes() -> None:
+    rounds = Rounds(Answers(NamespaceTerminating("it is being terminated")), rounds=2)
+    assert rounds.observed[1].namespace_terminating
+    assert rounds.observed[1].refused is None
+
+
+def test_the_next_decision_knows_the_pod_in_the_way() -> None:
+    assert Rounds(Answers(NameTaken("sums-controller")), rounds=2).observed[1].foreign_pods == ("sums-controller",)
+
+
+def test_a_refusal_is_over_when_everything_could_be_made_and_not_before() -> None:
+    def decide(observed: Observed) -> Desired:
+        makes = len(rounds_seen) in (0, 2)
+        rounds_seen.append(observed.refused)
+        return Desired(create=({"kind": "Pod"},) if makes else (), look_again_after_seconds=0.01)
+
+    rounds_seen: list[str | None] = []
+    Rounds(Answers(Forbidden("exceeded quota")), rounds=4, decide=decide)
+    assert rounds_seen[:4] == [None, "exceeded quota", "exceeded quota", None]
+
+
+def test_a_job_that_is_gone_is_forgotten() -> None:
+    executor = Answers(JobGone("not found"))
+    rounds = Rounds(executor, rounds=1)
+    assert len(rounds.observer.jobs) == 0
+    assert executor.forgotten == [SUMS]
+
+
+def test_a_lost_leadership_ends_the_loop() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        Rounds(Answers(LeadershipLost("another leads")), rounds=9)
+    assert caught.group_contains(LeadershipLost)
+
+
+def test_it_looks_again_when_the_decision_says_so() -> None:
+    rounds = Rounds(Answers(), rounds=3, decide=lambda _: Desired(look_again_after_seconds=0.01))
+    assert len(rounds.observed) >= 3

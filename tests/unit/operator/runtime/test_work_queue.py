@@ -1,0 +1,90 @@
+"""The queue of jobs: each once, one worker a job, looked at again when it is time, failures by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from rljob_operator import work_queue
+from rljob_operator.work_queue import WorkQueue
+
+A, B = ("research", "a"), ("research", "b")
+
+
+def play(story: Callable[[WorkQueue], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(5):
+            await story(WorkQueue())
+
+    asyncio.run(run())
+
+
+async def nothing_comes(queue: WorkQueue, seconds: float = 0.03) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await queue.get()
+
+
+def test_a_job_is_in_it_once_and_first_come_is_first_served() -> None:
+    async def story(queue: WorkQueue) -> None:
+        for key in (A, B, A, A):
+            queue.add(key)
+        assert [await queue.get(), await queue.get()] == [A, B]
+        await nothing_comes(queue)
+
+    play(story)
+
+
+def test_what_changes_while_it_is_worked_on_comes_again_afterwards_and_not_before() -> None:
+    async def story(queue: WorkQueue) -> None:
+        queue.add(A)
+        assert await queue.get() == A
+        queue.add(A)
+        queue.add(A)
+        await nothing_comes(queue)
+        queue.done(A)
+        assert await queue.get() == A
+        queue.done(A)
+        await nothing_comes(queue)
+
+    play(story)
+
+
+def test_only_the_last_time_to_look_again_counts() -> None:
+    async def story(queue: WorkQueue) -> None:
+        queue.look_again(A, 0.01)
+        queue.look_again(A, None)
+        await nothing_comes(queue)
+        queue.look_again(A, 60.0)
+        queue.look_again(A, 0.01)
+        assert await queue.get() == A
+        queue.done(A)
+        await nothing_comes(queue)
+
+    play(story)
+
+
+def test_a_job_that_fails_waits_longer_each_time_and_holds_up_nobody() -> None:
+    async def story(queue: WorkQueue) -> None:
+        waits = [queue.failed(A) for _ in range(12)]
+        assert all(0.5 * 0.25 * 2**n <= wait <= 0.25 * 2**n for n, wait in enumerate(waits[:8]))
+        assert max(waits) <= work_queue._LONGEST_BACKOFF_SECONDS
+        queue.add(B)
+        assert await queue.get() == B
+        queue.succeeded(A)
+        assert queue.failed(A) <= 0.25
+
+    play(story)
+
+
+def test_a_closed_queue_lets_its_workers_go() -> None:
+    async def story(queue: WorkQueue) -> None:
+        workers = [asyncio.create_task(queue.get()) for _ in range(3)]
+        await asyncio.sleep(0)
+        queue.look_again(A, 0.0)
+        queue.close()
+        assert await asyncio.gather(*workers) == [None, None, None]
+
+    play(story)
