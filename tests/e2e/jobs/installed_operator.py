@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,9 @@ VALUES = (
     "trainer.device=cpu",
     "jobs.restartDelaySeconds=1",
     "jobs.statusIntervalSeconds=1",
-    "jobs.startTimeoutSeconds=60",
+    "jobs.startTimeoutSeconds=45",
+    # Images of one version differ from run to run: the operator's pod is made anew, so that it has the latest.
+    f"podAnnotations.test-run={time.time_ns():x}",
 )
 
 

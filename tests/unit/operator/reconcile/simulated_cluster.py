@@ -11,7 +11,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
-from rljob_api.step_report import RankMemory, StepReport
+from rljob_api.step_report import Evidence, RankMemory, StepReport
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator import labels
 from rljob_operator.reconcile.desired import Desired
@@ -222,11 +222,14 @@ class SimulatedCluster:
         *,
         sentence: str | None = None,
         step: int | None = None,
+        evidence: Evidence | None = None,
         reason: str = "Error",
         text: str = "",
     ) -> None:
         message = (
-            TerminationMessage(exit_code=exit_code, sentence=sentence, step=step) if sentence is not None else None
+            TerminationMessage(exit_code=exit_code, sentence=sentence, step=step, evidence=evidence)
+            if sentence is not None
+            else None
         )
         end = ContainerEnd(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
         self._change(name, phase="Failed" if exit_code else "Succeeded", ready=False, started=True, end=end)

@@ -8,6 +8,8 @@ import pytest
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
+from rljob_api.status import Role
+from rljob_api.step_report import Evidence
 from rljob_operator.reconcile.desired import Desired
 from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
@@ -17,7 +19,6 @@ from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0
     [
         (ExitCode.ERROR, "Error"),
         (ExitCode.DEVICE_OUT_OF_MEMORY, "DeviceOutOfMemory"),
-        (ExitCode.HOST_OUT_OF_MEMORY, "HostOutOfMemory"),
         (ExitCode.SHARED_MEMORY_EXHAUSTED, "SharedMemoryExhausted"),
         (ExitCode.WORKER_LOST, "WorkerLost"),
         (ExitCode.OUTPUT_UNAVAILABLE, "OutputUnavailable"),
@@ -169,6 +170,21 @@ def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_gi
     assert cluster.attempt.message == (
         "pod demo-controller (controller) was OOMKilled: it ran out of host memory; it has no limit of its own, so its "
         "node ran out: give it room by resources.limits.memory of container rljob in spec.controller.template"
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "template"), [("rollout", "policy"), ("policy", "policy"), ("controller", "controller")]
+)
+def test_where_the_trainer_names_the_role_its_template_is_the_one_to_change(role: Role, template: str) -> None:
+    cluster = SimulatedCluster().run()
+    evidence = Evidence(time=cluster.now, attempt=1, role=role, rank=0, step=4, message="low on memory")
+    cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="low on memory.", step=3, evidence=evidence)
+    cluster.round()
+    assert cluster.attempt.reason == "HostOutOfMemory"
+    assert cluster.attempt.message == (
+        "low on memory. In its pod, it has no limit of its own, so its node ran out: "
+        f"give it room by resources.limits.memory of container rljob in spec.{template}.template"
     )
 
 

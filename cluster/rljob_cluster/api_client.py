@@ -1,0 +1,67 @@
+"""The few requests that are asked of an API server while a cluster starts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from rljob_cluster.certificates import KeyPair
+from rljob_cluster.control_plane_programs import ADMIN_GROUP, ADMIN_USER, ControlPlaneLayout
+from rljob_cluster.errors import ClusterError
+
+READY_SECONDS = 60.0
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ApiClient:
+    """Speaks to an API server as the owner of a client certificate."""
+
+    url: str
+    authority: KeyPair
+    user: KeyPair
+
+    def get(self, path: str) -> bytes | None:
+        """The answer's body; None where the server is away or answers anything but 200."""
+        return self._request("GET", path)
+
+    def merge(self, path: str, patch: object) -> bool:
+        """Merge the patch into the object at the path; whether it was done."""
+        return self._request("PATCH", path, json.dumps(patch), "application/merge-patch+json") is not None
+
+    def wait_ready(self, check: Callable[[], None]) -> None:
+        """Return when the server says it is ready; `check` is called between and may raise.
+
+        Raises ClusterError where it is not ready within a minute.
+        """
+        end = time.monotonic() + READY_SECONDS
+        while self.get("/readyz") is None:
+            check()
+            if time.monotonic() > end:
+                raise ClusterError(f"the API server at {self.url} is not ready after {READY_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
+
+    def _request(self, verb: str, path: str, body: str | None = None, kind: str = "application/json") -> bytes | None:
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        context.load_cert_chain(self.user.certificate, self.user.key)
+        address = urlsplit(self.url)
+        connection = http.client.HTTPSConnection(address.hostname or "", address.port, timeout=5, context=context)
+        try:
+            connection.request(verb, path, body, {"Content-Type": kind})
+            response = connection.getresponse()
+            return response.read() if response.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+
+def admin_client(layout: ControlPlaneLayout) -> ApiClient:
+    """A client that may do everything."""
+    authority = layout.authority
+    return ApiClient(layout.url, authority.pair, authority.client("kubeconfig", ADMIN_USER, ADMIN_GROUP))

@@ -1,0 +1,54 @@
+"""A program that lives no longer than this process does."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rljob_cluster.errors import ClusterError
+
+STOP_SECONDS = 10
+
+
+@dataclass(slots=True)
+class ChildProcess:
+    """One program and its log. The kernel kills it when the thread that started it ends, however that ends."""
+
+    command: list[str]
+    log: Path
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        return Path(self.command[0]).name
+
+    def start(self) -> None:
+        """Raises ClusterError where the program runs already."""
+        if self._process and self._process.poll() is None:
+            raise ClusterError(f"{self.name} runs already as process {self._process.pid}; stop it first")
+        with self.log.open("ab") as log:
+            command = ["setpriv", "--pdeathsig", "KILL", "--", *self.command]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def stop(self) -> None:
+        """Ask it to end, and kill it where it does not within ten seconds."""
+        if self._process:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+    def check_running(self) -> None:
+        """Raises ClusterError, with the end of its log, where the program has ended."""
+        if self._process is None or self._process.poll() is None:
+            return
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+        raise ClusterError(f"{self.name} ended with code {self._process.returncode}; its log {self.log} ends:\n{tail}")

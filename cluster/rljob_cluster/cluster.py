@@ -1,0 +1,182 @@
+"""The cluster as a whole: how it comes up, and how it goes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.request import urlopen
+
+from rljob_cluster import cgroups, cluster_programs, machine, node_config
+from rljob_cluster.api_client import ApiClient, admin_client
+from rljob_cluster.binaries import MODULES
+from rljob_cluster.build import build
+from rljob_cluster.cluster_programs import DNS_HEALTH_PORT, PROXY_HEALTH_PORT
+from rljob_cluster.commands import run
+from rljob_cluster.control_plane_programs import write_credentials
+from rljob_cluster.errors import ClusterError
+from rljob_cluster.images import load_archive, write_pause_archive
+from rljob_cluster.layout import CONTROL_PLANE_ADDRESS, NODES, ClusterLayout, Node
+from rljob_cluster.node_status import GPU_RESOURCE, reports_ready
+from rljob_cluster.progress import Progress
+from rljob_cluster.requirements import require_packages, require_root
+
+MANIFESTS = Path(__file__).parent / "manifests"
+START_SECONDS = 60.0
+
+
+def up(layout: ClusterLayout, progress: Progress) -> None:
+    """Bring the cluster up. One that runs is left running: what it lacks is added.
+
+    Raises ClusterError where this machine lacks something, or a part does not come up.
+    """
+    require_root("starting a cluster (containers, cgroups, network interfaces)")
+    require_packages()
+    build(MODULES, layout.binaries, progress)
+    with held(layout.lock):
+        if not api_answers(layout):
+            take_down(layout)
+            with progress.step("starting the control plane"):
+                start_machine(layout)
+        with progress.step("waiting for nodes, Services and DNS"):
+            complete(layout)
+    progress.say(f"the cluster is up\nkubectl:    {layout.binaries}/kubectl\nkubeconfig: {layout.kubeconfig}")
+
+
+def down(layout: ClusterLayout, progress: Progress, *, images: bool) -> None:
+    """End the cluster and remove all of it but its programs and, unless `images`, the images that it holds."""
+    require_root("ending a cluster")
+    with held(layout.lock), progress.step("ending the cluster"):
+        take_down(layout)
+        if images:
+            shutil.rmtree(layout.images, ignore_errors=True)
+
+
+def start_machine(layout: ClusterLayout) -> None:
+    """Start everything that runs, and return when the API server is ready."""
+    write_files(layout)
+    cgroups.create()
+    machine.start(layout)
+    admin_client(layout.control_plane).wait_ready(lambda: check_machine(layout))
+
+
+def complete(layout: ClusterLayout) -> None:
+    """Add what a running cluster lacks, and return when pods can be created and run."""
+    client = admin_client(layout.control_plane)
+    install_addons(layout)
+    load_archive(layout, write_pause_archive(layout))
+    for node in NODES:
+        wait_until(f"node {node.name} registers", partial(give_gpus, client, node), layout)
+    for node in NODES:
+        wait_until(f"node {node.name} is Ready", partial(is_ready, client, node), layout)
+    wait_until("Services are reachable", partial(answers, PROXY_HEALTH_PORT, "healthz"), layout)
+    wait_until("the cluster's DNS answers", partial(answers, DNS_HEALTH_PORT, "ready"), layout)
+    wait_until("pods can be created", partial(has_service_account, client), layout)
+
+
+def take_down(layout: ClusterLayout) -> None:
+    """End and remove whatever is there of the cluster, however much or little that is."""
+    cgroups.remove()
+    machine.unlink()
+    shutil.rmtree(layout.state, ignore_errors=True)
+
+
+def write_files(layout: ClusterLayout) -> None:
+    layout.logs.mkdir(parents=True)
+    layout.state.chmod(0o700)
+    layout.volumes.mkdir()
+    write_credentials(layout.control_plane)
+    authority, url = layout.control_plane.authority, layout.control_plane.url
+    users = {
+        "kube-proxy": cluster_programs.PROXY_USER,
+        "coredns": cluster_programs.DNS_USER,
+        "volume-provisioner": cluster_programs.VOLUME_PROVISIONER_USER,
+    }
+    for name, user in users.items():
+        authority.kubeconfig(layout.control_plane.kubeconfig(name), url, user)
+    layout.corefile.write_text(cluster_programs.corefile(layout))
+    for node in NODES:
+        files = layout.node(node)
+        files.cni_config.mkdir(parents=True)
+        kubeconfig = layout.control_plane.kubeconfig(node.name)
+        authority.kubeconfig(kubeconfig, url, f"system:node:{node.name}", "system:nodes")
+        files.containerd_config.write_text(node_config.containerd_config(layout, node))
+        files.kubelet_config.write_text(node_config.kubelet_config(layout, node))
+        (files.cni_config / "pods.conflist").write_text(node_config.cni_config(layout, node))
+
+
+def install_addons(layout: ClusterLayout) -> None:
+    kubectl = (layout.binaries / "kubectl", "--kubeconfig", layout.kubeconfig)
+    run(*kubectl, "apply", "--server-side", "--field-manager=rljob-cluster", "-f", MANIFESTS / "addons.yaml")
+
+
+def give_gpus(client: ApiClient, node: Node) -> bool:
+    """Say in the node's status that it has its GPUs: its kubelet finds none. False where there is no such node."""
+    found = {GPU_RESOURCE: str(node.gpus)} if node.gpus else {}
+    return client.merge(f"/api/v1/nodes/{node.name}/status", {"status": {"capacity": found, "allocatable": found}})
+
+
+# --- whether it is there ---
+
+
+def require_up(layout: ClusterLayout) -> None:
+    """Raises ClusterError where there is no cluster."""
+    require_root("reaching into a cluster's nodes")
+    if machine.first_process() is None or not layout.kubeconfig.exists():
+        raise ClusterError("expected a cluster, found none; bring it up with `python -m rljob_cluster up`")
+
+
+def api_answers(layout: ClusterLayout) -> bool:
+    if machine.first_process() is None or not layout.kubeconfig.exists():
+        return False
+    return admin_client(layout.control_plane).get("/readyz") is not None
+
+
+def is_ready(client: ApiClient, node: Node) -> bool:
+    answer = client.get(f"/api/v1/nodes/{node.name}")
+    return answer is not None and reports_ready(json.loads(answer))
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a program beside the control plane says that it is well."""
+    try:
+        with urlopen(f"http://{CONTROL_PLANE_ADDRESS}:{port}/{path}", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def has_service_account(client: ApiClient) -> bool:
+    return client.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
+
+
+def check_machine(layout: ClusterLayout) -> None:
+    if machine.first_process() is None:
+        raise ClusterError(f"the cluster's machine ended while it started; see {layout.logs}/machine.log")
+
+
+def wait_until(what: str, holds: Callable[[], bool], layout: ClusterLayout) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not holds():
+        check_machine(layout)
+        if time.monotonic() > end:
+            raise ClusterError(f"expected within {START_SECONDS:.0f} s: {what}; the logs are in {layout.logs}")
+        time.sleep(0.1)
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Hold the lock; wait for it where another process starts or ends the cluster. The kernel frees a dead one's."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,134 @@
+"""A control plane without nodes, for tests: etcd and the API server, in seconds and without root.
+
+with ControlPlane(tmp_path, base_port=24000, controller_manager=True) as control_plane:
+    subprocess.run(["kubectl", "--kubeconfig", control_plane.kubeconfig, "get", "namespaces"])
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rljob_cluster import control_plane_programs as programs
+from rljob_cluster.api_client import admin_client
+from rljob_cluster.binaries import CONTROL_PLANE, binary_directory, require_binaries
+from rljob_cluster.child_process import ChildProcess
+from rljob_cluster.control_plane_programs import ControlPlaneLayout, write_credentials
+from rljob_cluster.errors import ClusterError
+
+SOCKET_PATH_MAX = 107
+
+
+class ControlPlane:
+    """etcd and the API server; on request the controller manager (garbage collection, namespaces, service accounts)
+    and the scheduler.
+
+    All are children of this process and end with it, however it ends. Files and logs lie in `directory`; a control
+    plane started again in the same directory goes on with what it held. It listens on 127.0.0.1, on the three ports
+    from `base_port`, and only lets in who has a certificate or a token of it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        base_port: int,
+        controller_manager: bool = False,
+        scheduler: bool = False,
+        binaries: Path | None = None,
+    ) -> None:
+        """`binaries`: the folder of the programs, by default the one that `binary_directory` names."""
+        self.directory = directory.absolute()
+        self._layout = ControlPlaneLayout(
+            binaries=binaries or binary_directory(),
+            directory=self.directory,
+            address="127.0.0.1",
+            api_port=base_port,
+            controller_manager_port=base_port + 1,
+            scheduler_port=base_port + 2,
+        )
+        self._with_controller_manager = controller_manager
+        self._with_scheduler = scheduler
+        self._etcd: ChildProcess | None = None
+        self._api_server: ChildProcess | None = None
+        self._followers: list[ChildProcess] = []
+
+    @property
+    def url(self) -> str:
+        return self._layout.url
+
+    @property
+    def ca(self) -> Path:
+        """The certificate of the authority that signed the API server's."""
+        return self._layout.authority.pair.certificate
+
+    @property
+    def kubeconfig(self) -> Path:
+        """A kubeconfig of a cluster administrator."""
+        return self._layout.admin_kubeconfig
+
+    @property
+    def kubectl(self) -> Path:
+        """The kubectl of the same version."""
+        return self._layout.binaries / "kubectl"
+
+    def start(self) -> None:
+        """Return when the API server is ready.
+
+        Raises ClusterError where a program is missing, ends at once, or the server is not ready within a minute.
+        """
+        require_binaries(self._layout.binaries, CONTROL_PLANE)
+        if len(str(self._layout.etcd_socket)) > SOCKET_PATH_MAX:
+            raise ClusterError(
+                f"etcd's socket {self._layout.etcd_socket} has too long a path (at most {SOCKET_PATH_MAX} characters); "
+                "take a directory with a shorter one"
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_credentials(self._layout)
+        self._etcd = self._child(programs.etcd(self._layout))
+        self._etcd.start()
+        self.start_api_server()
+        if self._with_controller_manager:
+            self._followers.append(self._child(programs.controller_manager(self._layout)))
+        if self._with_scheduler:
+            self._followers.append(self._child(programs.scheduler(self._layout)))
+        for follower in self._followers:
+            follower.start()
+
+    def start_api_server(self) -> None:
+        """Start the API server, also after `kill_api_server`, and return when it is ready."""
+        self._api_server = self._child(programs.api_server(self._layout))
+        self._api_server.start()
+        admin_client(self._layout).wait_ready(self.check_running)
+
+    def kill_api_server(self) -> None:
+        """End the API server as a crash would; etcd keeps everything it has answered for."""
+        if self._api_server:
+            self._api_server.kill()
+
+    def stop(self) -> None:
+        for child in [*self._followers, self._api_server, self._etcd]:
+            if child:
+                child.stop()
+        self._followers, self._api_server, self._etcd = [], None, None
+
+    def check_running(self) -> None:
+        """Raises ClusterError, with the end of its log, where etcd or the API server has ended."""
+        for child in (self._etcd, self._api_server):
+            if child:
+                child.check_running()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _child(self, command: list[str]) -> ChildProcess:
+        return ChildProcess(command, self.directory / f"{Path(command[0]).name}.log")

@@ -1,0 +1,54 @@
+"""Nodes without a machine, for tests of scale: KWOK plays their kubelets. Only pods that tolerate it go there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_cluster.binaries import KWOK, SOURCES
+from rljob_cluster.build import build
+from rljob_cluster.commands import run
+from rljob_cluster.layout import ClusterLayout
+from rljob_cluster.node_config import GPU_LABELS
+from rljob_cluster.node_status import GPU_RESOURCE
+from rljob_cluster.progress import Progress
+
+TAINT = "kwok.x-k8s.io/node"
+# How a node comes up and stays up; how a pod becomes ready, completes and goes.
+STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
+
+
+def add(layout: ClusterLayout, count: int, progress: Progress) -> None:
+    """Have at least `count` fake nodes, every second one with eight GPUs."""
+    build([KWOK], layout.binaries, progress)
+    with progress.step(f"adding {count} fake nodes"):
+        if not layout.kwok_config.exists():
+            layout.kwok_config.write_text(stages())
+        manifest = yaml.safe_dump_all([fake_node(position) for position in range(count)])
+        kubectl = (layout.binaries / "kubectl", "--kubeconfig", layout.kubeconfig)
+        run(*kubectl, "apply", "--server-side", "-f", "-", input=manifest.encode())
+
+
+def fake_node(position: int) -> dict[str, Any]:
+    name = f"fake-{position:03}"
+    gpus = 8 * (position % 2)
+    resources = {"cpu": "128", "memory": "1Ti", "pods": "1000"} | ({GPU_RESOURCE: str(gpus)} if gpus else {})
+    labels = {"kubernetes.io/hostname": name, "type": "kwok"} | (GPU_LABELS if gpus else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": {TAINT: "fake"}},
+        "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def stages() -> str:
+    """KWOK's own stages, from the module that it is built from."""
+    downloaded = run("go", "-C", SOURCES / KWOK.name, "mod", "download", "-json", "sigs.k8s.io/kwok")
+    folder = Path(json.loads(downloaded)["Dir"]) / "kustomize" / "stage"
+    files = [file for stage in STAGES for file in sorted((folder / stage).glob("*.yaml"))]
+    return "---\n".join(file.read_text() for file in files if file.name != "kustomization.yaml")

@@ -1,0 +1,122 @@
+"""The configuration files of a node: pure functions of the layout."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from rljob_cluster.layout import CGROUP, DNS_DOMAIN, DNS_SERVICE_ADDRESS, ClusterLayout, Node
+
+PAUSE_IMAGE = "localhost/rljob-cluster/pause:1"
+
+# As NVIDIA's GPU feature discovery labels a node with eight H200.
+GPU_LABELS = {
+    "feature.node.kubernetes.io/pci-10de.present": "true",
+    "nvidia.com/cuda.driver.major": "580",
+    "nvidia.com/gpu.compute.major": "9",
+    "nvidia.com/gpu.compute.minor": "0",
+    "nvidia.com/gpu.count": "8",
+    "nvidia.com/gpu.family": "hopper",
+    "nvidia.com/gpu.memory": "143771",
+    "nvidia.com/gpu.present": "true",
+    "nvidia.com/gpu.product": "NVIDIA-H200",
+}
+
+
+def containerd_config(layout: ClusterLayout, node: Node) -> str:
+    """TOML for containerd 2: overlayfs, runc, plain cgroups, images that are never fetched for the sandbox."""
+    files = layout.node(node)
+    return f"""\
+version = 3
+root = "{files.images}"
+state = "{files.state}/containerd"
+oom_score = 0
+disabled_plugins = [
+  "io.containerd.nri.v1.nri",
+  "io.containerd.snapshotter.v1.blockfile",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.erofs",
+  "io.containerd.snapshotter.v1.zfs",
+]
+
+[grpc]
+address = "{files.containerd_socket}"
+
+[ttrpc]
+address = "{files.containerd_socket}.ttrpc"
+
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+discard_unpacked_layers = true
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{PAUSE_IMAGE}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+# A machine may forbid lowering a process's OOM score.
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni", "/opt/cni/bin"]
+conf_dir = "{files.cni_config}"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = "{layout.binaries}/containerd-shim-runc-v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"""
+
+
+def cni_config(layout: ClusterLayout, node: Node) -> str:
+    """Pods on routed point-to-point links: Services work without bridge filtering in the kernel."""
+    addresses = {
+        "type": "host-local",
+        "dataDir": f"{layout.node(node).state}/addresses",
+        "ranges": [[{"subnet": node.pod_network}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    plugins = [{"type": "ptp", "ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    return json.dumps({"cniVersion": "1.0.0", "name": node.name, "plugins": plugins}, indent=2)
+
+
+def kubelet_config(layout: ClusterLayout, node: Node) -> str:
+    files = layout.node(node)
+    document: dict[str, Any] = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": node.address,
+        "healthzBindAddress": node.address,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(layout.control_plane.authority.pair.certificate)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "containerRuntimeEndpoint": f"unix://{files.containerd_socket}",
+        "clusterDNS": [DNS_SERVICE_ADDRESS],
+        "clusterDomain": DNS_DOMAIN,
+        # The cluster has no way out: a name that is not its own is refused at once.
+        "resolvConf": "",
+        "podLogsDir": str(files.state / "pod-logs"),
+        "volumePluginDir": str(files.state / "volume-plugins"),
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{CGROUP}/{node.name}",
+        "failCgroupV1": False,
+        "enforceNodeAllocatable": [],
+        "oomScoreAdj": 0,
+        "failSwapOn": False,
+        # The disk is the machine's own: what it holds besides is no reason to evict pods or drop images.
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def node_labels(node: Node) -> dict[str, str]:
+    return GPU_LABELS if node.gpus else {}

@@ -1,0 +1,17 @@
+"""What a Node object of the API says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GPU_RESOURCE = "nvidia.com/gpu"
+
+
+def reports_ready(node: dict[str, Any]) -> bool:
+    conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", ())}
+    return conditions.get("Ready") == "True"
+
+
+def gpus(node: dict[str, Any]) -> int:
+    """How many GPUs pods can have there."""
+    return int(node["status"].get("allocatable", {}).get(GPU_RESOURCE, 0))

@@ -1,0 +1,95 @@
+"""What there is of the cluster, for a person to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rljob_cluster import cgroups, machine
+from rljob_cluster.api_client import admin_client
+from rljob_cluster.commands import run
+from rljob_cluster.images import node_images
+from rljob_cluster.layout import NODES, ClusterLayout
+from rljob_cluster.node_status import gpus, reports_ready
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A program of the cluster; `pid` as this machine counts, `memory_bytes` resident."""
+
+    name: str
+    pid: int
+    memory_bytes: int
+
+
+def show(layout: ClusterLayout, console: Console) -> bool:
+    """Print the status; whether the cluster is there."""
+    first = machine.first_process()
+    if first is None:
+        console.print("the cluster is down")
+        console.print(f"disk: {disk(layout)}", highlight=False)
+        return False
+    console.print(nodes_table(layout))
+    console.print(components_table(components(first)))
+    for node in NODES:
+        images = sorted(name for name in node_images(layout, node).digests() if not name.startswith("sha256:"))
+        console.print(f"images on {node.name}: {', '.join(images)}", highlight=False, soft_wrap=True)
+    paths = f"kubeconfig: {layout.kubeconfig}\nlogs: {layout.logs}\ndisk: {disk(layout)}"
+    console.print(paths, highlight=False, soft_wrap=True)
+    return True
+
+
+def nodes_table(layout: ClusterLayout) -> Table:
+    table = Table("node", "ready", "GPUs", box=None)
+    found = json.loads(admin_client(layout.control_plane).get("/api/v1/nodes") or '{"items": []}')["items"]
+    real = {node.name for node in NODES}
+    for node in found:
+        if node["metadata"]["name"] in real:
+            table.add_row(node["metadata"]["name"], "yes" if reports_ready(node) else "no", str(gpus(node)))
+    if fake := [node for node in found if node["metadata"]["name"] not in real]:
+        table.add_row(f"{len(fake)} fake nodes", f"{sum(map(reports_ready, fake))} of them", "")
+    return table
+
+
+def components_table(found: Iterable[Component]) -> Table:
+    table = Table("component", "process", "memory", box=None)
+    for component in found:
+        table.add_row(component.name, str(component.pid), f"{component.memory_bytes >> 20} MiB")
+    return table
+
+
+def components(first: int) -> list[Component]:
+    """The programs that the machine's first process started."""
+    found = []
+    for pid in cgroups.processes(cgroups.MACHINE):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        if int(fields["PPid"]) == first and "VmRSS" in fields and "shim" not in command[0]:
+            found.append(Component(component_name(command), pid, int(fields["VmRSS"].split()[0]) << 10))
+    return sorted(found, key=lambda component: component.name)
+
+
+def component_name(command: list[str]) -> str:
+    """The program's name, with its node's where it is one of a node's."""
+    program = Path(command[0]).name
+    nodes = [node.name for node in NODES if any(node.name in word for word in command[1:])]
+    return f"{program} ({nodes[0]})" if nodes else program
+
+
+def disk(layout: ClusterLayout) -> str:
+    """What the cluster's folders hold. Files that images share with the image builder's storage count here, too."""
+    folders = [layout.binaries, layout.images, layout.state]
+    there = [folder for folder in folders if folder.exists()]
+    if not there:
+        return "nothing"
+    lines = run("du", "--summarize", "--block-size=1M", *there).splitlines()
+    return ", ".join(f"{folder} {size} MB" for size, folder in (line.split("\t") for line in lines))

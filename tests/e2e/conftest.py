@@ -1,0 +1,106 @@
+"""What the end-to-end tests share: a real cluster on this machine, and a namespace of one's own in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+from rich.console import Console
+
+from rljob_cluster import cluster as cluster_module
+from rljob_cluster.images import load_archive
+from rljob_cluster.layout import ClusterLayout
+from rljob_cluster.oci_archive import SmallImage, write_archive
+from rljob_cluster.progress import Progress
+from rljob_cluster.requirements import missing_packages
+
+BUSYBOX = "localhost/rljob-cluster/busybox:1"
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl of the cluster, as its administrator, in one namespace."""
+
+    program: Path
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def __call__(self, *words: str, input: str | None = None, check: bool = True) -> str:
+        """What it printed; where it fails and `check` is off, what it said."""
+        command = [str(self.program), "--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace, *words]
+        done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, timeout=120)
+        if check and done.returncode != 0:
+            raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr}")
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    def apply(self, *objects: dict[str, Any]) -> str:
+        return self("apply", "-f", "-", input=yaml.safe_dump_all(objects))
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("get", kind, name, "-o", "json"))
+        return found
+
+    def wait(self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 60) -> dict[str, Any]:
+        """The object, as soon as it is as wanted."""
+        end = time.monotonic() + seconds
+        while not holds(found := self.get(kind, name)):
+            if time.monotonic() > end:
+                raise AssertionError(f"{kind} {name} is not as expected after {seconds:.0f} s: {found['status']}")
+            time.sleep(0.2)
+        return found
+
+
+@pytest.fixture(scope="session")
+def cluster() -> ClusterLayout:
+    """The cluster, up. It stays up after the tests: `make cluster-down` ends it."""
+    if os.geteuid() != 0:
+        pytest.skip("a cluster needs root")
+    if missing := missing_packages():
+        pytest.skip(f"a cluster needs {', '.join(missing)}")
+    layout = ClusterLayout.default()
+    cluster_module.up(layout, Progress(Console(stderr=True)))
+    return layout
+
+
+@pytest.fixture(scope="session")
+def kubectl(cluster: ClusterLayout) -> Kubectl:
+    return Kubectl(cluster.binaries / "kubectl", cluster.kubeconfig)
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own that enforces the restricted Pod Security Standard."""
+    name = f"test-{uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield Kubectl(kubectl.program, kubectl.kubeconfig, name)
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def busybox(cluster: ClusterLayout, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of a small image with a shell, on every node."""
+    program = shutil.which("busybox")
+    if program is None:
+        pytest.skip("the test image is made of busybox-static")
+    applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    links = {f"bin/{applet}": "busybox" for applet in applets if applet != "busybox"}
+    archive = tmp_path_factory.mktemp("images") / "busybox.tar"
+    write_archive(SmallImage(BUSYBOX, {"bin/busybox": Path(program).read_bytes()}, links, ("/bin/sh", "-c")), archive)
+    load_archive(cluster, archive)
+    return BUSYBOX
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests that end the cluster come before those that keep something in it."""
+    items.sort(key=lambda item: "test_cluster_lifecycle" not in item.nodeid)

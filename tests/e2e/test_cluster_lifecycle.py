@@ -1,0 +1,156 @@
+"""The cluster comes and goes cleanly, whatever happens in between. These tests end it; after them it is up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rljob_cluster import cgroups, machine
+from rljob_cluster import cluster as cluster_module
+from rljob_cluster.fake_nodes import TAINT, add
+from rljob_cluster.layout import ClusterLayout
+from rljob_cluster.machine_init import KUBELET_SYSCTLS
+from rljob_cluster.node_status import reports_ready
+from rljob_cluster.progress import Progress
+from rljob_cluster.status import Component, components
+from tests.e2e.conftest import Kubectl
+from tests.e2e.pods import phase, shell_pod
+
+COMMAND = [sys.executable, "-m", "rljob_cluster"]
+PROGRESS = Progress(Console(stderr=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def left_up(cluster: ClusterLayout) -> Iterator[None]:
+    yield
+    cluster_module.up(cluster, PROGRESS)
+
+
+def test_a_cluster_that_is_up_stays_as_it_is(kubectl: Kubectl) -> None:
+    before = kubectl.get("namespace", "kube-system")["metadata"]["uid"]
+    again = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, check=True)
+    assert "the cluster is up" in again.stdout
+    assert kubectl.get("namespace", "kube-system")["metadata"]["uid"] == before
+
+
+def test_ending_the_cluster_leaves_only_programs_and_images(
+    cluster: ClusterLayout, kubectl: Kubectl, busybox: str
+) -> None:
+    cluster_module.down(cluster, PROGRESS, images=False)
+    before = machine_state()
+    cluster_module.up(cluster, PROGRESS)
+    kubectl.apply(shell_pod("running", busybox, "sleep 600"))
+    kubectl.wait("pod", "running", lambda pod: phase(pod) == "Running")
+    cluster_module.down(cluster, PROGRESS, images=False)
+    assert machine_state() == before
+    assert {path.name for path in cluster.root.iterdir()} == {"bin", "images", "lock"}
+
+
+def test_a_cluster_whose_processes_were_all_killed_comes_up_again(cluster: ClusterLayout, kubectl: Kubectl) -> None:
+    cluster_module.up(cluster, PROGRESS)
+    for pid in cgroups.processes(cgroups.CGROUP):
+        # Once the first of all is gone, the kernel ends the others.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: machine.first_process() is None)
+    cluster_module.up(cluster, PROGRESS)
+    assert ready_nodes(kubectl) == {"cpu-node", "gpu-node"}
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_an_interrupted_start_is_made_good_by_the_next(
+    cluster: ClusterLayout, kubectl: Kubectl, seconds: float
+) -> None:
+    cluster_module.down(cluster, PROGRESS, images=False)
+    interrupted = subprocess.Popen([*COMMAND, "up"], stdout=subprocess.DEVNULL)
+    time.sleep(seconds)
+    interrupted.kill()
+    interrupted.wait()
+    cluster_module.up(cluster, PROGRESS)
+    assert ready_nodes(kubectl) == {"cpu-node", "gpu-node"}
+
+
+def test_a_killed_component_is_started_again(cluster: ClusterLayout) -> None:
+    killed = running("kube-scheduler")
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_until(lambda: any(found.name == killed.name and found.pid != killed.pid for found in present()))
+
+
+def test_up_gives_a_node_its_gpus_back_after_its_kubelet_lost_them(cluster: ClusterLayout, kubectl: Kubectl) -> None:
+    none = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": "0"}}})
+    before = machine.first_process()
+    kubectl("patch", "node", "gpu-node", "--subresource=status", "--type=merge", "-p", none)
+    cluster_module.up(cluster, PROGRESS)
+    assert machine.first_process() == before
+    assert kubectl.get("node", "gpu-node")["status"]["allocatable"]["nvidia.com/gpu"] == "8"
+
+
+def test_fake_nodes_take_only_pods_that_tolerate_them(cluster: ClusterLayout, kubectl: Kubectl, busybox: str) -> None:
+    add(cluster, 3, PROGRESS)
+    wait_until(lambda: {"fake-000", "fake-001", "fake-002"} <= ready_nodes(kubectl))
+    selector = {"nodeSelector": {"type": "kwok"}}
+    refused = shell_pod("refused", busybox, "true")
+    refused["spec"] |= selector
+    tolerated = shell_pod("tolerated", busybox, "true")
+    tolerated["spec"] |= selector | {"tolerations": [{"key": TAINT, "operator": "Exists"}]}
+    kubectl.apply(refused, tolerated)
+    kubectl.wait("pod", "tolerated", lambda pod: phase(pod) in {"Running", "Succeeded"})
+    assert phase(kubectl.get("pod", "refused")) == "Pending"
+    kubectl("delete", "pod", "refused", "tolerated")
+    kubectl("delete", "node", "-l", "type=kwok")
+
+
+# --- what there is on this machine ---
+
+
+def machine_state() -> dict[str, object]:
+    """All that a cluster could leave behind."""
+    sysctls = {name: Path("/proc/sys", name).read_text() for name in KUBELET_SYSCTLS}
+    return {
+        "links": {path.name for path in Path("/sys/class/net").iterdir()},
+        "routes": printed("ip", "route"),
+        "rules": printed("iptables-save", "-t", "nat") + printed("iptables-save", "-t", "filter"),
+        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if "rljob/cluster" in line],
+        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroups.CGROUP}")},
+        "namespaces": {path.name for path in Path("/run/netns").glob("*")},
+        "processes": present(),
+        "sysctls": sysctls | {"ip_forward": Path("/proc/sys/net/ipv4/ip_forward").read_text()},
+        "folders": [Path(folder).exists() for folder in ("/run/containerd", "/run/runc", "/var/lib/kubelet")],
+    }
+
+
+def printed(*command: str) -> list[str]:
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    # Comments and counters tell the time of asking.
+    return [line for line in lines if not line.startswith(("#", ":"))]
+
+
+def present() -> list[Component]:
+    first = machine.first_process()
+    return components(first) if first else []
+
+
+def running(name: str) -> Component:
+    return next(component for component in present() if component.name == name)
+
+
+def ready_nodes(kubectl: Kubectl) -> set[str]:
+    nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
+    return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not so after {seconds:.0f} s"
+        time.sleep(0.1)

@@ -1,0 +1,114 @@
+"""Programs that are started, kept running, and ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rljob_cluster.child_process import ChildProcess
+from rljob_cluster.errors import ClusterError
+from rljob_cluster.machine import innermost_pid
+from rljob_cluster.status import component_name
+from rljob_cluster.supervisor import RESTART_SECONDS
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_child_that_ended_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    child = ChildProcess(["/bin/sh", "-c", "echo no such key >&2; exit 3"], tmp_path / "log")
+    child.start()
+
+    def reported() -> bool:
+        try:
+            child.check_running()
+        except ClusterError as error:
+            return "code 3" in str(error) and "no such key" in str(error)
+        return False
+
+    until(reported)
+
+
+def test_a_running_child_is_not_started_twice(tmp_path: Path) -> None:
+    child = ChildProcess(["/bin/sleep", "60"], tmp_path / "log")
+    child.start()
+    with pytest.raises(ClusterError, match="runs already"):
+        child.start()
+    child.kill()
+    child.start()
+    child.stop()
+
+
+def test_a_child_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path) -> None:
+    parent = f"""
+import os, signal
+from pathlib import Path
+from rljob_cluster.child_process import ChildProcess
+said = Path("{tmp_path}/pid")
+script = f"echo $$ > {{said}}.partial; mv {{said}}.partial {{said}}; exec sleep 60"
+child = ChildProcess(["/bin/sh", "-c", script], Path("{tmp_path}/log"))
+child.start()
+while not said.exists():
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", parent], check=False)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not alive(pid))
+
+
+def test_the_supervisor_starts_again_what_ended_but_not_at_once(tmp_path: Path) -> None:
+    # In a process of its own, for it takes note of every child that ends.
+    script = f"""
+import time
+from pathlib import Path
+from rljob_cluster.supervisor import Supervisor
+supervisor = Supervisor(Path("{tmp_path}"), search_path="/bin")
+for _ in range(2):
+    supervisor.ensure("short", ["/bin/sh", "-c", "date +%s.%N"])
+end = time.monotonic() + {RESTART_SECONDS * 2.5}
+while time.monotonic() < end:
+    supervisor.restart_ended()
+    time.sleep(0.02)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    starts = [float(line) for line in (tmp_path / "short.log").read_text().split()]
+    assert len(starts) == 3
+    assert all(later - earlier >= RESTART_SECONDS * 0.95 for earlier, later in pairwise(starts))
+    assert "short (process" in done.stdout
+
+
+def test_the_innermost_id_is_the_last_that_the_kernel_lists() -> None:
+    assert innermost_pid("Name:\tpython\nNSpid:\t4711\t1\nThreads:\t1") == 1
+    assert innermost_pid("NSpid:\t4711\n") == 4711
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/bin/kubelet", "--hostname-override=gpu-node"], "kubelet (gpu-node)"),
+        (["/bin/containerd", "--config=/s/nodes/cpu-node/containerd.toml"], "containerd (cpu-node)"),
+        (["/bin/etcd", "--data-dir=/s/etcd"], "etcd"),
+    ],
+)
+def test_a_component_is_called_by_its_program_and_node(command: list[str], name: str) -> None:
+    assert component_name(command) == name
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
