@@ -61,7 +61,7 @@ images: model ## Build the images of operator, trainer and model, with buildah o
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(PARTS)
+	$(BIN)/mypy $(PARTS) images/image_build charts
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check

@@ -1,7 +1,8 @@
-"""The command line: `rljob run`, `rljob validate`, `rljob plot`."""
+"""The command line: `rljob run`, `rljob validate`, `rljob plot`; in pods `rljob controller`, `rljob worker`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -94,6 +95,28 @@ def plot(
     except TrainerError as error:
         typer.echo(f"rljob: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+
+
+@app.command(hidden=True)
+def controller() -> None:
+    """Drive a job from its controller's pod, as the pod's environment says. For pods that the operator makes."""
+    from rljob_trainer.pods.init_process import continue_under_init
+
+    continue_under_init()
+    from rljob_trainer.pods.controller_pod import run_controller
+
+    raise typer.Exit(run_controller(os.environ))
+
+
+@app.command(hidden=True)
+def worker() -> None:
+    """Lend a worker's pod to a job, as the pod's environment says. For pods that the operator makes."""
+    from rljob_trainer.pods.init_process import continue_under_init
+
+    continue_under_init()
+    from rljob_trainer.pods.worker_pod import run_worker
+
+    raise typer.Exit(run_worker(os.environ))
 
 
 def main() -> None:

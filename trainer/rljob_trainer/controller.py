@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.phase_clock import PhaseClock
 from rljob_trainer.roles.colocated import ColocatedRoles
 from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
-from rljob_trainer.step_record import step_record
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.step_record import memory_by_phase, step_record
 from rljob_trainer.stop_request import StopRequest
 from rljob_trainer.tasks.task import Task
 from rljob_trainer.telemetry.memory import MemorySample
@@ -49,6 +51,7 @@ class Controller:
     journal: RolloutJournal
     checkpointing: Checkpointing
     display: RunDisplay
+    listener: RunListener
     stop: StopRequest
     attempt: int
 
@@ -67,13 +70,15 @@ class Controller:
         replay = range(restored + 1, self.ledger.last_step + 1)
         for step in replay:
             self.display.phase(f"replaying step {step} of {replay.stop - 1} from the journal")
+            self.listener.phase_began(step, "update")
             self.roles.update(self.journal.load(step))
         self.ledger.record_restore(restored)
         self.display.phase("sending the weights to the engine")
+        self.listener.phase_began(self.ledger.next_step, "sync")
         self.roles.sync(version=self.ledger.last_step)
 
     def run_step(self, step: int) -> None:
-        clock = PhaseClock()
+        clock = PhaseClock(partial(self.listener.phase_began, step))
         with clock.phase("checkpoint"):
             self.checkpointing.advance(committed=step - 1)
         batch, engine_memory = self.rollouts(step, clock)
@@ -81,9 +86,11 @@ class Controller:
             updates = self.roles.update(batch)
         with clock.phase("sync"):
             self.roles.sync(version=step)
-        record = step_record(self.attempt, batch, updates, engine_memory, clock)
+        memory = memory_by_phase(updates, engine_memory)
+        record = step_record(self.attempt, batch, updates, memory, clock)
         self.ledger.commit(record)
         self.display.step(record)
+        self.listener.step_committed(record, memory)
 
     # --- the rollouts of a step ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from rljob_api.exit_codes import ExitCode
 
@@ -11,6 +11,14 @@ class TrainerError(Exception):
     """Base of the failures below. The message says what was expected, what was found, and what to do."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.ERROR
+
+    actor: str | None = None
+    """Process of a role that it happened in, such as policy-1. None: the controller."""
+
+    def of(self, actor: str) -> Self:
+        """The same failure, said to be that of `actor`."""
+        self.actor = actor
+        return self
 
 
 class BadInput(TrainerError):

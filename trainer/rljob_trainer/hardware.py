@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`gpu_memory_bytes[i]`: total of GPU i. `host_memory_bytes`: what this process may use, cgroup limit included."""
+    """`gpu_memory_bytes[i]`: total of GPU i. `host_memory_bytes`, `cores`: what this process may use, limits of its
+    cgroup included."""
 
     gpu_memory_bytes: tuple[int, ...]
     host_memory_bytes: int
@@ -36,7 +38,7 @@ def this_machine() -> Machine:
     return Machine(
         gpu_memory_bytes=_gpu_memory_bytes(),
         host_memory_bytes=min(psutil.virtual_memory().total, _cgroup_limit_bytes()),
-        cores=len(os.sched_getaffinity(0)),
+        cores=min(len(os.sched_getaffinity(0)), _cgroup_cores()),
     )
 
 
@@ -71,3 +73,16 @@ def _cgroup_limit_bytes() -> int:
         with suppress(OSError, ValueError):
             return int(Path(path).read_text())
     return 1 << 62
+
+
+def _cgroup_cores() -> int:
+    """The CPU limit, rounded up: more threads than that would only wait for each other's time."""
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return math.ceil(int(quota) / int(period))
+    with suppress(OSError, ValueError):
+        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        period_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+        if quota_us > 0:
+            return math.ceil(quota_us / period_us)
+    return 1 << 16

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from rljob_api.step_report import Phase
 
 
 class PhaseClock:
-    """Seconds by phase, in the order in which the phases ran; a phase entered twice adds up."""
+    """Seconds by phase, in the order in which the phases ran; a phase entered twice adds up.
 
-    def __init__(self) -> None:
+    `on_phase` is told the name of each phase as it begins.
+    """
+
+    def __init__(self, on_phase: Callable[[Phase], None]) -> None:
+        self._on_phase = on_phase
         self._begun = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: Phase) -> Iterator[None]:
+        self._on_phase(name)
         begun = time.perf_counter()
         try:
             yield

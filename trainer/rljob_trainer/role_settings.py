@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.roles import PolicySpec
+from rljob_api.status import Role
 from rljob_memory import workload as memory
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.workload import Hardware, Workload
 from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
 from rljob_trainer.controller import LoopSettings
 from rljob_trainer.errors import BadInput
-from rljob_trainer.hardware import Device, Machine
+from rljob_trainer.hardware import Device
 from rljob_trainer.models.checkpoint import ModelShape
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.roles.colocated import RoleSettings
+from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.environment import engine_environment
 
@@ -42,24 +46,23 @@ def loop_settings(algorithm: AlgorithmSpec) -> LoopSettings:
     )
 
 
-def policy_ranks(spec: RLJobSpec, device: Device, machine: Machine) -> int:
-    """Ranks of the policy, and as many engines: one of each a GPU, or a replica where there are no GPUs.
-
-    Raises `BadInput` for what this trainer cannot run on one machine.
-    """
+def require_supported(spec: RLJobSpec) -> None:
+    """Raise `BadInput` for what this trainer cannot run."""
     if spec.topology == "Disaggregated":
-        raise BadInput("topology: Disaggregated cannot run on one machine; write topology: Colocated")
+        raise BadInput("topology: Disaggregated is not supported by this trainer; write topology: Colocated")
     if spec.rollout.tensor_parallel_size > 1:
         raise BadInput(
             "rollout.tensorParallelSize is not supported by this trainer: it runs one engine on each GPU; write 1"
         )
-    ranks = spec.policy.replicas * max(spec.policy.gpus_per_replica, 1)
-    if device == "cuda" and ranks > len(machine.gpu_memory_bytes):
-        raise BadInput(
-            f"expected {ranks} GPUs (policy.replicas × policy.gpusPerReplica), found {len(machine.gpu_memory_bytes)}; "
-            "lower them, or use --device cpu"
-        )
-    return ranks
+
+
+def ranks_per_replica(policy: PolicySpec) -> int:
+    """Ranks of the policy, and as many engines, in one replica: one of each a GPU, or one where it asks for none."""
+    return max(policy.gpus_per_replica, 1)
+
+
+def policy_ranks(policy: PolicySpec) -> int:
+    return policy.replicas * ranks_per_replica(policy)
 
 
 def require_lengths_fit(algorithm: AlgorithmSpec, shape: ModelShape) -> None:
@@ -72,12 +75,12 @@ def require_lengths_fit(algorithm: AlgorithmSpec, shape: ModelShape) -> None:
         )
 
 
-def hardware_of(device: Device, machine: Machine, torch_version: str) -> Hardware:
+def hardware_of(hosts: RoleHosts) -> Hardware:
     return Hardware(
-        device=device,
-        device_memory_bytes=min(machine.gpu_memory_bytes) if device == "cuda" else 0,
-        host_memory_bytes=machine.host_memory_bytes,
-        torch_version=torch_version,
+        device=hosts.device,
+        device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
+        host_memory_bytes=hosts.machine.host_memory_bytes,
+        torch_version=hosts.torch_version,
     )
 
 
@@ -121,26 +124,28 @@ def role_settings(
     *,
     model_dir: Path,
     output_dir: Path,
-    device: Device,
-    machine: Machine,
-    ranks: int,
+    hosts: RoleHosts,
     parameters: int,
-    torch_version: str,
+    allocator_environments: Mapping[Role, Mapping[str, str]],
 ) -> RoleSettings:
+    """`allocator_environments`: those that are given; a role without one gets what `rljob_memory` knows to be right."""
+    device, ranks = hosts.device, hosts.ranks
     dtype = _dtype(spec, device)
-    threads = _threads(parameters, ranks, machine.cores)
+    threads = _threads(parameters, ranks, hosts.machine.cores)
+
+    def allocator(role: Role) -> Mapping[str, str]:
+        given = allocator_environments.get(role)
+        return allocator_environment(role, hosts.torch_version) if given is None else given
+
     return RoleSettings(
         ranks=ranks,
         policy=_policy_config(spec.algorithm, plan, model_dir, output_dir, device, dtype),
         rollout=_rollout_config(spec, plan, model_dir, device, dtype, ranks),
-        policy_environment={**threads, **allocator_environment("policy", torch_version)},
-        rollout_environment={
-            **engine_environment(device),
-            **threads,
-            **allocator_environment("rollout", torch_version),
-        },
+        policy_environment={**threads, **allocator("policy")},
+        rollout_environment={**engine_environment(device), **threads, **allocator("rollout")},
         sync_bucket_bytes=plan.sync_bucket_bytes,
         output_dir=output_dir,
+        bundles=hosts.bundles,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from rljob_api.step_report import Phase
 from rljob_trainer.algorithm.advantage import uniform_groups
 from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.phase_clock import PhaseClock
@@ -19,15 +20,13 @@ def step_record(
     attempt: int,
     batch: RolloutBatch,
     updates: Mapping[str, UpdateResult],
-    engine_memory: Mapping[str, MemorySample],
+    memory: Mapping[str, Mapping[Phase, MemorySample]],
     clock: PhaseClock,
 ) -> StepRecord:
-    """`updates`, `engine_memory`: by actor name; the latter is empty where the rollouts came from the journal."""
+    """`updates`: by actor name; `memory`: as `memory_by_phase` gives it."""
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
     uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
-    peaks = {name: {"update": update.memory} for name, update in updates.items()}
-    peaks |= {name: {"rollout": memory} for name, memory in engine_memory.items()}
     on_device = any(update.memory.device_total for update in updates.values())
     return StepRecord(
         step=batch.step,
@@ -41,12 +40,23 @@ def step_record(
         tokens=batch.prompt_tokens + batch.response_tokens,
         metrics={**next(iter(updates.values())).metrics, "uniform_groups": uniform},
         memory_bytes={
-            role: {phase: _peak(sample, on_device) for phase, sample in phases.items()}
-            for role, phases in peaks.items()
+            actor: {phase: _peak(sample, on_device) for phase, sample in phases.items()}
+            for actor, phases in memory.items()
         },
         memory_counts=_counts(on_device),
         weights_version=batch.step,
     )
+
+
+def memory_by_phase(
+    updates: Mapping[str, UpdateResult], engine_memory: Mapping[str, MemorySample]
+) -> dict[str, dict[Phase, MemorySample]]:
+    """Memory by actor name and the phase that its peaks are about.
+
+    `engine_memory` is empty where the rollouts came from the journal.
+    """
+    policy: dict[str, dict[Phase, MemorySample]] = {name: {"update": update.memory} for name, update in updates.items()}
+    return policy | {name: {"rollout": sample} for name, sample in engine_memory.items()}
 
 
 def _peak(sample: MemorySample, on_device: bool) -> int:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,34 @@ def test_a_run_killed_with_kill_9_lets_go(output: OutputDirectory, other_run: su
     other_run.wait()
     with output.open("steps: 20", IDENTITY):
         assert output.manifest.read_text() == "steps: 20"
+
+
+def test_in_a_cluster_the_pod_that_holds_the_directory_is_named(output: OutputDirectory) -> None:
+    other = OutputDirectory(output.path)
+    expected = r"pod train/digits-controller, since .*kubectl delete pod --namespace train digits-controller"
+    with (
+        other.open("", IDENTITY, pod="train/digits-controller"),
+        pytest.raises(OutputUnavailable, match=expected),
+        output.open("", IDENTITY),
+    ):
+        pass
+
+
+def test_a_run_that_may_wait_gets_the_directory_when_the_other_lets_go(
+    output: OutputDirectory, other_run: subprocess.Popen[str]
+) -> None:
+    threading.Timer(0.3, other_run.kill).start()
+    with output.open("steps: 20", IDENTITY, wait_seconds=20):
+        assert output.manifest.read_text() == "steps: 20"
+
+
+def test_a_volume_without_locks_is_used_without_one(output: OutputDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with output.open("steps: 10", IDENTITY):
+        assert output.manifest.read_text() == "steps: 10"
 
 
 def test_a_child_that_outlives_the_run_does_not_hold_the_directory(output: OutputDirectory) -> None:

@@ -90,6 +90,19 @@ class TestImage:
             resolve_model(uri, tmp_path)
 
 
+class TestInAPod:
+    @pytest.mark.parametrize("uri", ["oci://registry/models/tiny:1", "pvc://models/tiny"])
+    def test_what_kubernetes_mounts_is_used_as_it_is(self, model: Path, uri: str) -> None:
+        assert resolve_model(uri, mounted=model) == model
+
+    def test_a_volume_without_a_model_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match=r"config\.json"):
+            resolve_model("oci://registry/models/tiny:1", mounted=tmp_path)
+
+    def test_other_models_are_not_looked_for_in_the_volume(self, model: Path, tmp_path: Path) -> None:
+        assert resolve_model("random://qwen3", tmp_path / "cache", mounted=tmp_path).is_relative_to(tmp_path / "cache")
+
+
 class TestHub:
     def test_a_model_comes_from_the_hubs_cache_without_a_network(self, model: Path, tmp_path: Path) -> None:
         """In the layout that huggingface_hub gives its cache, read by its own code in a process of its own."""

@@ -9,7 +9,7 @@ from pathlib import Path
 _PROGRAM = """
 import sys
 from pathlib import Path
-from pathlib import Path
+import rljob_trainer.pods.controller_pod
 import rljob_trainer.run
 from rljob_api.manifest import load_manifest
 from rljob_trainer.models.resolve import resolve_model

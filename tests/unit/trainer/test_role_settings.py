@@ -11,7 +11,9 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Machine
-from rljob_trainer.role_settings import max_concurrent_sequences, policy_ranks, role_settings
+from rljob_trainer.role_settings import max_concurrent_sequences, policy_ranks, require_supported, role_settings
+from rljob_trainer.roles.placement import RoleHosts
+from rljob_trainer.run import LocalPlacement
 
 GIB = 2**30
 PLAN = MemoryPlan(
@@ -40,33 +42,65 @@ def spec(**changes: dict[str, Any]) -> RLJobSpec:
     return RLJobSpec.model_validate(sections)
 
 
-def settings(device: Any, machine: Machine, parameters: int = 10**9, **changes: dict[str, Any]) -> Any:
+def settings(
+    device: Any,
+    machine: Machine,
+    parameters: int = 10**9,
+    allocator_environments: dict[Any, dict[str, str]] | None = None,
+    **changes: dict[str, Any],
+) -> Any:
     return role_settings(
         spec(**changes),
         PLAN,
         model_dir=Path("/model"),
         output_dir=Path("/out"),
-        device=device,
-        machine=machine,
-        ranks=1,
+        hosts=RoleHosts(machine, device, ranks=1, torch_version="2.13.0", bundles=None),
         parameters=parameters,
-        torch_version="2.13.0",
+        allocator_environments=allocator_environments or {},
     )
 
 
-def test_one_rank_on_each_gpu_of_each_replica() -> None:
-    assert policy_ranks(spec(policy={"replicas": 2}), "cuda", TWO_GPUS) == 2
-    assert policy_ranks(spec(policy={"gpusPerReplica": 2}), "cuda", TWO_GPUS) == 2
+def hosts_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **policy: int) -> RoleHosts:
+    monkeypatch.setattr("rljob_trainer.run.this_machine", lambda: machine)
+    return LocalPlacement(spec(policy=policy), "auto").survey(None, None)  # type: ignore[arg-type]
 
 
-def test_the_same_ranks_on_a_machine_without_gpus() -> None:
-    assert policy_ranks(spec(policy={"gpusPerReplica": 2}), "cpu", CPU) == 2
-    assert policy_ranks(spec(policy={"replicas": 3, "gpusPerReplica": 0}), "cpu", CPU) == 3
+def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> None:
+    assert policy_ranks(spec(policy={"replicas": 2}).policy) == 2
+    assert policy_ranks(spec(policy={"gpusPerReplica": 2}).policy) == 2
+    assert policy_ranks(spec(policy={"replicas": 3, "gpusPerReplica": 0}).policy) == 3
 
 
-def test_more_ranks_than_gpus_are_refused_with_the_numbers() -> None:
+def test_on_this_machine_each_rank_shares_its_gpu_with_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = hosts_on(TWO_GPUS, monkeypatch, gpusPerReplica=2)
+    assert (hosts.device, hosts.ranks) == ("cuda", 2)
+    assert hosts.bundles == ({"GPU": 1, "CPU": 2},) * 2
+
+
+def test_a_machine_without_gpus_has_the_same_ranks_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = hosts_on(CPU, monkeypatch, gpusPerReplica=2)
+    assert (hosts.device, hosts.ranks, hosts.bundles) == ("cpu", 2, None)
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=r"expected 4 GPUs .* found 2"):
-        policy_ranks(spec(policy={"replicas": 4}), "cuda", TWO_GPUS)
+        hosts_on(TWO_GPUS, monkeypatch, replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"topology": "Disaggregated"}, "write topology: Colocated"),
+        (
+            {"policy": {"gpusPerReplica": 2}, "rollout": {"tensorParallelSize": 2}},
+            r"rollout\.tensorParallelSize .* write 1",
+        ),
+    ],
+)
+def test_what_this_trainer_cannot_run_is_refused_with_what_to_write(changes: dict[str, Any], sentence: str) -> None:
+    sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
+    with pytest.raises(BadInput, match=sentence):
+        require_supported(RLJobSpec.model_validate({**sections, **changes}))
 
 
 def test_a_gpu_that_is_asked_for_and_missing_is_refused() -> None:
@@ -95,6 +129,13 @@ def test_the_engine_may_not_use_expandable_segments() -> None:
     made = settings("cuda", TWO_GPUS)
     assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert made.policy.memory.expandable_segments
+
+
+def test_an_allocator_environment_that_is_given_for_a_role_replaces_the_built_in_one() -> None:
+    given = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    made = settings("cuda", TWO_GPUS, allocator_environments={"policy": given, "rollout": {}})
+    assert made.policy_environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in made.rollout_environment
 
 
 def test_tiny_models_get_one_thread_and_large_ones_the_cores() -> None:

@@ -20,7 +20,11 @@ _BAR_WIDTH = 24
 def print_summary(summary: Summary, console: Console, output: Path) -> None:
     """Print the summary as a table; `output` is the run's directory, where the rest is to be found."""
     style = _STATUS_STYLE[summary.status]
-    console.print(f"\n[bold]{escape(summary.job)}[/]  [{style}]{summary.status}[/]  {escape(summary.exit_reason)}")
+    console.print(
+        f"\n[bold]{escape(summary.job)}[/]  [{style}]{summary.status}[/]  {escape(summary.exit_reason)}",
+        # Elsewhere than on a terminal a line stays one line, whatever its length.
+        soft_wrap=not console.is_terminal,
+    )
     table = Table.grid(padding=(0, 3))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()

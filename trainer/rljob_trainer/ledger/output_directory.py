@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,8 +18,11 @@ from rljob_trainer.ledger.durable_files import write_atomically, writing
 
 _IDENTITY_NAME = ".identity.json"
 _LOCK_NAME = ".lock"
-_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found"}
+_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot"}
 """Names in a directory that no run has used yet: a volume's own, and what a run leaves that died at once."""
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What file systems answer that have no locks."""
+_LOCK_POLL_SECONDS = 1.0
 
 
 class OutputDirectory:
@@ -37,16 +41,21 @@ class OutputDirectory:
         self.controller_log = self.logs / "controller.log"
 
     @contextmanager
-    def open(self, manifest: str, identity: Mapping[str, Any]) -> Iterator[None]:
+    def open(
+        self, manifest: str, identity: Mapping[str, Any], *, pod: str | None = None, wait_seconds: float = 0.0
+    ) -> Iterator[None]:
         """Hold the directory for this run alone, for the length of the block; the end of the process lets go too.
 
         `manifest`: the text that `job.yaml` will hold. `identity`: what must not change between the runs of one job,
         JSON values, nested or not.
         Raises `OutputUnavailable` where another run holds the directory, where it holds another job or something else
         than a run, or where it cannot be written.
+
+        `pod`: the pod of this process as `namespace/name`, for whoever finds the directory held. `wait_seconds`: how
+        long another run is given to let go; on a shared volume a lock may outlive its holder's node for a while.
         """
         self._create()
-        lock = self._lock()
+        lock = self._lock(pod, wait_seconds)
         try:
             self._claim(json.loads(json.dumps(identity)))
             write_atomically(self.manifest, manifest.encode())
@@ -70,14 +79,16 @@ class OutputDirectory:
                 f"{self.path} holds something else than a run ({shown}). Give a new or an empty directory as --output."
             )
 
-    def _lock(self) -> int:
+    def _lock(self, pod: str | None, wait_seconds: float) -> int:
         """The descriptor whose life is the lock's. Children do not inherit it: those of a killed run do not hold it."""
         path = self.path / _LOCK_NAME
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        if pod is not None:
+            holder["pod"] = pod
         with writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take_lock(descriptor, wait_seconds)
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(holder).encode(), 0)
             except BlockingIOError:
@@ -92,9 +103,13 @@ class OutputDirectory:
     def _held_message(self, lock: bytes) -> str:
         try:
             holder = json.loads(lock)
-            who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-            stop = f"stop it (kill -TERM {holder['pid']})"
-        except (ValueError, KeyError, TypeError):
+            if pod := holder.get("pod"):
+                namespace, _, name = pod.partition("/")
+                who, stop = f"pod {pod}", f"stop it (kubectl delete pod --namespace {namespace} {name})"
+            else:
+                who, stop = f"process {holder['pid']} on {holder['host']}", f"stop it (kill -TERM {holder['pid']})"
+            who += f", since {holder['since']}"
+        except (ValueError, KeyError, TypeError, AttributeError):
             who, stop = "another process", "stop it"
         return f"{self.path} is in use by another run: {who}. Wait for it to end, {stop}, or give another --output."
 
@@ -116,6 +131,24 @@ class OutputDirectory:
                 + "".join(f"  {difference}\n" for difference in differences)
                 + "Set them back to continue that run, or give another --output to start anew."
             )
+
+
+def _take_lock(descriptor: int, wait_seconds: float) -> None:
+    """Raises BlockingIOError where another process still holds the lock after `wait_seconds`."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_LOCK_POLL_SECONDS)
+        except OSError as error:
+            # Without locks, what keeps two runs apart is that nobody starts two: the operator sees to it in a cluster.
+            if error.errno not in _NO_LOCKS:
+                raise
+            return
 
 
 def _differences(recorded: Any, given: Any) -> list[str]:

@@ -17,18 +17,23 @@ _RESOLVE: dict[str, Callable[[str, Path], Path]] = {
     "pvc": volume_claim.resolve,
     "random": random_model.resolve,
 }
+_MOUNTED_IN_PODS = {"oci", "pvc"}
 
 
-def resolve_model(uri: str, cache_directory: Path | None = None) -> Path:
+def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path | None = None) -> Path:
     """The directory of the model that `uri` names: `config.json`, complete safetensors weights and a tokenizer.
 
     `cache_directory` (default: `default_cache_directory()`) keeps what is made or was put there for a URI.
+    `mounted`: in a pod, the volume that holds the model of an `oci://` or `pvc://` URI.
     Raises `BadInput` where there is no such model, or where its files are missing, truncated or unreadable.
     """
     scheme, separator, location = uri.partition("://")
     if not separator or scheme not in _RESOLVE:
         raise BadInput(f"expected a model URI that begins with {_schemes()}, found {uri!r}")
-    directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory())
+    if mounted is not None and scheme in _MOUNTED_IN_PODS:
+        directory = mounted
+    else:
+        directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory())
     validate_checkpoint(directory)
     return directory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Literal
 
@@ -43,7 +44,9 @@ def init_process_group(store: TCPStore | HashStore, rank: int, world_size: int, 
 
 
 def _address() -> str:
-    """This machine's address on the route outwards, loopback where there is no such route. Nothing is sent."""
+    """The pod's address; outside a pod that of the route outwards, loopback where there is none. Nothing is sent."""
+    if pod_ip := os.environ.get("POD_IP"):
+        return pod_ip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737): nobody's

@@ -35,11 +35,14 @@ def _result(reference: Any, name: str, doing: str) -> Any:
         return ray.get(reference)
     except exceptions.RayTaskError as error:
         if isinstance(error.cause, TrainerError):
-            raise error.cause from None
-        raise TrainerError(f"{name} failed while {doing}: {type(error.cause).__name__}: {error.cause}") from error
+            raise error.cause.of(name) from None
+        failure = TrainerError(f"{name} failed while {doing}: {type(error.cause).__name__}: {error.cause}")
+        raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
-        raise HostOutOfMemory(f"Ray ended {name} while {doing}, since this machine ran low on memory") from error
+        low = HostOutOfMemory(f"Ray ended {name} while {doing}, since its machine ran low on memory")
+        raise low.of(name) from error
     except exceptions.ObjectStoreFullError as error:
-        raise SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}") from error
+        full = SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}")
+        raise full.of(name) from error
     except exceptions.RayActorError as error:
-        raise WorkerLost(f"{name} died while {doing}") from error
+        raise WorkerLost(f"{name} died while {doing}").of(name) from error

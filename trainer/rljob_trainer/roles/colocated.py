@@ -8,10 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rljob_trainer.errors import WorkerLost
+from rljob_trainer.hardware import Device
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, wait_for
+from rljob_trainer.roles.placement import Bundle
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
 from rljob_trainer.telemetry.memory import MemorySample
@@ -19,10 +22,16 @@ from rljob_trainer.telemetry.memory import MemorySample
 POLICY = "rljob_trainer.roles.policy_actor:PolicyActor"
 ENGINE = "rljob_trainer.roles.rollout_actor:RolloutActor"
 
+_PLACEMENT_SECONDS = 60
+"""The room is there when it is asked for, but for a worker that died just then."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """What the roles are made of. `ranks`: policy ranks, and as many rollout engines, one of each on a GPU."""
+    """What the roles are made of. `ranks`: policy ranks, and as many rollout engines, one of each on a GPU.
+
+    `bundles[r]`: what rank r and engine r ask Ray for together; None where they may run anywhere.
+    """
 
     ranks: int
     policy: PolicyConfig
@@ -31,6 +40,7 @@ class RoleSettings:
     rollout_environment: dict[str, str]
     sync_bucket_bytes: int
     output_dir: Path
+    bundles: tuple[Bundle, ...] | None
 
 
 class ColocatedRoles:
@@ -39,7 +49,7 @@ class ColocatedRoles:
     def __init__(self, settings: RoleSettings) -> None:
         self._settings = settings
         self._sleeps = settings.rollout.device == "cuda" and settings.rollout.sleep_level > 0
-        group = _one_gpu_bundles(settings.ranks) if settings.rollout.device == "cuda" else None
+        group = None if settings.bundles is None else _placement_group(settings.bundles)
         self._policy = self._spawn("policy", POLICY, group, settings.policy_environment)
         self._engines = self._spawn("rollout", ENGINE, group, settings.rollout_environment)
 
@@ -140,7 +150,9 @@ class ColocatedRoles:
         names = [f"{role}-{rank}" for rank in range(self._settings.ranks)]
         return {
             name: spawn(
-                class_name, self._settings.output_dir / "logs" / f"{name}.log", _options(rank, group, environment)
+                class_name,
+                self._settings.output_dir / "logs" / f"{name}.log",
+                _options(rank, group, self._settings.rollout.device, environment),
             )
             for rank, name in enumerate(names)
         }
@@ -151,21 +163,24 @@ def _contiguous_shares(items: int, engines: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _one_gpu_bundles(count: int) -> Any:
-    import ray
+def _placement_group(bundles: Sequence[Bundle]) -> Any:
     from ray.util.placement_group import placement_group
 
-    group = placement_group([{"GPU": 1, "CPU": 2}] * count, strategy="PACK")
-    ray.get(group.ready())
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    if not group.wait(timeout_seconds=_PLACEMENT_SECONDS):
+        raise WorkerLost(
+            f"Ray has not found room for {len(bundles)} ranks within {_PLACEMENT_SECONDS} s: a worker died"
+        )
     return group
 
 
-def _options(rank: int, group: Any, environment: dict[str, str]) -> dict[str, Any]:
+def _options(rank: int, group: Any, device: Device, environment: dict[str, str]) -> dict[str, Any]:
     runtime_env = {"env_vars": environment}
     if group is None:
         return {"num_cpus": 1, "runtime_env": runtime_env}
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # Half a GPU each: the policy rank and the engine of a bundle share one device.
+    gpus = {"num_gpus": 0.5} if device == "cuda" else {}
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return {"num_cpus": 1, "num_gpus": 0.5, "runtime_env": runtime_env, "scheduling_strategy": strategy}
+    return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}

@@ -1,0 +1,118 @@
+"""What `helm install`, `helm upgrade` and `helm uninstall` do to a cluster, and to the jobs in it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Install, Object, job
+from tests.integration.operator.eventually import eventually
+
+FINALIZER = "rljob.dev/pods-end-first"
+
+
+def test_a_restricted_namespace_accepts_the_operators_pods(command_line: CommandLine, installed: Install) -> None:
+    installed("--set", "replicas=2")
+    selector = "app.kubernetes.io/instance=rljob"
+
+    def pods() -> list[Object]:
+        found: list[Object] = command_line.get("pods", "-n", RELEASE_NAMESPACE, "-l", selector)["items"]
+        return found
+
+    eventually(lambda: len(pods()) == 2, "both pods to be made")
+    assert all(pod["spec"]["serviceAccountName"] == NAMES for pod in pods())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        ["--set", "replicas=3,networkPolicy.enabled=true,dashboard.enabled=true"],
+        ["--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"],
+        ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
+    ],
+    ids=["defaults", "replicas", "two namespaces", "metrics reader"],
+)
+def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine, values: list[str]) -> None:
+    manifests = command_line.helm("template", RELEASE, str(CHART), *values)
+    result = subprocess.run(
+        [command_line.binaries / "kubectl", "apply", "--server-side", "--dry-run=server", "--filename", "-"],
+        env=command_line.environment,
+        input=manifests,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Warning" not in result.stderr
+    assert len(result.stdout.splitlines()) == len([found for found in yaml.safe_load_all(manifests) if found])
+
+
+def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
+    command_line: CommandLine, installed: Install, tmp_path: Path
+) -> None:
+    installed(chart=chart_of_an_older_api(tmp_path))
+    assert "Reward" not in printer_columns(command_line)
+    command_line.apply(job("kept", "team-a", finalizers=[FINALIZER]))
+    before = command_line.get("rljob", "kept", "-n", "team-a")
+
+    command_line.helm("upgrade", RELEASE, str(CHART), "--set", "replicas=2")
+
+    assert "Reward" in printer_columns(command_line)
+    after = command_line.get("rljob", "kept", "-n", "team-a")
+    assert (after["metadata"]["uid"], after["spec"]) == (before["metadata"]["uid"], before["spec"])
+    assert after["metadata"]["finalizers"] == [FINALIZER]
+
+
+def test_jobs_and_crds_outlive_an_uninstall_and_meet_the_next_install(
+    command_line: CommandLine, installed: Install
+) -> None:
+    installed()
+    command_line.apply(job("kept", "team-a"))
+    uid = command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"]
+
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
+    assert deployments(command_line) == []
+
+    command_line.helm("install", RELEASE, str(CHART))
+    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
+
+
+def test_an_uninstall_leaves_nothing_of_the_chart_but_the_crds(command_line: CommandLine, installed: Install) -> None:
+    installed("--set", "namespaces={team-a}")
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+    kinds = "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,deployments,services,configmaps"
+    selector = "app.kubernetes.io/managed-by=Helm"
+    eventually(lambda: command_line.get(kinds, "-A", "-l", selector)["items"] == [], "nothing to be left")
+
+
+def test_without_keep_the_crds_go_with_the_release(command_line: CommandLine, installed: Install) -> None:
+    installed("--set", "crds.keep=false")
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+    eventually(lambda: not command_line.serves("rljobs"), "the API server to know no RLJobs")
+
+
+def chart_of_an_older_api(directory: Path) -> Path:
+    """The chart with a CRD that has fewer printer columns."""
+    chart = directory / CHART.name
+    shutil.copytree(CHART, chart)
+    path = chart / "files" / "crds" / "rljobs.rljob.dev.yaml"
+    definition = yaml.safe_load(path.read_text())
+    definition["spec"]["versions"][0]["additionalPrinterColumns"] = []
+    path.write_text(yaml.safe_dump(definition))
+    return chart
+
+
+def printer_columns(command_line: CommandLine) -> set[str]:
+    version = command_line.get("crd", "rljobs.rljob.dev")["spec"]["versions"][0]
+    return {column["name"] for column in version.get("additionalPrinterColumns", [])}
+
+
+def deployments(command_line: CommandLine) -> list[Object]:
+    found: list[Object] = command_line.get("deployments", "-n", RELEASE_NAMESPACE)["items"]
+    return found

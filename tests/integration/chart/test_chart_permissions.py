@@ -1,0 +1,96 @@
+"""Who may do what once the chart is installed: the operator, its users, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Object
+from tests.integration.operator.eventually import eventually
+
+OPERATOR = f"system:serviceaccount:{RELEASE_NAMESPACE}:{NAMES}"
+
+
+@pytest.fixture(scope="module")
+def everywhere(command_line: CommandLine) -> Iterator[CommandLine]:
+    command_line.helm("install", RELEASE, str(CHART))
+    yield command_line
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+
+
+@pytest.fixture
+def in_team_a(everywhere: CommandLine) -> Iterator[CommandLine]:
+    everywhere.helm("upgrade", RELEASE, str(CHART), "--set", "namespaces={team-a}")
+    yield everywhere
+    everywhere.helm("upgrade", RELEASE, str(CHART))
+
+
+@pytest.mark.parametrize("namespace", ["team-a", "team-b"])
+def test_the_operator_may_run_jobs_in_every_namespace(everywhere: CommandLine, namespace: str) -> None:
+    assert everywhere.may(OPERATOR, "create", "pods", namespace)
+    assert everywhere.may(OPERATOR, "patch", "rljobs.rljob.dev/status", namespace)
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        ("get", "secrets"),
+        ("list", "secrets"),
+        ("get", "configmaps"),
+        ("create", "pods/exec"),
+        ("delete", "nodes"),
+        ("update", "rljobs.rljob.dev"),
+        ("create", "rljobs.rljob.dev"),
+        ("impersonate", "users"),
+        ("bind", "clusterroles"),
+        ("escalate", "roles"),
+    ],
+)
+def test_the_operator_may_not(everywhere: CommandLine, verb: str, resource: str) -> None:
+    assert not everywhere.may(OPERATOR, verb, resource, "team-a")
+
+
+def test_the_operator_can_grant_a_job_its_step_report_and_nothing_more(everywhere: CommandLine) -> None:
+    own = {"apiGroups": ["rljob.dev"], "resources": ["stepreports"], "resourceNames": ["x"], "verbs": ["get", "patch"]}
+    everywhere.kubectl(*APPLY, stdin=yaml.safe_dump(role(own)))
+    secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
+    with pytest.raises(AssertionError, match="attempting to grant RBAC permissions not currently held"):
+        everywhere.kubectl(*APPLY, stdin=yaml.safe_dump(role(secrets)))
+
+
+def test_editors_of_a_namespace_edit_its_jobs_and_viewers_see_them(everywhere: CommandLine) -> None:
+    for user in ("view", "edit"):
+        everywhere.apply(binding(user))
+    eventually(lambda: everywhere.may("edit", "create", "rljobs.rljob.dev", "team-a"), "the editor's rights to arrive")
+    assert not everywhere.may("edit", "create", "rljobs.rljob.dev", "team-b")
+    assert not everywhere.may("edit", "patch", "rljobs.rljob.dev/status", "team-a")
+    assert everywhere.may("view", "watch", "rljobs.rljob.dev", "team-a")
+    assert not everywhere.may("view", "create", "rljobs.rljob.dev", "team-a")
+
+
+def test_held_to_one_namespace_the_operator_touches_no_other(in_team_a: CommandLine) -> None:
+    assert in_team_a.may(OPERATOR, "create", "pods", "team-a")
+    for verb, resource in [("create", "pods"), ("list", "pods"), ("list", "rljobs.rljob.dev"), ("create", "secrets")]:
+        assert not in_team_a.may(OPERATOR, verb, resource, "team-b")
+
+
+APPLY = ("apply", "--server-side", "--filename", "-", "--as", OPERATOR)
+
+
+def role(rule: Object) -> Object:
+    metadata = {"name": "granted", "namespace": "team-a"}
+    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": [rule]}
+
+
+def binding(user: str) -> Object:
+    """Kubernetes' own ClusterRole of that name, in team-a, for a user of that name."""
+    group = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": user, "namespace": "team-a"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+    }

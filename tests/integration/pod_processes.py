@@ -1,0 +1,160 @@
+"""The pods of a job as processes on this machine, each with its own folders and ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rljob_api.termination_message import TerminationMessage, read_termination_message
+from tests.runs import RLJOB
+
+RAY_PORT = 21000
+_PORTS_OF_A_POD = 300
+
+
+@dataclass
+class PodProcess:
+    """One pod: its process, which is the init of what it starts, and what it leaves behind."""
+
+    directory: Path
+    process: subprocess.Popen[bytes]
+    temporary: Path
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    @property
+    def ready(self) -> bool:
+        return (self.directory / "run" / "ready").exists()
+
+    @property
+    def termination_message(self) -> TerminationMessage:
+        message = read_termination_message((self.directory / "termination-log").read_text())
+        assert message is not None
+        return message
+
+    def wait(self, timeout_seconds: float = 300) -> int:
+        try:
+            return self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.directory.name} has not ended:\n{self.log}") from None
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """All processes of the pod at once, as when its node is gone."""
+        if self.process.poll() is None:
+            for descendant in psutil.Process(self.process.pid).children(recursive=True):
+                descendant.kill()
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+@dataclass
+class Pods:
+    """Makes the pods of one attempt after another. `variables`: those of the controller's pod beside the contract's."""
+
+    directory: Path
+    manifest: Path
+    workers: int
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def output(self) -> Path:
+        return self.directory / "volume"
+
+    def start(self, attempt: int) -> Attempt:
+        self.output.mkdir(exist_ok=True)
+        variables = {"RLJOB_ATTEMPT": str(attempt)}
+        workers = [
+            self._pod(f"policy-{index}", 1 + index, ["worker"], variables | {"RLJOB_INDEX": str(index)})
+            for index in range(self.workers)
+        ]
+        controller = self._pod("controller", 0, ["controller"], variables | self.variables)
+        return Attempt(controller, workers, self.output / "ledger.jsonl")
+
+    def _pod(self, name: str, number: int, command: list[str], variables: dict[str, str]) -> PodProcess:
+        directory = self.directory / f"{name}-{variables['RLJOB_ATTEMPT']}"
+        for folder in ("run", "home"):
+            (directory / folder).mkdir(parents=True)
+        # Ray keeps sockets there, whose paths must be short.
+        temporary = Path(tempfile.mkdtemp(prefix="pod-"))
+        address = _own_address()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "RLJOB_NAME": "digits",
+            "RLJOB_NAMESPACE": "default",
+            "RLJOB_WORKERS": str(self.workers),
+            "RLJOB_MANIFEST": str(self.manifest),
+            "RLJOB_OUTPUT": str(self.output),
+            "RLJOB_RAY_HEAD": f"{address}:{RAY_PORT}",
+            "RLJOB_RAY_FIRST_PORT": str(RAY_PORT + 10 + number * _PORTS_OF_A_POD),
+            "RLJOB_RUN_DIR": str(directory / "run"),
+            "RLJOB_TERMINATION_LOG": str(directory / "termination-log"),
+            "POD_IP": address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+            "TMPDIR": str(temporary),
+            "HOME": str(directory / "home"),
+            # All pods find the model at one path; here it is also one directory.
+            "XDG_CACHE_HOME": str(self.directory / "cache"),
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        with (directory / "log").open("wb") as log:
+            process = subprocess.Popen([RLJOB, *command], env=environment, stdout=log, stderr=log)
+        return PodProcess(directory, process, temporary)
+
+
+@dataclass
+class Attempt:
+    controller: PodProcess
+    workers: list[PodProcess]
+    ledger: Path
+
+    def committed(self) -> list[dict[str, Any]]:
+        if not self.ledger.exists():
+            return []
+        whole_lines = self.ledger.read_text().rpartition("\n")[0].splitlines()
+        return [record for record in map(json.loads, whole_lines) if record["kind"] == "step"]
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: len(self.committed()) >= step, f"step {step}")
+
+    def wait_until(self, holds: Callable[[], bool], what: str, timeout_seconds: float = 300) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not holds():
+            ended = [pod.directory.name for pod in (self.controller, *self.workers) if pod.process.poll() is not None]
+            assert not ended, f"{ended} ended before {what}:\n{self.logs}"
+            assert time.monotonic() < deadline, f"{what} did not come:\n{self.logs}"
+            time.sleep(0.02)
+
+    @property
+    def logs(self) -> str:
+        return "\n".join(f"--- {pod.directory.name}\n{pod.log}" for pod in (self.controller, *self.workers))
+
+    def kill(self) -> None:
+        for pod in (self.controller, *self.workers):
+            pod.kill()
+
+
+def _own_address() -> str:
+    """This machine's address, by which Ray knows it whatever it is told. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])

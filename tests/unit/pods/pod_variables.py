@@ -1,0 +1,30 @@
+"""The environment of a pod as the contract has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HOSTS = {
+    "RLJOB_RAY_HEAD": "digits-controller.train.svc:6379",
+    "POD_IP": "10.244.1.7",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "0123456789abcdef",
+}
+
+
+def pod_variables(directory: Path, **changes: str) -> dict[str, str]:
+    """Of the only worker's pod, with files under `directory`."""
+    return {
+        "RLJOB_NAME": "digits",
+        "RLJOB_NAMESPACE": "train",
+        "RLJOB_ATTEMPT": "3",
+        "RLJOB_ROLE": "policy",
+        "RLJOB_INDEX": "0",
+        "RLJOB_WORKERS": "1",
+        "RLJOB_MANIFEST": str(directory / "job.yaml"),
+        "RLJOB_OUTPUT": str(directory / "volume"),
+        "RLJOB_RUN_DIR": str(directory / "run"),
+        "RLJOB_TERMINATION_LOG": str(directory / "termination-log"),
+        **HOSTS,
+        **changes,
+    }

@@ -1,0 +1,74 @@
+"""What the first process of a container owes the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+_UNDER_INIT = "from rljob_trainer.pods.init_process import continue_under_init; continue_under_init()\n"
+
+
+def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _UNDER_INIT + program, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code"),
+    [("pass", 0), ("raise SystemExit(83)", 83), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
+)
+def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
+    assert start(program).wait(timeout=20) == exit_code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_program_which_decides(number: signal.Signals) -> None:
+    process = start(
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(143))\n"
+        "print('ready', flush=True); time.sleep(30)"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 143
+
+
+def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_none_stays_behind(tmp_path: Path) -> None:
+    """As `ray start` does: it ends, and its servers go on."""
+    orphans = tmp_path / "orphans"
+    process = start(
+        "import subprocess, sys, time\n"
+        "subprocess.run(['sh', '-c', 'sleep 0.1 & echo $! >$0; sleep 300 & echo $! >>$0', sys.argv[1]])\n"
+        "print('ready', flush=True); time.sleep(30)",
+        orphans,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        short, long = map(int, orphans.read_text().split())
+        assert psutil.Process(long).ppid() == process.pid
+        deadline = time.monotonic() + 10
+        while psutil.pid_exists(short) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not psutil.pid_exists(short), "a zombie is left"
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+        assert not psutil.pid_exists(long), "an orphan outlives the container"
+    finally:
+        process.kill()
+
+
+def test_the_program_is_a_child_of_it() -> None:
+    process = start("import os; print(os.getppid(), flush=True)")
+    printed, _ = process.communicate(timeout=20)
+    assert int(printed) == process.pid
+    assert process.pid != os.getpid()

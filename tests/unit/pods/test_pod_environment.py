@@ -1,0 +1,119 @@
+"""What a pod must be told, and what is said where it is told wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.termination_message import read_termination_message
+from rljob_trainer.pods.controller_pod import run_controller
+from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment, WorkerEnvironment
+from tests.runs import write_manifest
+from tests.unit.pods.pod_variables import pod_variables
+from tests.unit.trainer.test_role_settings import PLAN
+
+
+def test_the_contract_is_read_with_its_defaults() -> None:
+    environment = WorkerEnvironment.read(pod_variables(Path("/pod"), RLJOB_RUN_DIR="", RLJOB_TERMINATION_LOG=""))
+    assert environment.ray_head_address == ("digits-controller.train.svc", 6379)
+    assert str(environment.ready_file) == "/run/rljob/ready"
+    assert str(environment.termination_log) == "/dev/termination-log"
+    assert environment.ray_first_port == 6380
+    assert environment.model_dir is None
+
+
+def test_plan_and_allocator_environments_come_as_json(tmp_path: Path) -> None:
+    environment = ControllerEnvironment.read(
+        pod_variables(
+            tmp_path,
+            RLJOB_MEMORY_PLAN=PLAN.model_dump_json(by_alias=True),
+            RLJOB_POLICY_ENVIRONMENT=json.dumps({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
+        )
+    )
+    assert environment.memory_plan == PLAN
+    assert isinstance(environment.memory_plan, MemoryPlan)
+    assert environment.allocator_environments == {"policy": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}}
+
+
+def test_the_first_attempt_has_no_plan(tmp_path: Path) -> None:
+    environment = ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_MEMORY_PLAN=""))
+    assert environment.memory_plan is None
+    assert environment.allocator_environments == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RLJOB_ATTEMPT", "first", r"RLJOB_ATTEMPT: .*integer.*, found 'first'"),
+        ("RLJOB_ATTEMPT", "0", r"RLJOB_ATTEMPT: .*found '0'"),
+        ("RLJOB_NAME", "", r"RLJOB_NAME: .*it is not set"),
+        ("RLJOB_RAY_HEAD", "digits-controller", r"RLJOB_RAY_HEAD: .*found 'digits-controller'"),
+        ("POD_IP", "", r"POD_IP: .*it is not set"),
+        ("RAY_AUTH_TOKEN", "", r"RAY_AUTH_TOKEN: .*it is not set"),
+        ("RLJOB_INDEX", "1", r"RLJOB_INDEX must be below RLJOB_WORKERS \(1\), found 1"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_what_was_found(tmp_path: Path, name: str, value: str, said: str) -> None:
+    with pytest.raises(InvalidEnvironment, match=said):
+        WorkerEnvironment.read(pod_variables(tmp_path, **{name: value}))
+
+
+def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
+    plan = PLAN.model_dump(mode="json", by_alias=True) | {"kvCacheBytes": -1}
+    with pytest.raises(InvalidEnvironment, match=r"RLJOB_MEMORY_PLAN \(kvCacheBytes\)"):
+        ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_MEMORY_PLAN=json.dumps(plan)))
+
+
+def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidEnvironment, match=r"RLJOB_NAME.*RLJOB_ATTEMPT"):
+        WorkerEnvironment.read(pod_variables(tmp_path, RLJOB_NAME="", RLJOB_ATTEMPT="x"))
+
+
+def test_the_token_is_in_no_text_of_the_environment(tmp_path: Path) -> None:
+    assert "0123456789abcdef" not in repr(WorkerEnvironment.read(pod_variables(tmp_path)))
+
+
+class TestAControllerThatCannotStart:
+    def test_a_broken_environment_is_told_to_the_kubelet(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code = run_controller(pod_variables(tmp_path, RLJOB_ATTEMPT=""))
+        assert code == ExitCode.INVALID_MANIFEST
+        assert "RLJOB_ATTEMPT" in capsys.readouterr().out
+        self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "RLJOB_ATTEMPT")
+
+    def test_so_is_a_manifest_with_mistakes(self, tmp_path: Path) -> None:
+        write_manifest(tmp_path / "job.yaml", algorithm={"steps": -1})
+        assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
+        self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "spec.algorithm.steps")
+
+    def test_so_are_pods_of_another_number_than_the_manifest_has(self, tmp_path: Path) -> None:
+        write_manifest(tmp_path / "job.yaml", policy={"replicas": 2})
+        assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
+        self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "policy.replicas (2), found RLJOB_WORKERS=1")
+
+    def test_so_is_a_volume_that_holds_something_else(self, tmp_path: Path) -> None:
+        write_manifest(tmp_path / "job.yaml")
+        (tmp_path / "volume").mkdir()
+        (tmp_path / "volume" / "thesis.tex").touch()
+        assert run_controller(pod_variables(tmp_path)) == ExitCode.OUTPUT_UNAVAILABLE
+        self.assert_told(tmp_path, ExitCode.OUTPUT_UNAVAILABLE, "thesis.tex")
+
+    def test_and_so_is_an_error_that_nobody_thought_of(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(_path: Path) -> None:
+            raise RuntimeError("no such thing")
+
+        monkeypatch.setattr("rljob_trainer.pods.controller_pod.load_manifest", fail)
+        assert run_controller(pod_variables(tmp_path)) == ExitCode.ERROR
+        self.assert_told(tmp_path, ExitCode.ERROR, "unexpected RuntimeError: no such thing")
+
+    @staticmethod
+    def assert_told(directory: Path, code: ExitCode, said: str) -> None:
+        message = read_termination_message((directory / "termination-log").read_text())
+        assert message is not None
+        assert message.exit_code == code
+        assert said in message.sentence

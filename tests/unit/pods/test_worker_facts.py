@@ -1,0 +1,63 @@
+"""What the workers' pods come to for the roles."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.roles import PolicySpec
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.hardware import Machine
+from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, role_hosts
+from rljob_trainer.roles.placement import RoleHosts
+
+GIB = 2**30
+
+
+def worker(gpus: int = 0, *, host_gib: int = 64, cores: int = 8, image_for_gpus: bool = True) -> WorkerFacts:
+    return WorkerFacts(Machine((80 * GIB,) * gpus, host_gib * GIB, cores), "2.11.0", image_for_gpus)
+
+
+def hosts(policy: PolicySpec, *workers: WorkerFacts) -> RoleHosts:
+    return role_hosts(policy, workers, [f"digits-policy-{index}" for index in range(len(workers))])
+
+
+def test_each_gpu_of_each_worker_gets_a_rank_and_its_engine() -> None:
+    made = hosts(PolicySpec(replicas=2, gpus_per_replica=2), worker(2), worker(2))
+    assert (made.device, made.ranks) == ("cuda", 4)
+    assert made.bundles == (
+        {"CPU": 2, "GPU": 1, "worker-0": 0.001},
+        {"CPU": 2, "GPU": 1, "worker-0": 0.001},
+        {"CPU": 2, "GPU": 1, "worker-1": 0.001},
+        {"CPU": 2, "GPU": 1, "worker-1": 0.001},
+    )
+    assert made.machine.gpu_memory_bytes == (80 * GIB,) * 4
+
+
+def test_a_worker_without_gpus_gets_one_of_each() -> None:
+    made = hosts(PolicySpec(replicas=2, gpus_per_replica=0), worker(), worker())
+    assert (made.device, made.ranks) == ("cpu", 2)
+    assert made.bundles == ({"CPU": 2, "worker-0": 0.001}, {"CPU": 2, "worker-1": 0.001})
+
+
+def test_a_workers_ray_has_room_for_all_its_bundles() -> None:
+    policy = PolicySpec(replicas=1, gpus_per_replica=8)
+    bundles = hosts(policy, worker(8)).bundles
+    assert bundles is not None
+    assert sum(bundle["CPU"] for bundle in bundles) <= ray_cpus(policy)
+
+
+def test_ranks_share_what_the_poorest_worker_has() -> None:
+    made = hosts(PolicySpec(replicas=2, gpus_per_replica=0), worker(host_gib=64, cores=16), worker(host_gib=8, cores=4))
+    assert made.machine.host_memory_bytes // made.ranks == 8 * GIB
+    assert made.machine.cores // made.ranks == 4
+
+
+def test_an_image_for_cpus_trains_on_the_cpu_with_as_many_ranks() -> None:
+    made = hosts(PolicySpec(replicas=1, gpus_per_replica=2), worker(2, image_for_gpus=False))
+    assert (made.device, made.ranks) == ("cpu", 2)
+    assert made.bundles == ({"CPU": 2, "worker-0": 0.001},) * 2
+
+
+def test_a_pod_that_sees_fewer_gpus_than_it_asked_for_is_named() -> None:
+    with pytest.raises(TrainerError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1: check the driver"):
+        hosts(PolicySpec(replicas=2, gpus_per_replica=2), worker(2), worker(1))

@@ -1,0 +1,62 @@
+"""A worker before it has joined."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.termination_message import read_termination_message
+from tests.runs import RLJOB, write_manifest
+from tests.unit.pods.pod_variables import pod_variables
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]:
+    write_manifest(directory / "job.yaml", policy={"gpusPerReplica": 0})
+    (directory / "run").mkdir()
+    environment = pod_variables(directory, RLJOB_RAY_HEAD=head, **variables)
+    return subprocess.Popen(
+        [RLJOB, "worker"],
+        env={**os.environ, **environment, "XDG_CACHE_HOME": str(directory / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_worker_says_what_it_waits_for_and_gives_up_in_the_end(tmp_path: Path, closed_port: int) -> None:
+    worker = start(tmp_path, f"127.0.0.1:{closed_port}", RLJOB_JOIN_TIMEOUT_SECONDS="1")
+    printed, _ = worker.communicate(timeout=60)
+    assert worker.returncode == ExitCode.WORKER_LOST, printed
+    assert f"waiting for the controller's Ray at 127.0.0.1:{closed_port}" in printed
+    assert "Connection refused" in printed
+    assert "Look at the controller's pod" in printed
+    message = read_termination_message((tmp_path / "termination-log").read_text())
+    assert message is not None
+    assert message.exit_code == ExitCode.WORKER_LOST
+    assert not (tmp_path / "run" / "ready").exists()
+
+
+def test_a_name_that_does_not_resolve_yet_is_waited_for_and_sigterm_ends_the_wait(tmp_path: Path) -> None:
+    worker = start(tmp_path, "digits-controller.train.invalid:6379")
+    assert worker.stdout is not None
+    lines = iter(worker.stdout.readline, "")
+    assert any("waiting for the controller's Ray at digits-controller.train.invalid:6379" in line for line in lines)
+    began = time.monotonic()
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=30)
+    assert worker.returncode == ExitCode.TERMINATED
+    assert time.monotonic() - began < 10

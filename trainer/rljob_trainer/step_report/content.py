@@ -1,0 +1,78 @@
+"""What a StepReport says, made from what the loop has. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from rljob_api.status import Role
+from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, Phase, PhaseSeconds, RankMemory
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError
+from rljob_trainer.ledger.records import StepRecord
+from rljob_trainer.telemetry.memory import MemorySample
+
+_OUT_OF_MEMORY = (DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted)
+_LONGEST_MESSAGE = 4096
+_ROLES: dict[str, Role] = {"policy": "policy", "rollout": "rollout"}
+
+
+def reward_of(record: StepRecord) -> float | None:
+    """The mean reward; None where it is no number, which JSON does not have."""
+    return record.reward.mean if math.isfinite(record.reward.mean) else None
+
+
+def seconds_of(record: StepRecord) -> PhaseSeconds:
+    return PhaseSeconds.model_validate(record.seconds)
+
+
+def rank_memory(memory: Mapping[str, Mapping[Phase, MemorySample]]) -> list[RankMemory]:
+    """One entry a process and phase; of more than 256, those that come closest to their limit."""
+    entries = [
+        _rank_memory(actor, phase, sample) for actor, phases in memory.items() for phase, sample in phases.items()
+    ]
+    if len(entries) <= MAX_RANKS_REPORTED:
+        return entries
+    return sorted(entries, key=lambda entry: (entry.device_free_bytes, -entry.peak_rss_bytes))[:MAX_RANKS_REPORTED]
+
+
+def evidence_of(
+    error: TrainerError | None, *, attempt: int, step: int, phase: Phase | None, time: datetime
+) -> Evidence | None:
+    """What is known of an out-of-memory failure; None where `error` is none. `step`, `phase`: where the loop was."""
+    if not isinstance(error, _OUT_OF_MEMORY):
+        return None
+    role, rank = role_and_rank(error.actor)
+    return Evidence(
+        time=time.astimezone(UTC),
+        attempt=attempt,
+        role=role,
+        rank=rank,
+        step=step,
+        phase=phase,
+        message=str(error)[:_LONGEST_MESSAGE],
+    )
+
+
+def role_and_rank(actor: str | None) -> tuple[Role, int]:
+    """("policy", 1) for "policy-1"; the controller, which is no actor, has rank 0."""
+    if actor is None:
+        return "controller", 0
+    name, _, rank = actor.rpartition("-")
+    return _ROLES[name], int(rank)
+
+
+def _rank_memory(actor: str, phase: Phase, sample: MemorySample) -> RankMemory:
+    role, rank = role_and_rank(actor)
+    return RankMemory(
+        role=role,
+        rank=rank,
+        phase=phase,
+        allocated_bytes=sample.allocated,
+        reserved_bytes=sample.reserved,
+        peak_allocated_bytes=sample.peak_allocated,
+        peak_reserved_bytes=sample.peak_reserved,
+        device_free_bytes=sample.device_free,
+        device_total_bytes=sample.device_total,
+        peak_rss_bytes=sample.peak_rss,
+    )

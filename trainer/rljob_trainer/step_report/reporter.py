@@ -1,0 +1,148 @@
+"""Keeps the StepReport up to date beside the loop, which never waits for it and never fails with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.metadata import Metadata
+from rljob_api.step_report import Evidence, Phase, StepReport
+from rljob_trainer.ledger.records import StepRecord
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.step_report.client import ReportNotWritten
+from rljob_trainer.step_report.content import rank_memory, reward_of, seconds_of
+from rljob_trainer.step_report.schedule import SendSchedule
+from rljob_trainer.telemetry.memory import MemorySample
+
+_WARN_EVERY_SECONDS = 60.0
+
+
+class ReportStore(Protocol):
+    """Where the report is kept. Both raise `ReportNotWritten`."""
+
+    def read(self) -> StepReport | None: ...
+    def apply(self, report: StepReport) -> None: ...
+
+
+class NoReportStore:
+    """Where nobody reads it: outside a cluster."""
+
+    def read(self) -> StepReport | None:
+        return None
+
+    def apply(self, report: StepReport) -> None:
+        pass
+
+
+class StepReporter(RunListener):
+    """Sends the latest state only: what changes while a report is under way, or too early for one, goes into the next.
+
+    `close` it, so that the last state gets its try.
+    """
+
+    def __init__(self, store: ReportStore, job: str, attempt: int) -> None:
+        self._store = store
+        self._report = StepReport(metadata=Metadata(name=job), attempt=attempt)
+        self._changed = threading.Condition()
+        self._to_send = self._urgent = False
+        self._close_by: float | None = None
+        self._schedule = SendSchedule()
+        self._evidence_carried_over = False
+        self._warn: Callable[[str], None] = lambda _text: None
+        self._next_warning = 0.0
+        self._thread = threading.Thread(target=self._send_changes, name="step-report", daemon=True)
+        self._thread.start()
+
+    # --- what the loop tells ---
+
+    def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        last = _of_step(committed[-1]) if committed else {}
+        self._say(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
+
+    def phase_began(self, step: int, phase: Phase) -> None:
+        self._say(phase=phase)
+
+    def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
+        self._say(step=record.step, memory=rank_memory(memory), **_of_step(record))
+
+    def failed(self, evidence: Evidence) -> None:
+        self._say(urgent=True, last_evidence=evidence)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Try to send what is not sent yet, for at most `timeout_seconds`."""
+        with self._changed:
+            self._close_by = time.monotonic() + timeout_seconds
+            self._schedule = SendSchedule()  # whatever it was waiting for
+            self._changed.notify()
+        self._thread.join(timeout_seconds)
+
+    def _say(self, *, urgent: bool = False, **fields: Any) -> None:
+        with self._changed:
+            self._report = self._report.model_copy(update=fields)
+            self._to_send = True
+            self._urgent = self._urgent or urgent
+            self._changed.notify()
+
+    # --- the thread ---
+
+    def _send_changes(self) -> None:
+        while self._wait_until_due():
+            try:
+                self._carry_over_evidence()
+                self._store.apply(self._take())
+            except ReportNotWritten as failure:
+                self._not_sent(str(failure), failure.retry_after_seconds)
+            except Exception as error:
+                self._not_sent(f"{type(error).__name__}: {error}", 0.0)
+            else:
+                self._schedule.succeeded(time.monotonic())
+
+    def _wait_until_due(self) -> bool:
+        """False once it is closed, and has sent all or used up its time."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                closing = self._close_by is not None
+                if self._close_by is not None and (not self._to_send or now >= self._close_by):
+                    return False
+                wait = self._schedule.wait_seconds(now, urgent=self._urgent or closing) if self._to_send else None
+                if wait == 0:
+                    return True
+                self._changed.wait(wait)
+
+    def _carry_over_evidence(self) -> None:
+        """An apply takes back what it leaves out, so evidence of an earlier attempt has to be said again."""
+        if self._evidence_carried_over:
+            return
+        found = self._store.read()
+        with self._changed:
+            if found is not None and self._report.last_evidence is None:
+                self._report = self._report.model_copy(update={"last_evidence": found.last_evidence})
+        self._evidence_carried_over = True
+
+    def _take(self) -> StepReport:
+        with self._changed:
+            self._to_send = self._urgent = False
+            return self._report.model_copy(update={"update_time": datetime.now(UTC)})
+
+    def _not_sent(self, why: str, retry_after_seconds: float) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self._to_send = True
+            self._schedule.failed(now, retry_after_seconds)
+        if now >= self._next_warning:
+            self._next_warning = now + _WARN_EVERY_SECONDS
+            self._warn(f"the StepReport could not be written, training goes on: {why}")
+
+
+def _of_step(record: StepRecord) -> dict[str, Any]:
+    return {
+        "reward": reward_of(record),
+        "tokens_per_second": record.tokens_per_second,
+        "seconds": seconds_of(record),
+    }

@@ -1,0 +1,31 @@
+"""When the next report may be sent. Pure: the time is given."""
+
+from __future__ import annotations
+
+INTERVAL_SECONDS = 5.0
+_LONGEST_BACKOFF_SECONDS = 60.0
+
+
+class SendSchedule:
+    """At most one report an interval, urgent ones at once; after failures less and less often. Times are seconds."""
+
+    def __init__(self) -> None:
+        self._next_regular = 0.0
+        self._next_allowed = 0.0
+        self._failures = 0
+
+    def wait_seconds(self, now: float, *, urgent: bool) -> float:
+        """How long to wait before something may be sent; 0: send it."""
+        due = self._next_allowed if urgent else max(self._next_regular, self._next_allowed)
+        return max(0.0, due - now)
+
+    def succeeded(self, now: float) -> None:
+        self._failures = 0
+        self._next_regular = now + INTERVAL_SECONDS
+        self._next_allowed = now
+
+    def failed(self, now: float, retry_after_seconds: float = 0.0) -> None:
+        """`retry_after_seconds`: what the API server asked for."""
+        self._failures += 1
+        backoff = min(INTERVAL_SECONDS * 2 ** (self._failures - 1), _LONGEST_BACKOFF_SECONDS)
+        self._next_allowed = now + max(backoff, retry_after_seconds)
