@@ -34,6 +34,10 @@
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
   verbs: [create, patch]
+# Kueue lets go of pods that it has not admitted when their Workload is deleted.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [delete]
 # Never listed nor watched: only what goes by the name of a job's own is touched.
 - apiGroups: [""]
   resources: [secrets, persistentvolumeclaims]

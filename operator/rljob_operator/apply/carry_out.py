@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rljob_operator import labels
@@ -12,7 +13,7 @@ from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.status_patch import merge_patch, status_object
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
-from rljob_operator.kube.resources import PODS, RLJOBS, Object, resource_of
+from rljob_operator.kube.resources import PODS, RLJOBS, WORKLOADS, Object, resource_of
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
 from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion
@@ -64,6 +65,8 @@ class Executor:
         refusal = await self._make_objects_or_refusal(desired, job)
         for deletion in desired.delete_pods:
             await self._delete_pod(deletion, job)
+        for workload in desired.delete_workloads:
+            await self._delete_workload(workload, job)
         if desired.delete_job:
             await self._delete_job(job)
             return
@@ -174,6 +177,10 @@ class Executor:
         except (NotFound, Conflict):
             return
         self._saw(pod)
+
+    async def _delete_workload(self, name: str, job: Observed) -> None:
+        with suppress(NotFound):
+            await self._client.delete(WORKLOADS, name, job.namespace)
 
 
 def _is_pod(manifest: Manifest) -> bool:

@@ -104,10 +104,16 @@ class ApiClient:
         return await self._request("update", resource, resource.path(namespace, name), query, manifest, _JSON)
 
     async def delete(
-        self, resource: Resource, name: str, namespace: str | None = None, *, uid: str, grace_seconds: int | None = None
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        grace_seconds: int | None = None,
     ) -> Object:
-        """Delete this very object. Raises NotFound where there is none, Conflict where it is another of that name."""
-        options: Object = {"preconditions": {"uid": uid}}
+        """Delete the object. Raises NotFound where there is none, Conflict where it has another `uid`."""
+        options: Object = {"preconditions": {"uid": uid}} if uid else {}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         return await self._request("delete", resource, resource.path(namespace, name), {}, options, _JSON)

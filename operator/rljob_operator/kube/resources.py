@@ -36,6 +36,7 @@ class Resource:
 RLJOBS = Resource(GROUP, VERSION, "RLJob", "rljobs")
 STEP_REPORTS = Resource(GROUP, VERSION, "StepReport", "stepreports")
 PODS = Resource("", "v1", "Pod", "pods")
+WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 NODES = Resource("", "v1", "Node", "nodes", namespaced=False)
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 EVENTS = Resource("events.k8s.io", "v1", "Event", "events")

@@ -37,6 +37,8 @@ class Desired:
     create: tuple[Manifest, ...] = ()
     """Create where absent, in order; one that exists already is left as it is."""
     delete_pods: tuple[PodDeletion, ...] = ()
+    delete_workloads: tuple[str, ...] = ()
+    """Kueue's Workloads, by name: Kueue lets go of pods that it has not admitted when their Workload is deleted."""
     delete_job: bool = False
     """The time to live is over."""
     status: RLJobStatus | None = None

@@ -20,6 +20,7 @@ from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.display import display
 from rljob_operator.reconcile.finished import after_the_end
 from rljob_operator.reconcile.invalid_spec import hold
+from rljob_operator.reconcile.kueue_workloads import workloads_to_delete
 from rljob_operator.reconcile.live_attempt import run_attempt
 from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.observed import Observed
@@ -35,6 +36,10 @@ from rljob_operator.settings import OperatorSettings
 def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     """What is to be done about one job now. The same arguments give the same answer; it never raises for a bad job."""
     now = now.replace(microsecond=0)  # as Kubernetes writes times
+    return replace(_decide(observed, settings, now), delete_workloads=workloads_to_delete(observed))
+
+
+def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
         return let_go(observed)
     if observed.job is None:

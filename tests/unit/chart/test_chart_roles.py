@@ -24,6 +24,7 @@ WHY = {
     "rolebindings": ("create patch", "the same"),
     "networkpolicies": ("create patch", "jobs.networkPolicy"),
     "podgroups": ("create patch", "gangs by Volcano"),
+    "workloads": ("delete", "pods that Kueue has not admitted can go"),
     "secrets": ("create patch", "the Ray token; one that is there is made the job's own"),
     "persistentvolumeclaims": ("create patch", "the checkpoints' claim; likewise"),
     "events": ("create patch", "a repeated Event is counted in the first"),

@@ -120,6 +120,16 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
     assert run.notes == [note]
 
 
+def test_a_workload_that_is_gone_is_as_good_as_deleted() -> None:
+    workloads = "/apis/kueue.x-k8s.io/v1beta2/namespaces/research/workloads"
+    run = carry_out(
+        Desired(delete_workloads=("sums-rljob-1", "sums-rljob-2")),
+        script=lambda server: server.answer("DELETE", "/sums-rljob-1", refusal(404, "NotFound")),
+    )
+    assert run.error is None
+    assert run.writes == [("DELETE", f"{workloads}/sums-rljob-1"), ("DELETE", f"{workloads}/sums-rljob-2")]
+
+
 def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
     run = carry_out(Desired(status=RLJobStatus(step=3), finalizer=False), observation(finalizers=("a", FINALIZER)))
     status, finalizers = (asked.body for asked in run.asked)

@@ -109,3 +109,15 @@ def test_in_a_namespace_that_is_being_deleted_nothing_is_made() -> None:
     cluster.settle()
     assert cluster.pods == {}
     assert cluster.condition(ConditionType.SCHEDULED).reason == "NamespaceTerminating"
+
+
+def test_a_job_that_kueue_has_not_admitted_takes_its_workload_along_when_it_goes() -> None:
+    cluster = SimulatedCluster(spec=job_spec(queueName="gpus"), facts={"kueue_installed": True})
+    cluster.settle()
+    for name in cluster.pods:
+        cluster.change_pod(name, gated=True)
+    assert cluster.round().delete_workloads == ()
+    cluster.deleting = True
+    for name in cluster.pods:
+        cluster.change_pod(name, deleting=True)
+    assert cluster.round().delete_workloads == ("demo-rljob-1",)
