@@ -61,7 +61,7 @@ images: model ## Build the images of operator, trainer and model, with buildah o
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(PARTS) images/image_build charts
+	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
@@ -88,6 +88,12 @@ lock-check: setup ## Fail where the requirement files do not match the parts' me
 .PHONY: bench-overhead
 bench-overhead: setup ## Time a step of `rljob run` beside a bare loop, on this machine
 	$(BIN)/python bench/overhead.py
+
+.PHONY: bench-operator
+bench-operator: setup ## Run 1,000 jobs at once past the operator on 50 pretended nodes, and one alone
+	$(BIN)/python -m rljob_cluster build --fake-nodes
+	$(BIN)/python -m bench.operator_scale
+	$(BIN)/python -m bench.operator_single_job
 
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs

@@ -22,6 +22,8 @@ def page() -> str:
             _step(_read("h200_step")),
             _chain_sum(_read("smollm2_chain_sum"), _read("smollm2_chain_sum_cpu")),
             _overhead(_read("overhead")),
+            _operator_scale(_read("operator_scale")),
+            _operator_job(_read("operator_single_job"), _read("cluster_job")),
         ]
     )
 
@@ -112,6 +114,51 @@ A step takes **{ratio["step"]:.2f}×** the bare loop's. The difference is what m
 own: calls to the roles and copies of rollouts and weights through shared memory, two fsyncs (journal and ledger), the
 memory log. Start-up, apart: {ours["start_up_seconds"]:.0f} s (Ray, two processes that import torch and vLLM on two cores)
 beside {bare["start_up_seconds"]:.0f} s.
+"""
+
+
+def _operator_scale(result: Result) -> str:
+    [row] = result["rows"]
+    peak = row["peak_bytes"]
+    rows = [
+        ("last pod created", f"{row['last_pod_created_seconds']:.0f} s", "86 s"),
+        ("median until all of a job's pods run", f"{row['median_running_seconds']:.0f} s", "98 s"),
+        ("writes a job until then", f"{row['writes_per_job_until_running']:.0f}, an Event among them", "9.3"),
+        ("most memory of the operator", f"{peak['operator'] / 1e6:.0f} MB", "163 MB"),
+        ("CPU of the operator until then", f"{row['operator_cpu_seconds_until_running']:.0f} s", "72 s"),
+    ]
+    return f"""## A thousand jobs at once
+
+`bench/{result["script"]}`, {result["date"]}, {result["device"]}. {row["jobs"]:,} RLJobs, each with a controller and a worker,
+created within {row["submitted_seconds"]:.0f} s on {row["nodes"]} nodes played by KWOK; control plane, KWOK and operator share the
+machine. KubeRay: its operator with 1,000 RayClusters of two pods on a machine and a cluster of this kind, another day.
+
+| | RLJob | KubeRay |
+|---|---|---|
+{_table(rows)}
+
+All are Running after {row["all_running_seconds"]:.0f} s. When all end at once, all are Complete after
+{row["all_complete_seconds_after_last_report"]:.0f} s, with {row["writes_per_job"]:.1f} writes a job over its life; the operator has
+then used {row["operator_cpu_seconds"]:.0f} s of CPU. Idle it holds {row["operator_idle_bytes"] / 1e6:.0f} MB. The API server, at
+{peak["kube-apiserver"] / 1e9:.1f} GB, is what the machine is busy with.
+"""
+
+
+def _operator_job(alone: Result, in_pods: Result) -> str:
+    [row] = alone["rows"]
+    runs = in_pods["rows"]
+    spread = ", ".join(f"{r['first_step_seconds']:.0f} s" for r in runs)
+    ends = ", ".join(f"{r['complete_seconds']:.0f} s" for r in runs)
+    return f"""## One job
+
+`bench/{alone["script"]}`, {alone["date"]}: mean of {row["jobs"]} jobs, one after the other, pods started by hand. From the
+manifest to both pods {row["pods_created_seconds"]:.2f} s, from running pods to the condition Running
+{row["running_seconds"]:.2f} s; a reconcile takes {1000 * row["reconcile_mean_seconds"]:.0f} ms with its writes. A job without
+failures costs {row["requests_per_life"]:.0f} requests in all, and none in {row["idle_seconds"]:.0f} s in which nothing changes.
+
+`bench/{in_pods["script"]}`, {in_pods["date"]}: `examples/digits.yaml` with real kubelets, {len(runs)} runs. From
+`kubectl apply` to running containers at most {max(r["containers_started_seconds"] for r in runs):.0f} s, to the first
+step {spread} (Ray, then the imports of torch and vLLM on two cores), to Complete {ends}; reward {min(r["reward"] for r in runs):.2f} and more.
 """
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rljob_cluster import cluster, fake_nodes, status
-from rljob_cluster.binaries import MODULES
+from rljob_cluster.binaries import KWOK, MODULES
 from rljob_cluster.build import build as build_modules
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.images import load
@@ -75,10 +75,10 @@ def load_image(
 
 
 @app.command()
-def build() -> None:
+def build(with_kwok: Annotated[bool, typer.Option("--fake-nodes", help="What plays fake nodes, too.")] = False) -> None:
     """Build the programs of the cluster. Needs no root."""
     layout = ClusterLayout.default()
-    build_modules(MODULES, layout.binaries, progress)
+    build_modules((*MODULES, KWOK) if with_kwok else MODULES, layout.binaries, progress)
     progress.say(f"the programs are in {layout.binaries}")
 
 

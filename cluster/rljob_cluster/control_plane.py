@@ -90,7 +90,9 @@ class ControlPlane:
         self._etcd.start()
         self.start_api_server()
         if self._with_controller_manager:
-            self._followers.append(self._child(programs.controller_manager(self._layout)))
+            # There is no kubelet: nodes are what their makers say, and few renew a Lease in time.
+            patient = [*programs.controller_manager(self._layout), "--node-monitor-grace-period=1h"]
+            self._followers.append(self._child(patient))
         if self._with_scheduler:
             self._followers.append(self._child(programs.scheduler(self._layout)))
         for follower in self._followers:

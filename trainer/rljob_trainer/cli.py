@@ -1,4 +1,4 @@
-"""The command line: `rljob run`, `rljob validate`, `rljob plot`; in pods `rljob controller`, `rljob worker`."""
+"""The command line: `rljob run`, `validate`, `plot` and `diagnose`; in pods `rljob controller` and `rljob worker`."""
 
 from __future__ import annotations
 
@@ -95,6 +95,29 @@ def plot(
     except TrainerError as error:
         typer.echo(f"rljob: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+
+
+@app.command()
+def diagnose(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|DIR",
+            help="A log, a termination message, an allocator snapshot, or a directory of them; - for standard input.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, best first.")] = False,
+) -> None:
+    """Say why a job ran out of memory, with the numbers and what to change. Any trainer's job, not only ours.
+
+    \b
+    Exit codes:
+      0    diagnosed, or nothing failed of memory
+      2    FILE|DIR cannot be read
+    """
+    from rljob_trainer.diagnose_command import run_diagnose
+
+    raise typer.Exit(run_diagnose(path, as_json=as_json))
 
 
 @app.command(hidden=True)

@@ -1,0 +1,129 @@
+"""torch's out-of-memory message in numbers, in the wordings of torch 1.x to 2.15, on CUDA, HIP, XPU and NPU.
+
+Source: c10/cuda/CUDACachingAllocator.cpp, `malloc`. The hints after the numbers differ by version and are not read.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
+from rljob_memory.evidence.sizes import SIZE, size_bytes
+
+START = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory(?:\.|$)")
+"""Where a message begins. A log may break it over several lines."""
+
+LONGEST_MESSAGE_CHARACTERS = 6_000
+"""With 64 other processes named it has about 3,500."""
+
+_TO_SPACES = str.maketrans("\t\r\n\xa0", "    ")
+
+_MESSAGE = re.compile(
+    rf"out of memory\. Tried to allocate (?P<requested>{SIZE})\. "
+    rf"(?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}) has a total capaci?ty of (?P<total>{SIZE}) "
+    rf"of which (?P<free>{SIZE}) is free\. "
+    rf"(?P<processes>(?:(?:Including non-PyTorch memory, this process|Process \d{{1,10}}) "
+    rf"has {SIZE} memory in use\. )*)"
+    rf"(?:(?P<allowed>{SIZE}) allowed; )?"
+    rf"Of the allocated memory (?P<allocated>{SIZE}) is allocated by PyTorch, "
+    rf"(?:with (?P<pools>{SIZE}) allocated in private pools \(e\.g\., CUDA Graphs\), )?"
+    rf"and (?P<cached>{SIZE}) is reserved by PyTorch but unallocated"
+)
+_PROCESS = re.compile(rf"(?P<who>this process|Process (?P<pid>\d+)) has (?P<used>{SIZE}) memory in use")
+
+_OLD_MESSAGE = re.compile(
+    rf"out of memory\. Tried to allocate (?P<requested>{SIZE}) \((?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}); "
+    rf"(?P<total>{SIZE}) total capacity; (?P<allocated>{SIZE}) already allocated; "
+    rf"(?:(?P<current>{SIZE}) current active; )?(?P<free>{SIZE}) free; "
+    rf"(?:(?P<allowed>{SIZE}) allowed; )?"
+    rf"(?:(?P<reserved>{SIZE}) reserved in total by PyTorch|(?P<cached>{SIZE}) cached)\)"
+)
+_BRIEF_MESSAGE = re.compile(rf"out of memory\. Tried to allocate (?P<requested>{SIZE})")
+_REJECTED = re.compile(
+    r"Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit\. "
+    rf"Requested size: (?P<requested>{SIZE})"
+)
+
+
+def parse_allocator_message(text: str) -> DeviceMemory | None:
+    """The numbers of the first whole message in `text`; None where there is none. Line breaks inside it do no harm."""
+    flat = re.sub(" {2,}", " ", text.translate(_TO_SPACES))
+    if match := _MESSAGE.search(flat):
+        return _from_message(match)
+    if match := _OLD_MESSAGE.search(flat):
+        return _from_old_message(match)
+    return None
+
+
+def parse_request(text: str) -> DeviceMemory | None:
+    """What a message that is cut short still tells: the size of the request."""
+    if match := _BRIEF_MESSAGE.search(text) or _REJECTED.search(text):
+        requested = size_bytes(match["requested"])
+        return DeviceMemory(requested) if requested is not None else None
+    return None
+
+
+def _from_message(match: re.Match[str]) -> DeviceMemory | None:
+    requested, total, free = (size_bytes(match[name]) for name in ("requested", "total", "free"))
+    allocated, cached = size_bytes(match["allocated"]), size_bytes(match["cached"])
+    if requested is None:
+        return None
+    own, others = _processes(match["processes"], (allocated or 0) + (cached or 0))
+    return DeviceMemory(
+        requested,
+        gpu=int(match["gpu"]),
+        total_bytes=total,
+        free_bytes=free,
+        allocated_bytes=allocated,
+        cached_bytes=cached,
+        process_bytes=own,
+        allowed_bytes=size_bytes(match["allowed"]) if match["allowed"] else None,
+        private_pool_bytes=size_bytes(match["pools"]) if match["pools"] else None,
+        others=others,
+    )
+
+
+def _from_old_message(match: re.Match[str]) -> DeviceMemory | None:
+    requested, total, free, allocated = (
+        size_bytes(match[name]) for name in ("requested", "total", "free", "allocated")
+    )
+    if requested is None or allocated is None:
+        return None
+    if match["cached"]:  # torch up to 1.4
+        cached = size_bytes(match["cached"])
+    else:
+        cached = max((size_bytes(match["reserved"]) or 0) - allocated, 0)
+    return DeviceMemory(
+        requested,
+        gpu=int(match["gpu"]),
+        total_bytes=total,
+        free_bytes=free,
+        allocated_bytes=allocated,
+        cached_bytes=cached,
+        allowed_bytes=size_bytes(match["allowed"]) if match["allowed"] else None,
+    )
+
+
+def _processes(text: str, reserved_bytes: int) -> tuple[int | None, tuple[GpuProcess, ...]]:
+    """The failing process's use and the others.
+
+    Inside a pod NVML's pids are the host's, so the message calls the process's own line `Process N` too. It is then
+    the smallest that can hold what torch has reserved (half a percent off for the rounding).
+    """
+    own: int | None = None
+    others: list[GpuProcess] = []
+    for match in _PROCESS.finditer(text):
+        used = size_bytes(match["used"])
+        if used is None:
+            continue
+        if match["pid"] is None:
+            own = used
+        else:
+            others.append(GpuProcess(int(match["pid"]), used))
+    if own is None:
+        candidates = [process for process in others if process.used_bytes >= 0.995 * reserved_bytes]
+        if candidates:
+            self_line = min(candidates, key=lambda process: process.used_bytes)
+            others.remove(self_line)
+            own = self_line.used_bytes
+    return own, tuple(others)

@@ -1,0 +1,147 @@
+"""Reads a log of any program, once, from front to end, in bounded memory: failures with what surrounds them."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from rljob_memory.evidence import log_facts
+from rljob_memory.evidence.activity import activity_of
+from rljob_memory.evidence.allocator_message import (
+    LONGEST_MESSAGE_CHARACTERS,
+    START,
+    parse_allocator_message,
+    parse_request,
+)
+from rljob_memory.evidence.collection import Collection
+from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, telling_lines
+from rljob_memory.evidence.signatures import match_signature, secondary_name
+
+_MOST_WRITERS = 256
+_LONGEST_TRACEBACK = 120
+_LONGEST_TEXT = 1_000
+
+_FRAME = re.compile(r'File \\?"([^"\\]{1,400})\\?", line \d+, in ([\w<>.]{1,100})')
+_STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """What one process wrote lately: the lines of its traceback, and a message that is not yet whole."""
+
+    traceback: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
+    expects_code: bool = False
+    clock: tuple[str, float] | None = None
+    step: int | None = None
+    open_message: list[str] = field(default_factory=list)
+    open_failure: Failure | None = None
+
+
+class LogReader:
+    """`collection` gets what is found. `source`: the file's name, for people."""
+
+    def __init__(self, collection: Collection, source: str = "") -> None:
+        self._collection = collection
+        self._source = source
+        self._writers: OrderedDict[str, _Writer] = OrderedDict()
+
+    def read(self, stream: BinaryIO) -> None:
+        for line in telling_lines(stream):
+            self.read_line(line)
+        for writer in self._writers.values():
+            self._close_message(writer)
+
+    def read_line(self, line: LogLine) -> None:
+        writer = self._writer(line.writer)
+        writer.clock = line.clock or writer.clock
+        if found := _STEP.search(line.text):
+            writer.step = int(found[1])
+        if writer.open_failure:
+            self._continue_message(writer, line.text)
+        if START.search(line.text):
+            self._close_message(writer)
+            self._open_message(writer, line)
+        elif not self._follow_traceback(writer, line.text) and not log_facts.note(self._collection, line):
+            self._look_for_failure(writer, line)
+
+    def _writer(self, name: str) -> _Writer:
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = _Writer()
+            if len(self._writers) > _MOST_WRITERS:
+                _, oldest = self._writers.popitem(last=False)
+                self._close_message(oldest)
+        self._writers.move_to_end(name)
+        return writer
+
+    def _follow_traceback(self, writer: _Writer, text: str) -> bool:
+        """Whether the line belongs to a traceback."""
+        if "Traceback (most recent call last)" in text:
+            writer.traceback.clear()
+        frames = _FRAME.findall(text)
+        if frames:
+            writer.traceback.extend(f"{file} in {function}" for file, function in frames)
+            writer.expects_code = True
+            # A program that logs JSON, or one line an error, has the message in the line of the frames.
+            return "emory" not in text
+        if writer.expects_code:
+            writer.expects_code = False
+            writer.traceback.append(text.strip()[:200])
+            # The code of a `raise` holds the words of the message that follows.
+            return text.startswith(("  ", "\t")) and not _NAMED_ERROR.match(text)
+        return False
+
+    def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
+        if name := secondary_name(line.text):
+            self._collection.secondary[name] += 1
+            return
+        if found := match_signature(line.text):
+            kind, sizes = found
+            self._collection.add_failure(replace(self._failure(writer, line, kind), sizes=sizes))
+            writer.traceback.clear()
+
+    def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
+        return Failure(
+            kind,
+            text=line.text.strip()[:_LONGEST_TEXT],
+            activity=activity_of(tuple(writer.traceback)),
+            role="rollout" if _ENGINE_WRITER.search(line.writer) else None,
+            rank=line.rank,
+            step=writer.step,
+            clock=writer.clock,
+            source=self._source,
+        )
+
+    def _open_message(self, writer: _Writer, line: LogLine) -> None:
+        if secondary := secondary_name(line.text):
+            self._collection.secondary[secondary] += 1
+            return
+        writer.open_failure = self._failure(writer, line, FailureKind.ALLOCATOR)
+        writer.open_message = [line.text]
+        writer.traceback.clear()
+        self._close_if_whole(writer)
+
+    def _continue_message(self, writer: _Writer, text: str) -> None:
+        writer.open_message.append(text)
+        self._close_if_whole(writer)
+
+    def _close_if_whole(self, writer: _Writer) -> None:
+        text = " ".join(writer.open_message)
+        whole = parse_allocator_message(text) is not None
+        if whole or len(writer.open_message) >= MOST_MESSAGE_LINES or len(text) > LONGEST_MESSAGE_CHARACTERS:
+            self._close_message(writer)
+
+    def _close_message(self, writer: _Writer) -> None:
+        if writer.open_failure is None:
+            return
+        text = " ".join(writer.open_message)
+        device = parse_allocator_message(text) or parse_request(text)
+        self._collection.add_failure(replace(writer.open_failure, device=device))
+        writer.open_failure, writer.open_message = None, []
+
+
+_ENGINE_WRITER = re.compile(r"EngineCore|LLMRayActor|VllmWorker|AsyncVLLM")
+_NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")

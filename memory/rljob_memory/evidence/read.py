@@ -1,0 +1,107 @@
+"""From a file or a directory to the evidence in it. Which reader a file is for, its first bytes and its name say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from rljob_memory.evidence.collection import Collection
+from rljob_memory.evidence.documents import read_document, read_ledger, read_memory_log
+from rljob_memory.evidence.evidence import Evidence
+from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.log_reader import LogReader
+from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
+
+_LARGEST_DOCUMENT_BYTES = 4 << 20
+_MOST_FILES = 10_000
+_WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
+"""Folders of a directory that hold weights, pictures or code."""
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+class Unreadable(Exception):
+    """The message says what was expected, what was found and what to do."""
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Everything that `path` tells: a log, a termination message, a StepReport, an allocator snapshot, or a directory
+    of them such as a run's output. `-` is the standard input.
+
+    Raises `Unreadable` where there is no such file, it may not be read, or it is neither a text nor a snapshot.
+    """
+    collection = Collection()
+    if str(path) == "-":
+        with open(0, "rb", closefd=False) as stream:
+            LogReader(collection, "the standard input").read(stream)
+        collection.names.append("-")
+    elif path.is_dir():
+        _read_directory(collection, path)
+    else:
+        _read_file(collection, path, path.name)
+    return collection.evidence()
+
+
+def _read_directory(collection: Collection, directory: Path) -> None:
+    """Files that are no evidence, or cannot be read, are passed over, as long as one can."""
+    problems: list[str] = []
+    for path in _files(directory):
+        try:
+            _read_file(collection, path, str(path.relative_to(directory)))
+        except Unreadable as problem:
+            problems.append(str(problem))
+    if not collection.names and problems:
+        raise Unreadable(f"{directory}: none of its files can be read. The first: {problems[0]}")
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    count = 0
+    for folder, folders, names in os.walk(directory):
+        folders[:] = sorted(name for name in folders if name not in _WITHOUT_EVIDENCE)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.is_file() and count < _MOST_FILES:
+                count += 1
+                yield path
+
+
+def _read_file(collection: Collection, path: Path, name: str) -> None:
+    try:
+        with path.open("rb") as stream:
+            start = stream.peek(4)[:4]
+            if start[:2] in PICKLE_START:
+                _add_snapshot(collection, path, name)
+            elif start[:2] in _COMPRESSED:
+                kind = _COMPRESSED[start[:2]]
+                raise Unreadable(f"{path}: expected a text or a snapshot, found a {kind} archive. Unpack it first.")
+            else:
+                _read_text(collection, stream, path, name)
+    except OSError as error:
+        raise Unreadable(f"{path}: cannot be read: {error.strerror or error}. Name a log or a directory.") from error
+    collection.names.append(name)
+
+
+def _read_text(collection: Collection, stream: BinaryIO, path: Path, name: str) -> None:
+    if path.suffix == ".jsonl" and path.parent.name == "memory":
+        read_memory_log(collection, stream, path.stem)
+    elif path.name == "ledger.jsonl":
+        read_ledger(collection, stream)
+    elif not _is_document(collection, path, name):
+        LogReader(collection, name).read(stream)
+
+
+def _is_document(collection: Collection, path: Path, name: str) -> bool:
+    if not path.is_file() or path.stat().st_size > _LARGEST_DOCUMENT_BYTES:
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text.lstrip().startswith("{") and read_document(collection, text, name)
+
+
+def _add_snapshot(collection: Collection, path: Path, name: str) -> None:
+    try:
+        requests = read_snapshot(path)
+    except UnreadableSnapshot as problem:
+        raise Unreadable(str(problem)) from None
+    for device in requests:
+        collection.add_failure(Failure(FailureKind.ALLOCATOR, device=device, source=name))

@@ -1,0 +1,183 @@
+"""A plain client of the API server for tests: a person with kubectl, as functions."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, Self
+
+import httpx
+import yaml
+
+Object = dict[str, Any]
+Parameters = ParamSpec("Parameters")
+
+_CORE = {
+    "namespaces",
+    "nodes",
+    "pods",
+    "services",
+    "configmaps",
+    "secrets",
+    "serviceaccounts",
+    "persistentvolumeclaims",
+    "events",
+    "resourcequotas",
+}
+_GROUPS = {
+    "rljobs": "rljob.dev/v1alpha1",
+    "stepreports": "rljob.dev/v1alpha1",
+    "roles": "rbac.authorization.k8s.io/v1",
+    "rolebindings": "rbac.authorization.k8s.io/v1",
+    "clusterroles": "rbac.authorization.k8s.io/v1",
+    "clusterrolebindings": "rbac.authorization.k8s.io/v1",
+    "customresourcedefinitions": "apiextensions.k8s.io/v1",
+    "leases": "coordination.k8s.io/v1",
+    "podgroups": "scheduling.volcano.sh/v1beta1",
+}
+_CLUSTER_SCOPED = {
+    "namespaces",
+    "nodes",
+    "clusterroles",
+    "clusterrolebindings",
+    "customresourcedefinitions",
+}
+
+
+class ApiError(Exception):
+    """The API server's refusal: HTTP status, reason (`Invalid`, `Forbidden`, …) and the sentence a user sees."""
+
+    def __init__(self, status: int, body: Object) -> None:
+        self.status = status
+        self.reason = str(body.get("reason", ""))
+        self.message = str(body.get("message", body))
+        self.causes = [
+            (str(cause.get("field", "")), str(cause.get("message", "")))
+            for cause in body.get("details", {}).get("causes", [])
+        ]
+        super().__init__(f"{status} {self.reason}: {self.message}")
+
+
+def refusal(call: Callable[Parameters, object], *args: Parameters.args, **kwargs: Parameters.kwargs) -> ApiError | None:
+    """The API server's refusal of what `call` asks of it; None where it was allowed."""
+    try:
+        call(*args, **kwargs)
+    except ApiError as error:
+        return error
+    return None
+
+
+class ApiClient:
+    """One identity at one API server. Resources go by their plural names: `api.get("pods", "name", "namespace")`."""
+
+    def __init__(self, url: str, context: ssl.SSLContext, token: str | None = None) -> None:
+        self.url = url
+        self._context = context
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, verify=context, headers=headers, timeout=30)
+
+    @classmethod
+    def from_kubeconfig(cls, path: Path) -> Self:
+        """The identity of the current context; a client certificate."""
+        config = yaml.safe_load(path.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        context = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority").decode())
+        with tempfile.NamedTemporaryFile() as pair:
+            pair.write(_pem(user, "client-certificate") + b"\n" + _pem(user, "client-key"))
+            pair.flush()
+            context.load_cert_chain(pair.name)
+        return cls(cluster["server"], context)
+
+    def as_token(self, token: str, ca: Path) -> ApiClient:
+        """The same API server as somebody else."""
+        return ApiClient(self.url, ssl.create_default_context(cafile=str(ca)), token)
+
+    def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
+        return self.request("GET", _path(resource, namespace, name))
+
+    def find(self, resource: str, name: str, namespace: str | None = None) -> Object | None:
+        """The object, or None where there is none."""
+        try:
+            return self.get(resource, name, namespace)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, resource: str, namespace: str | None = None, selector: str = "") -> list[Object]:
+        """In all namespaces where `namespace` is None."""
+        found = self.request("GET", _path(resource, namespace), params={"labelSelector": selector})
+        return list(found["items"])
+
+    def create(self, resource: str, body: Object, namespace: str | None = None) -> Object:
+        return self.request("POST", _path(resource, namespace), body=body, params={"fieldValidation": "Strict"})
+
+    def create_below(self, resource: str, name: str, subresource: str, body: Object, namespace: str) -> Object:
+        """For subresources that are created, such as pods/binding and serviceaccounts/token."""
+        return self.request("POST", f"{_path(resource, namespace, name)}/{subresource}", body=body)
+
+    def merge(
+        self, resource: str, name: str, patch: Object, namespace: str | None = None, subresource: str = ""
+    ) -> Object:
+        """A JSON merge patch, as `kubectl patch --type=merge`."""
+        return self._patch("application/merge-patch+json", resource, name, patch, namespace, subresource)
+
+    def patch_status(self, resource: str, name: str, status: Object, namespace: str | None = None) -> Object:
+        """A strategic merge patch of the status, as a kubelet sends it."""
+        body = {"status": status}
+        return self._patch("application/strategic-merge-patch+json", resource, name, body, namespace, "status")
+
+    def apply(self, resource: str, body: Object, namespace: str | None = None, manager: str = "tests") -> Object:
+        """Server-side apply."""
+        params = {"fieldManager": manager, "force": "true"}
+        name = body["metadata"]["name"]
+        return self._patch("application/apply-patch+yaml", resource, name, body, namespace, "", params)
+
+    def delete(self, resource: str, name: str, namespace: str | None = None, grace_seconds: int | None = None) -> None:
+        """`grace_seconds` 0: gone at once, as a kubelet says when a pod's processes have ended."""
+        options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        self.request("DELETE", _path(resource, namespace, name), body={"propagationPolicy": "Background", **options})
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        params: dict[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        """Any request. Raises ApiError where the answer is a refusal."""
+        headers = {"Content-Type": content_type}
+        answer = self._http.request(method, path, json=body, params=params, headers=headers)
+        data: Object = answer.json() if answer.headers["content-type"].startswith("application/json") else {}
+        if answer.is_error:
+            raise ApiError(answer.status_code, data or {"message": answer.text})
+        return data
+
+    def _patch(
+        self,
+        content_type: str,
+        resource: str,
+        name: str,
+        body: Object,
+        namespace: str | None,
+        subresource: str = "",
+        params: dict[str, str] | None = None,
+    ) -> Object:
+        path = _path(resource, namespace, name) + (f"/{subresource}" if subresource else "")
+        return self.request("PATCH", path, body, params, content_type)
+
+
+def _path(resource: str, namespace: str | None, name: str = "") -> str:
+    base = "/api/v1" if resource in _CORE else f"/apis/{_GROUPS[resource]}"
+    within = f"/namespaces/{namespace}" if namespace and resource not in _CLUSTER_SCOPED else ""
+    return f"{base}{within}/{resource}" + (f"/{name}" if name else "")
+
+
+def _pem(section: Object, field: str) -> bytes:
+    if f"{field}-data" in section:
+        return base64.b64decode(section[f"{field}-data"])
+    return Path(section[field]).read_bytes()

@@ -1,0 +1,174 @@
+"""A real API server for all tests of this folder, and for each test a namespace of its own."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
+from rljob_cluster.control_plane import ControlPlane
+from rljob_cluster.errors import ClusterError
+from tests.integration.operator import manifests
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.eventually import eventually
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.installation import install
+from tests.integration.operator.kubelet_hand import KubeletHand
+from tests.integration.operator.operator_process import OperatorProcess, write_kubeconfig
+from tests.integration.operator.ports import BLOCK, port_block
+from tests.integration.operator.watched_job import WatchedJob
+
+ROOT = Path(__file__).parents[3]
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def ports() -> Iterator[Iterator[int]]:
+    """Free ports, one after the other; the first three are the control plane's."""
+    with port_block() as first:
+        yield iter(range(first, first + BLOCK - 1))
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory, ports: Iterator[int]) -> Iterator[ControlPlane]:
+    """etcd, API server and controller manager; the project's CRDs are served."""
+    base_port, _, _ = (next(ports) for _ in range(3))
+    control_plane = ControlPlane(tmp_path_factory.mktemp("control-plane"), base_port=base_port, controller_manager=True)
+    try:
+        require_binaries(control_plane.kubectl.parent, CONTROL_PLANE)
+    except ClusterError as error:
+        pytest.skip(f"no Kubernetes API server here: {error}")
+    control_plane.start()
+    run_kubectl(control_plane, "apply", "-f", str(ROOT / "crds" / "manifests"))
+    run_kubectl(control_plane, "wait", "--for=condition=Established", "crd", "--all")
+    yield control_plane
+    control_plane.kill_api_server()  # asked to end, it would wait for its watchers
+    control_plane.stop()
+
+
+@pytest.fixture(scope="session")
+def api(control_plane: ControlPlane) -> ApiClient:
+    """The API server, as an administrator."""
+    return ApiClient.from_kubeconfig(control_plane.kubeconfig)
+
+
+@pytest.fixture
+def namespace(api: ApiClient) -> Iterator[str]:
+    """A namespace that admits only `restricted` pods. It goes after the test, with all that is in it."""
+    name = f"test-{next(_numbers)}"
+    api.create("namespaces", manifests.namespace(name))
+    eventually(lambda: api.find("serviceaccounts", "default", name), "the namespace's default ServiceAccount")
+    yield name
+    if api.find("namespaces", name):
+        api.delete("namespaces", name)
+
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def kubectl(control_plane: ControlPlane, namespace: str) -> Kubectl:
+    """kubectl in the test's namespace: `kubectl("get", "rlj")`, with `stdin` and the output as text."""
+
+    def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return run_kubectl(control_plane, "--namespace", namespace, *arguments, stdin=stdin, check=check)
+
+    return kubectl
+
+
+def run_kubectl(
+    control_plane: ControlPlane, *arguments: str, stdin: str | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    command = [str(control_plane.kubectl), "--kubeconfig", str(control_plane.kubeconfig), *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+    return done
+
+
+# --- the operator ---
+
+OPERATOR_NAMESPACE = "rljob-system"
+
+SETTINGS: dict[str, object] = {
+    "trainer_image": "localhost/rljob/trainer:test",
+    "trainer_torch_version": "2.11.0",
+    "lease_namespace": OPERATOR_NAMESPACE,
+    "termination_grace_seconds": 5,
+    "placement_timeout_seconds": 2,
+    "placement_retry_seconds": 1,
+    "start_timeout_seconds": 3,
+    "restart_delay_seconds": 0.2,
+    "status_interval_seconds": 0.2,
+}
+"""What is minutes in an installation is seconds here."""
+
+
+@pytest.fixture(scope="session")
+def proxy(control_plane: ControlPlane, ports: Iterator[int]) -> Iterator[FaultProxy]:
+    """Stands between the operator and the API server."""
+    proxy = FaultProxy(control_plane.url, control_plane.ca, next(ports))
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture(scope="session")
+def kubelet(api: ApiClient) -> Iterator[KubeletHand]:
+    """Two nodes, one with eight GPUs, and the hand that moves their pods."""
+    kubelet = KubeletHand(api)
+    kubelet.start()
+    yield kubelet
+    kubelet.stop()
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(
+    control_plane: ControlPlane, api: ApiClient, proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The operator's way to the API server: the chart's rights, through the proxy."""
+    token = install(api, control_plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
+    return write_kubeconfig(tmp_path_factory.mktemp("operator") / "kubeconfig", proxy.url, token)
+
+
+@pytest.fixture(scope="session")
+def shared_operator(operator_kubeconfig: Path, kubelet: KubeletHand, ports: Iterator[int]) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess(
+        operator_kubeconfig, operator_kubeconfig.with_name("log"), next(ports), next(ports), SETTINGS
+    )
+    yield operator
+    if operator.running:
+        operator.stop()
+
+
+@pytest.fixture
+def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProcess:
+    """The operator, running; tests share one process, and may kill it."""
+    if not shared_operator.running:
+        forget_leader(api)
+        shared_operator.start()
+    return shared_operator
+
+
+def forget_leader(api: ApiClient) -> None:
+    """A killed leader's Lease holds others off for 15 s; tests do not wait for that."""
+    for lease in api.list("leases", OPERATOR_NAMESPACE):
+        api.delete("leases", lease["metadata"]["name"], OPERATOR_NAMESPACE)
+
+
+def restart(operator: OperatorProcess, api: ApiClient) -> None:
+    """Killed, and back."""
+    operator.kill()
+    operator.wait_ended()
+    forget_leader(api)
+    operator.start()
+
+
+@pytest.fixture
+def job(operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand, namespace: str) -> Iterator[WatchedJob]:
+    """A job in the test's namespace, not yet created, and an operator that looks after it."""
+    yield WatchedJob(api, kubelet, namespace)
+    kubelet.follow(namespace)  # its pods end as the namespace is deleted

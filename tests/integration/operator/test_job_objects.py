@@ -1,0 +1,111 @@
+"""A job's objects, before a real API server: none of them is refused, and pods are merged by the keys it goes by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from rljob_api.job import RLJob
+from rljob_operator.objects.job_objects import JobObjects, build_job_objects
+from rljob_operator.objects.strategic_merge import POD, Fields, KeyedList
+from rljob_operator.settings import OperatorSettings
+from tests.integration.operator import manifests
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.conftest import Kubectl
+
+Object = dict[str, Any]
+
+SETTINGS = OperatorSettings(
+    trainer_image="localhost/rljob/trainer:test",
+    trainer_torch_version="2.13.0",
+    image_pull_secrets=("registry",),
+    network_policy=True,
+    pod_labels={"team": "rl"},
+)
+TEMPLATE: Object = {
+    "metadata": {"labels": {"env": "prod"}},
+    "spec": {
+        "nodeSelector": {"pool": "a"},
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["storage"]}],
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}},
+            {"name": "home", "persistentVolumeClaim": {"claimName": "cache"}},
+        ],
+        "containers": [
+            {
+                "env": [{"name": "PYTORCH_ALLOC_CONF", "value": "max_split_size_mb:128"}],
+                "resources": {"limits": {"memory": "2Gi"}},
+            }
+        ],
+    },
+}
+
+JOBS: dict[str, Object] = {
+    "plain": {},
+    "without a volume": {"checkpoint": {}},
+    "without GPUs": {"policy": {"gpusPerReplica": 0}},
+    "with a model in an image": {"model": {"uri": "oci://localhost/models/m:1"}},
+    "with a model in a claim": {"model": {"uri": "pvc://models/qwen/3"}},
+    "with templates": {"policy": {"replicas": 2, "template": TEMPLATE}, "controller": {"template": TEMPLATE}},
+    "with rollouts of their own": {"topology": "Disaggregated", "rollout": {"replicas": 2, "template": TEMPLATE}},
+    "in a queue": {"queueName": "gpus"},
+    "of another trainer": {"trainer": {"image": "verl:1", "command": ["torchrun"]}, "policy": {"replicas": 2}},
+}
+
+
+def built(stored: Object, placement: Any) -> JobObjects:
+    """As the operator builds them, from the job as the API server has stored it."""
+    job = RLJob.model_validate(stored, by_alias=True, by_name=False)
+    return build_job_objects(
+        job,
+        SETTINGS,
+        namespace=stored["metadata"]["namespace"],
+        uid=stored["metadata"]["uid"],
+        attempt=1,
+        plan=None,
+        controller_placement=placement,
+        gang="Kueue" if job.spec.queue_name else "Native",
+        ray_token="token",
+    )
+
+
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+@pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
+def test_every_object_of_a_job_is_accepted(
+    spec: Object, placement: str, api: ApiClient, namespace: str, kubectl: Kubectl
+) -> None:
+    """Also by Pod Security `restricted`, and with no field that the API server does not know."""
+    objects = built(api.create("rljobs", manifests.job(**spec), namespace), placement)
+    listed = {"apiVersion": "v1", "kind": "List", "items": [*objects.apply, *objects.create, *objects.pods]}
+    created = kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(listed))
+    assert len(created.stdout.splitlines()) == len(listed["items"])
+
+
+def test_pods_are_merged_by_the_keys_of_the_api_server(kubectl: Kubectl) -> None:
+    document = json.loads(kubectl("get", "--raw", "/openapi/v3/api/v1").stdout)
+    schemas = document["components"]["schemas"]
+    published = dict(keyed_lists(schemas, "io.k8s.api.core.v1.PodSpec"))  # but those only ever added to running pods
+    assert dict(merged_lists(POD["spec"])) == published
+
+
+def keyed_lists(schemas: Mapping[str, Object], name: str, path: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Path and keys of the keyed lists of a type, and of the containers and resources within it."""
+    for field, schema in schemas[name]["properties"].items():
+        keys = schema.get("x-kubernetes-list-map-keys")
+        if keys and field != "ephemeralContainers":
+            yield f"{path}{field}", tuple(keys)
+        below = schema.get("items", schema).get("allOf", [{}])[0].get("$ref", "").rpartition("/")[2]
+        if field in ("containers", "initContainers", "resources"):
+            yield from keyed_lists(schemas, below, f"{path}{field}.")
+
+
+def merged_lists(fields: KeyedList | Fields, path: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The same of what templates are merged by."""
+    for field, below in (fields.fields if isinstance(fields, KeyedList) else fields).items():
+        if isinstance(below, KeyedList):
+            yield f"{path}{field}", below.keys
+        yield from merged_lists(below, f"{path}{field}.")

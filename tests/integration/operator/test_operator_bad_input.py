@@ -1,0 +1,174 @@
+"""What the schema cannot refuse ends in a condition with a sentence; the operator goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_operator import labels
+from rljob_operator.names import controller_pod_name, worker_pod_name
+from tests.integration.operator import manifests
+from tests.integration.operator.api_client import ApiClient, refusal
+from tests.integration.operator.eventually import eventually, holds_for
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.kubelet_hand import CPU_NODE, KubeletHand
+from tests.integration.operator.operator_process import OperatorProcess
+from tests.integration.operator.watched_job import WatchedJob
+
+
+@pytest.fixture(autouse=True)
+def the_operator_survives(operator: OperatorProcess) -> Any:
+    yield
+    assert operator.running, operator.end_of_log()
+    assert operator.probe("healthz") == 200
+
+
+def messages(job: WatchedJob) -> str:
+    """Everything that the conditions tell a user."""
+    return "\n".join(condition["message"] for condition in job.status.get("conditions", []))
+
+
+def test_an_exceeded_quota_is_told_in_the_api_servers_words_and_waited_out(
+    job: WatchedJob, api: ApiClient, namespace: str
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    api.create("resourcequotas", quota, namespace)
+    eventually(lambda: api.get("resourcequotas", "few", namespace).get("status"), "the quota to be in force")
+    job.create()
+    eventually(lambda: "exceeded quota: few" in messages(job), "the quota in a condition", 20, lambda: messages(job))
+    assert job.phase != "Failed"
+    api.delete("resourcequotas", "few", namespace)
+    job.wait_for_pods(2, timeout=60)
+
+
+def test_a_pod_that_the_namespace_does_not_admit_is_told(job: WatchedJob) -> None:
+    job.create(controller={"template": {"spec": {"hostNetwork": True}}})
+    eventually(lambda: "hostNetwork" in messages(job), "Pod Security's sentence", 20, lambda: messages(job))
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ErrImagePull", 'failed to pull image "localhost/no/such:image": not found'),
+        ("CreateContainerConfigError", 'secret "no-such-secret" not found'),
+    ],
+)
+def test_a_container_that_cannot_start_is_told_at_once_and_given_up_in_the_end(
+    job: WatchedJob, kubelet: KubeletHand, reason: str, message: str
+) -> None:
+    job.create()
+    pod = job.wait_for_pods(2)[worker_pod_name("job", "policy", 0)]
+    kubelet.place(pod, "gpu-node")
+    kubelet.wait_in_vain(pod, reason, message)
+    kubelet.place(job.controller_pod(), CPU_NODE)
+    kubelet.run(job.controller_pod(), ready=False)
+    eventually(lambda: message in messages(job), "the kubelet's sentence", 10, lambda: messages(job))
+    kubelet.follow(job.namespace)
+    assert message in job.wait_for(ConditionType.FAILED)["message"]
+
+
+def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubelet: KubeletHand) -> None:
+    job.create()
+    told = '0/2 nodes are available: persistentvolumeclaim "checkpoints" not found.'
+    for pod in job.wait_for_pods(2).values():
+        kubelet.unschedulable(pod, told)
+    eventually(lambda: '"checkpoints" not found' in messages(job), "the missing claim", 10, lambda: messages(job))
+
+
+def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: WatchedJob, kubelet: KubeletHand) -> None:
+    job.create(policy={"gpusPerReplica": 16})
+    kubelet.unschedulable(
+        job.wait_for_pods(2)[worker_pod_name("job", "policy", 0)],
+        "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+    )
+    eventually(lambda: "16 nvidia.com/gpu" in messages(job), "the GPUs that no node has", 10, lambda: messages(job))
+    assert "gpu-node" in messages(job)
+
+
+def test_a_half_placed_job_is_released_and_tried_again(job: WatchedJob, kubelet: KubeletHand, namespace: str) -> None:
+    job.create()
+    first = job.wait_for_pods(2)
+    kubelet.place(first[controller_pod_name("job")], CPU_NODE)
+    kubelet.unschedulable(first[worker_pod_name("job", "policy", 0)], "0/2 nodes are available: 2 Insufficient cpu.")
+    eventually(lambda: "deletionTimestamp" in job.controller_pod()["metadata"], "the placed pod to be released")
+    kubelet.follow(namespace)
+    job.wait_for(ConditionType.RUNNING, timeout=30)
+    assert not {p["metadata"]["uid"] for p in first.values()} & {p["metadata"]["uid"] for p in job.pods.values()}
+    assert job.status.get("restarts", 0) == 0
+
+
+def test_a_foreign_pod_in_the_way_is_named_and_left_alone(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+    name = controller_pod_name("job")
+    foreign = api.create("pods", foreign_pod(name, {labels.JOB_NAME: "job", labels.ROLE: "controller"}), namespace)
+    job.create()
+    eventually(lambda: name in messages(job), "the foreign pod's name in a condition", 20, lambda: messages(job))
+    holds_for(1.0, lambda: api.find("pods", name, namespace) is not None, "the foreign pod to stay")
+    assert api.get("pods", name, namespace)["metadata"]["uid"] == foreign["metadata"]["uid"]
+
+
+def foreign_pod(name: str, labels_: dict[str, str]) -> dict[str, Any]:
+    context = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {"name": "main", "image": "other", "securityContext": context}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels_},
+        "spec": {"containers": [container]},
+    }
+
+
+def test_a_status_edited_by_hand_is_set_right(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+    job.create().run(step=3)
+    pods = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
+    nonsense = {
+        "step": 9,
+        "attempts": [{"number": 7, "planGeneration": 9, "startTime": "2020-01-01T00:00:00Z", "fromStep": 1}],
+        "plan": manifests.PLAN | {"generation": 9},
+        "display": {"phase": "Perhaps"},
+    }
+    api.merge("rljobs", "job", {"status": nonsense}, namespace, subresource="status")
+    eventually(lambda: job.phase in ("Running", "Recovering"), "a phase that is one", 20, lambda: job.status)
+    if {name: pod["metadata"]["uid"] for name, pod in job.pods.items()} != pods:
+        job.wait_for(ConditionType.RUNNING)
+    job.complete(attempt=job.attempt)
+
+
+def test_a_status_removed_by_hand_is_made_anew(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+    job.create().run(step=3)
+    api.merge("rljobs", "job", {"status": None}, namespace, subresource="status")
+    job.wait_for(ConditionType.RUNNING)
+    job.complete(attempt=job.attempt)
+
+
+def test_a_step_report_beyond_belief_breaks_nothing(job: WatchedJob) -> None:
+    job.create().run(step=3)
+    memory = [{"role": "policy", "rank": rank, "peakReservedBytes": 2**62} for rank in range(256)]
+    job.report(10**9, attempt=999, planGeneration=77, reward=-1e300, memory=memory)
+    holds_for(1.0, lambda: job.phase == "Running", "the job to run on")
+    job.report(4)
+    job.complete()
+
+
+def test_a_step_report_that_is_none_is_told_and_survived(
+    job: WatchedJob, api: ApiClient, proxy: FaultProxy, namespace: str
+) -> None:
+    """Stored by an older version of the CRD, with fields that this one does not know."""
+    job.create().run(step=3)
+    crd = api.get("customresourcedefinitions", "stepreports.rljob.dev")
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    relaxed = [version | {"schema": {"openAPIV3Schema": anything}} for version in crd["spec"]["versions"]]
+    api.merge("customresourcedefinitions", "stepreports.rljob.dev", {"spec": {"versions": relaxed}})
+    try:
+        older: dict[str, Any] = {"phase": "dreaming", "old": "field"}
+        eventually(lambda: refusal(job.report, -5, **older) is None, "the older schema to be served")
+        holds_for(1.5, lambda: job.phase == "Running", "the job to run on")
+    finally:
+        api.merge("customresourcedefinitions", "stepreports.rljob.dev", {"spec": {"versions": crd["spec"]["versions"]}})
+    proxy.wait_until_quiet()

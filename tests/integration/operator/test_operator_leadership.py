@@ -1,0 +1,77 @@
+"""Of two replicas one acts; the other takes over when it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.conftest import OPERATOR_NAMESPACE, SETTINGS
+from tests.integration.operator.eventually import eventually, holds_for
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.operator_process import OperatorProcess
+from tests.integration.operator.watched_job import WatchedJob
+
+
+@pytest.fixture
+def standby(operator: OperatorProcess, operator_kubeconfig: Path, ports: Iterator[int]) -> Iterator[OperatorProcess]:
+    """A second replica, with the same identity at the API server as the first, which leads."""
+    standby = OperatorProcess(
+        operator_kubeconfig, operator_kubeconfig.with_name("standby.log"), next(ports), next(ports), SETTINGS
+    )
+    standby.start()
+    yield standby
+    if standby.running:
+        standby.stop()
+
+
+def holder(api: ApiClient) -> str:
+    [lease] = api.list("leases", OPERATOR_NAMESPACE)
+    return str(lease["spec"].get("holderIdentity") or "")
+
+
+def test_the_second_replica_waits_and_takes_over_from_a_killed_leader(
+    job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, api: ApiClient, proxy: FaultProxy
+) -> None:
+    leader = holder(api)
+    job.create().run(step=2)
+    assert standby.probe("readyz") == 200
+    assert holder(api) == leader
+    operator.kill()
+    operator.wait_ended()
+    job.report(6)
+    assert job.status.get("step") != 6, "nobody leads yet"
+    eventually(lambda: holder(api) not in ("", leader), "the other replica to lead", 40)
+    eventually(lambda: job.status.get("step") == 6, "the new leader's work")
+    assert len(job.attempts) == 1
+    job.complete()
+
+
+def test_a_leader_that_is_stopped_hands_over_at_once(
+    job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, api: ApiClient
+) -> None:
+    leader = holder(api)
+    assert operator.stop() == 0
+    eventually(lambda: holder(api) not in ("", leader), "the other replica to lead", 5)
+    job.create().run()
+
+
+def test_a_leader_that_cannot_renew_its_lease_ends_before_another_acts(
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy
+) -> None:
+    with proxy.failing(500, resources=("leases",)):
+        assert operator.wait_ended(timeout=20) != 0
+        job.create()
+        holds_for(0.5, lambda: not job.pods, "no pods without a leader")
+
+
+def test_both_replicas_together_write_what_one_would(
+    job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, proxy: FaultProxy, namespace: str
+) -> None:
+    job.create().run(step=0)
+    proxy.wait_until_quiet()
+    counts = proxy.counts(namespace)
+    assert counts["create pods"] == 2
+    assert counts["patch rljobs/status"] <= 5, counts

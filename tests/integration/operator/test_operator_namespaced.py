@@ -1,0 +1,52 @@
+"""An operator that looks after listed namespaces, with rights in them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljob_cluster.control_plane import ControlPlane
+from tests.integration.operator import manifests
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.conftest import SETTINGS
+from tests.integration.operator.eventually import holds_for
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.installation import install
+from tests.integration.operator.kubelet_hand import KubeletHand
+from tests.integration.operator.operator_process import OperatorProcess, write_kubeconfig
+from tests.integration.operator.watched_job import WatchedJob
+
+
+def test_it_needs_no_right_elsewhere_and_acts_nowhere_else(
+    control_plane: ControlPlane,
+    api: ApiClient,
+    kubelet: KubeletHand,
+    shared_operator: OperatorProcess,
+    namespace: str,
+    ports: Iterator[int],
+    tmp_path: Path,
+) -> None:
+    if shared_operator.running:
+        shared_operator.stop()
+    api.create("namespaces", manifests.namespace("elsewhere"))
+    proxy = FaultProxy(control_plane.url, control_plane.ca, next(ports))
+    proxy.start()
+    token = install(api, control_plane.kubectl.with_name("helm"), "one-namespace", [namespace])
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", proxy.url, token)
+    settings = SETTINGS | {"namespaces": namespace, "lease_namespace": "one-namespace"}
+    operator = OperatorProcess(kubeconfig, tmp_path / "log", next(ports), next(ports), settings)
+    operator.start()
+    try:
+        elsewhere = WatchedJob(api, kubelet, "elsewhere").create()
+        job = WatchedJob(api, kubelet, namespace).create()
+        job.run()
+        job.complete()
+        job.delete()
+        job.wait_gone()
+        holds_for(1.0, lambda: not elsewhere.status and not elsewhere.pods, "no word about a job elsewhere")
+        refused = [str(request) for request in proxy.requests if request.status == 403]
+        assert refused == []
+    finally:
+        operator.stop()
+        proxy.stop()
+        api.delete("namespaces", "elsewhere")

@@ -1,0 +1,71 @@
+"""The label that the operator keeps on nodes with GPUs, and where the controller goes by it."""
+
+from __future__ import annotations
+
+from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_operator.labels import NODE_HAS_GPUS
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.eventually import eventually, holds_for
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
+from tests.integration.operator.operator_process import OperatorProcess
+from tests.integration.operator.watched_job import WatchedJob
+
+
+def label(api: ApiClient, node: str) -> str | None:
+    labels: dict[str, str] = api.get("nodes", node)["metadata"].get("labels", {})
+    return labels.get(NODE_HAS_GPUS)
+
+
+def test_the_label_follows_gpus_as_they_come_and_go(
+    operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand
+) -> None:
+    eventually(lambda: label(api, GPU_NODE) == "true", "the label on the node with GPUs")
+    assert label(api, CPU_NODE) is None
+    try:
+        kubelet.set_gpus(CPU_NODE, 4)
+        eventually(lambda: label(api, CPU_NODE) == "true", "the label on the node that has GPUs now")
+    finally:
+        kubelet.set_gpus(CPU_NODE, 0)
+    eventually(lambda: label(api, CPU_NODE) is None, "no label on a node that has lost its GPUs")
+
+
+def test_heartbeats_of_nodes_cost_no_write(
+    operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand, proxy: FaultProxy
+) -> None:
+    proxy.wait_until_quiet()
+    before = len(proxy.writes())
+    for second in range(3):
+        kubelet.set_gpus(GPU_NODE, 8)
+        condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": f"2026-01-01T00:00:0{second}Z"}
+        api.patch_status("nodes", GPU_NODE, {"conditions": [condition]})
+    holds_for(1.0, lambda: len(proxy.writes()) == before, "no write of the operator")
+
+
+def test_with_only_gpu_nodes_the_controller_runs_there_and_the_job_says_so(
+    job: WatchedJob, api: ApiClient, kubelet: KubeletHand
+) -> None:
+    kubelet.set_gpus(CPU_NODE, 2)
+    try:
+        eventually(lambda: label(api, CPU_NODE) == "true", "a cluster without GPU-free nodes")
+        job.create().run()
+        scheduled = job.wait_for(ConditionType.SCHEDULED)
+        assert scheduled["reason"] == ConditionReason.CONTROLLER_ON_GPU_NODE
+        environment = {e["name"]: e.get("value", "") for e in job.controller_pod()["spec"]["containers"][0]["env"]}
+        assert (environment["CUDA_VISIBLE_DEVICES"], environment["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
+    finally:
+        kubelet.set_gpus(CPU_NODE, 0)
+
+
+def test_a_job_that_requires_a_gpu_free_node_waits_for_one(
+    job: WatchedJob, api: ApiClient, kubelet: KubeletHand
+) -> None:
+    kubelet.set_gpus(CPU_NODE, 2)
+    try:
+        eventually(lambda: label(api, CPU_NODE) == "true", "a cluster without GPU-free nodes")
+        job.create(controller={"requireGpuFreeNode": True})
+        job.wait_for(ConditionType.SCHEDULED, "False", ConditionReason.NO_GPU_FREE_NODE)
+        holds_for(0.5, lambda: not job.pods, "no pods yet")
+    finally:
+        kubelet.set_gpus(CPU_NODE, 0)
+    job.run()

@@ -1,0 +1,127 @@
+"""The operator may die at any moment: what it does next depends on the cluster alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rljob_api.conditions import ConditionType
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.conftest import forget_leader, restart
+from tests.integration.operator.eventually import eventually
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.kubelet_hand import KubeletHand
+from tests.integration.operator.operator_process import OperatorProcess
+from tests.integration.operator.watched_job import WatchedJob
+
+
+def test_a_restarted_operator_adopts_running_jobs_without_a_write(
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient
+) -> None:
+    job.create().run(step=3)
+    eventually(lambda: job.status.get("step") == 3, "the step in the status")
+    proxy.wait_until_quiet()
+    pods = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
+    version = job.object["metadata"]["resourceVersion"]
+    written = len(proxy.writes())
+    restart(operator, api)
+    proxy.wait_until_quiet(seconds=2.0)
+    assert [str(write) for write in proxy.writes()[written:]] == []
+    assert {name: pod["metadata"]["uid"] for name, pod in job.pods.items()} == pods
+    assert job.object["metadata"]["resourceVersion"] == version
+    job.complete()
+
+
+def test_what_happened_while_the_operator_was_away_is_seen(
+    job: WatchedJob, operator: OperatorProcess, api: ApiClient
+) -> None:
+    job.create().run()
+    operator.kill()
+    operator.wait_ended()
+    job.report(10)
+    job.end_controller(0)
+    forget_leader(api)
+    operator.start()
+    job.wait_for(ConditionType.COMPLETE)
+
+
+def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient, kubelet: KubeletHand, namespace: str
+) -> None:
+    """A whole life, another attempt included: one change to the cluster, and the process is dead, again and again."""
+    undisturbed = WatchedJob(api, kubelet, namespace, "undisturbed").create()
+    live_through(undisturbed)
+    expected = outcome(undisturbed)
+    proxy.wait_until_quiet()
+    with killed_after_each_change(operator, proxy, api) as kills:
+        live_through(job.create(), timeout=90)
+        ended = outcome(job)
+        job.delete()
+        job.wait_gone(timeout=60)
+    assert ended == expected
+    assert len(kills) >= 15
+
+
+def live_through(job: WatchedJob, timeout: float = 20) -> None:
+    """Starts, loses a worker pod, goes on, completes."""
+    job.kubelet.follow(job.namespace)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    first = job.attempt
+    job.report(4, first)
+    eventually(lambda: job.status.get("step") == 4, "the reported step in the status", timeout)
+    job.kubelet.vanish(job.policy_pod())
+    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    job.report(10, job.attempt)
+    job.end_controller(0)
+    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
+    job.wait_for_pods(1, timeout)
+
+
+def outcome(job: WatchedJob) -> dict[str, Any]:
+    """What must not depend on when the operator died: no times, no names, and of attempts what they committed.
+
+    A pod that had started when its operator died before it had made the others ends its attempt, at no one's cost.
+    """
+    status = job.status
+    return {
+        "conditions": {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]},
+        "committed": [(a["fromStep"], a["toStep"]) for a in status["attempts"] if a.get("toStep", 0) >= a["fromStep"]],
+        "steps": (status["step"], status["steps"], status.get("restarts", 0)),
+        "plan": status["plan"],
+        "pods": sorted(name.removeprefix(job.name) for name in job.pods),
+        "phase": job.phase,
+    }
+
+
+@contextmanager
+def killed_after_each_change(operator: OperatorProcess, proxy: FaultProxy, api: ApiClient) -> Iterator[list[str]]:
+    """Within the block, the operator dies of each change that it makes, and is started again. Yields what killed it."""
+    kills: list[str] = []
+    stopping = threading.Event()
+
+    def kill() -> None:
+        operator.kill()
+        kills.append(str(proxy.writes()[-1]))
+
+    def revive() -> None:
+        while not stopping.wait(0.02):
+            if not operator.running:
+                forget_leader(api)
+                proxy.after_next_change(kill)
+                operator.start(wait=False)
+
+    proxy.after_next_change(kill)
+    reviver = threading.Thread(target=revive)
+    reviver.start()
+    try:
+        yield kills
+    finally:
+        stopping.set()
+        reviver.join()
+        proxy.after_next_change(None)
+        if not operator.running:
+            forget_leader(api)
+            operator.start()
