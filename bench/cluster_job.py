@@ -51,7 +51,7 @@ def measure() -> Object:
 
 def kubectl(*words: str, check: bool = True) -> str:
     layout = ClusterLayout.default()
-    command = [layout.binaries / "kubectl", "--kubeconfig", layout.kubeconfig, "--namespace", NAMESPACE, *words]
+    command = [str(layout.binaries / "kubectl"), f"--kubeconfig={layout.kubeconfig}", f"--namespace={NAMESPACE}", *words]
     return subprocess.run(command, check=check, capture_output=True, text=True).stdout
 
 

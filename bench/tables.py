@@ -158,7 +158,7 @@ failures costs {row["requests_per_life"]:.0f} requests in all, and none in {row[
 
 `bench/{in_pods["script"]}`, {in_pods["date"]}: `examples/digits.yaml` with real kubelets, {len(runs)} runs. From
 `kubectl apply` to running containers at most {max(r["containers_started_seconds"] for r in runs):.0f} s, to the first
-step {spread} (Ray, then the imports of torch and vLLM on two cores), to Complete {ends}; reward {min(r["reward"] for r in runs):.2f} and more.
+step {spread} (Ray, then the imports of torch and vLLM on two cores), to Complete {ends}; rewards from {min(r["reward"] for r in runs):.3f}.
 """
 
 

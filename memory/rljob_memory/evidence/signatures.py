@@ -77,7 +77,8 @@ SIGNATURES: tuple[Signature, ...] = (
     # Host memory. Before the GPU: Ray's class has torch's name.
     _signature(
         FailureKind.HOST,
-        r"was (?:running was )?(?P<used_gib>[\d.]{1,12})GB(?: used)? / (?P<limit_gib>[\d.]{1,12})GB(?: limit)? \([\d.]+\)",
+        r"was (?:running was )?(?P<used_gib>[\d.]{1,12})GB(?: used)? / "
+        r"(?P<limit_gib>[\d.]{1,12})GB(?: limit)? \([\d.]+\)",
     ),
     _signature(
         FailureKind.HOST,
