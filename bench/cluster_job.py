@@ -51,8 +51,8 @@ def measure() -> Object:
 
 def kubectl(*words: str, check: bool = True) -> str:
     layout = ClusterLayout.default()
-    command = [str(layout.binaries / "kubectl"), f"--kubeconfig={layout.kubeconfig}", f"--namespace={NAMESPACE}", *words]
-    return subprocess.run(command, check=check, capture_output=True, text=True).stdout
+    program = [str(layout.binaries / "kubectl"), f"--kubeconfig={layout.kubeconfig}", f"--namespace={NAMESPACE}"]
+    return subprocess.run([*program, *words], check=check, capture_output=True, text=True).stdout
 
 
 def get(kind: str) -> Object:

@@ -16,7 +16,8 @@ START = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory(?:\.|$)")
 LONGEST_MESSAGE_CHARACTERS = 6_000
 """With 64 other processes named it has about 3,500."""
 
-_TO_SPACES = str.maketrans("\t\r\n\xa0", "    ")
+_PLAIN = str.maketrans("\t\r\n\xa0", "    ", "[]")
+"""Line breaks are spaces; brackets are where a page quotes the parts that not every message has."""
 
 _MESSAGE = re.compile(
     rf"out of memory\. Tried to allocate (?P<requested>{SIZE})\. "
@@ -47,7 +48,7 @@ _REJECTED = re.compile(
 
 def parse_allocator_message(text: str) -> DeviceMemory | None:
     """The numbers of the first whole message in `text`; None where there is none. Line breaks inside it do no harm."""
-    flat = re.sub(" {2,}", " ", text.translate(_TO_SPACES))
+    flat = re.sub(" {2,}", " ", text.translate(_PLAIN))
     if match := _MESSAGE.search(flat):
         return _from_message(match)
     if match := _OLD_MESSAGE.search(flat):
@@ -117,7 +118,7 @@ def _processes(text: str, reserved_bytes: int) -> tuple[int | None, tuple[GpuPro
         if used is None:
             continue
         if match["pid"] is None:
-            own = used
+            own = used or None  # 0 where NVML may not look
         else:
             others.append(GpuProcess(int(match["pid"]), used))
     if own is None:

@@ -26,6 +26,7 @@ class FailureKind(StrEnum):
     HOST = "the host, or the container, ran out of memory"
     KILLED = "a process was killed by SIGKILL"
     SHARED_MEMORY = "/dev/shm is full"
+    SHARED_SEGMENT = "NCCL could not make a segment in /dev/shm"
     BUS_ERROR = "a process died of a bus error"
     OBJECT_STORE = "Ray's object store is full"
     UNSAID = "a process ended by an out-of-memory exit code and left no message"
@@ -52,7 +53,7 @@ class Failure:
     source: str = ""
 
 
-_VAGUE = frozenset({FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR})
+_VAGUE = frozenset({FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR, FailureKind.SHARED_SEGMENT})
 
 
 def first_failure(failures: list[Failure]) -> Failure | None:

@@ -16,7 +16,7 @@ _GB = r"(\d{1,9}(?:\.\d{1,6})?)"
 _SLEPT = re.compile(rf"Sleep mode freed (-?[\d.]{{1,9}}) GiB memory, {_GB} GiB memory is still in use")
 _WOKE = re.compile(r"seconds to wake up")
 _KV_CACHE = re.compile(rf"Available KV cache memory: {_GB} GiB")
-_ENGINE = re.compile(r"\bvllm\b|\bvLLM\b|EngineCore|LLMRayActor")
+_ENGINE = re.compile(r"-packages/vllm/|\bvLLM\b|(?<!/)(?:\b|_)vllm\b(?!/)|EngineCore|LLMRayActor|VllmWorker|AsyncVLLM")
 _ENGINE_VERSION = re.compile(r"LLM engine \(v(\d+\.\d+[\w.+-]{0,40})\)")
 _TORCH_VERSION = re.compile(r"PyTorch version\s*:\s*(\d+\.\d+[\w.+-]{0,30})")
 _VERL_MEMORY = re.compile(rf"^(.{{0,80}}?)[,:]? memory allocated \(GB\): {_GB}, memory reserved \(GB\): {_GB}")
@@ -30,14 +30,18 @@ _BARRIER = re.compile(r"using GPU 0 to perform barrier as devices used by this p
 def note(collection: Collection, line: LogLine) -> bool:
     """Keep what the line tells. True where that is all that it can tell."""
     text = line.text
-    if not collection.engine.seen and (_ENGINE.search(text) or "EngineCore" in line.writer):
-        collection.engine = replace(collection.engine, seen=True)
     return (
         _note_engine(collection, text)
         or _note_memory(collection, line)
         or _note_process(collection, text)
         or _note_version(collection, text)
     )
+
+
+def note_engine_seen(collection: Collection, line: LogLine) -> None:
+    """Keep whether a vLLM engine appears in the log at all."""
+    if not collection.engine.seen and (_ENGINE.search(line.text) or _ENGINE.search(line.writer)):
+        collection.engine = replace(collection.engine, seen=True)
 
 
 def _note_engine(collection: Collection, text: str) -> bool:

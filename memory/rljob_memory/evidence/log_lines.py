@@ -13,11 +13,44 @@ LONGEST_LINE_BYTES = 1 << 16
 MOST_MESSAGE_LINES = 12
 """A terminal of 80 columns breaks torch's message into nine."""
 
-_TELLING = re.compile(
-    rb"emory|File |lloc|OOM|oom|shm|us error|SIG|illed|xit|because it is full|EngineCore|LLMRayActor|vLLM|vllm"
-    rb"|UBLAS|CUDNN|No space|CUDA|Cuda|HIP|MiB|MA |Watchdog|ActorDied|roken|peer|ChildFailed|/torch_|Traceback"
-    rb"|to wake up|PyTorch"
+_TELLING = (
+    b"emory",
+    b"File ",
+    b"lloc",
+    b"OOM",
+    b"oom",
+    b"shm",
+    b"us error",
+    b"SIG",
+    b"illed",
+    b"xit",
+    b"because it is full",
+    b"EngineCore died",
+    b"vLLM",
+    b"vllm",
+    b"LLMRayActor",
+    b"EngineDead",
+    b"UBLAS",
+    b"CUDNN",
+    b"No space",
+    b"CUDA",
+    b"uda ",
+    b"HIP",
+    b"MiB",
+    b"GiB",
+    b"Watchdog",
+    b"ActorDied",
+    b"roken",
+    b"peer",
+    b"ChildFailed",
+    b"/torch_",
+    b"Traceback",
+    b"to wake up",
+    b"PyTorch",
+    b"MA ",
+    b"NCCL",
 )
+"""Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\^\[\[[0-9;]*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(
@@ -25,6 +58,7 @@ _PREFIX = re.compile(
     r"\((?P<name>[\w.:-]{1,80}(?: rank=\d+)?)(?: \w+)?(?: pid=(?P<pid>\d+))?(?:, ip=(?P<ip>[\d.]+))?\)\s?|"
     r"\[(?:rank|default)(?P<rank>\d+)\]:\s?|"
     r"(?:ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\] ?|"
+    r"\[[A-Z][A-Za-z]{2,8}\]\s|"
     r"[\w-]{1,60}\s+\| )"
 )
 _ISO_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
@@ -35,30 +69,41 @@ _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """`text`: without colours and prefixes. `writer`: tells interleaved processes apart; "" where nothing does.
-    `clock`: the first time stamp's format, and seconds in it. `rank`: as the prefix says."""
+
+    `clock`: the first time stamp's format, and seconds in it. `rank`: as the prefix says. `number`: counts all lines.
+    """
 
     text: str
     writer: str
     clock: tuple[str, float] | None
     rank: int | None
+    number: int = 0
 
 
 def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
     """The lines that can matter here, and those after them that may belong to them: the code of a traceback's frame,
     the rest of a message that was broken."""
-    following = 0
+    following = number = 0
     while raw := stream.readline(LONGEST_LINE_BYTES):
+        number += 1
         if b"out of memory" in raw:
             following = MOST_MESSAGE_LINES
         elif b"File " in raw:
             following = max(following, 2)
-        elif following == 0 and not _TELLING.search(raw):
+        elif following == 0 and not _is_telling(raw):
             continue
         following = max(following - 1, 0)
-        yield parse_line(raw)
+        yield parse_line(raw, number)
 
 
-def parse_line(raw: bytes) -> LogLine:
+def _is_telling(raw: bytes) -> bool:
+    for word in _TELLING:  # noqa: SIM110 — a generator takes twice as long, and this is where the time goes.
+        if word in raw:
+            return True
+    return False
+
+
+def parse_line(raw: bytes, number: int = 0) -> LogLine:
     """Never fails: what is no UTF-8 is replaced."""
     text = _CONTROL.sub(" ", _COLOUR.sub("", raw.decode("utf-8", "replace").rstrip("\r\n")))
     head = text[:400]
@@ -68,7 +113,7 @@ def parse_line(raw: bytes) -> LogLine:
     while (match := _PREFIX.match(text)) and match.end():
         writer.extend(found for found in (match["name"], match["pid"], match["ip"], match["rank"]) if found)
         text = text[match.end() :]
-    return LogLine(text, " ".join(writer), clock, rank)
+    return LogLine(text, " ".join(writer), clock, rank, number)
 
 
 def _clock(text: str) -> tuple[str, float] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -16,15 +17,21 @@ from rljob_memory.evidence.allocator_message import (
     parse_request,
 )
 from rljob_memory.evidence.collection import Collection
+from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, telling_lines
-from rljob_memory.evidence.signatures import match_signature, secondary_name
+from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature, secondary_name
 
 _MOST_WRITERS = 256
 _LONGEST_TRACEBACK = 120
 _LONGEST_TEXT = 1_000
+_NEAR_LINES = 1_000
+"""A traceback that ended so much earlier is another failure's, which the program survived."""
 
 _FRAME = re.compile(r'File \\?"([^"\\]{1,400})\\?", line \d+, in ([\w<>.]{1,100})')
+_NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
+_ENGINE_WRITER = re.compile(r"EngineCore|LLMRayActor|VllmWorker|AsyncVLLM")
+_ENGINE_CODE = re.compile(r"-packages/vllm/")
 _STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECASE)
 
 
@@ -33,6 +40,7 @@ class _Writer:
     """What one process wrote lately: the lines of its traceback, and a message that is not yet whole."""
 
     traceback: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
+    traceback_line: int = 0
     expects_code: bool = False
     clock: tuple[str, float] | None = None
     step: int | None = None
@@ -47,6 +55,7 @@ class LogReader:
         self._collection = collection
         self._source = source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
+        self._opened = _Writer()
 
     def read(self, stream: BinaryIO) -> None:
         for line in telling_lines(stream):
@@ -56,15 +65,19 @@ class LogReader:
 
     def read_line(self, line: LogLine) -> None:
         writer = self._writer(line.writer)
+        log_facts.note_engine_seen(self._collection, line)
         writer.clock = line.clock or writer.clock
         if found := _STEP.search(line.text):
             writer.step = int(found[1])
-        if writer.open_failure:
-            self._continue_message(writer, line.text)
-        if START.search(line.text):
+        # A line that was broken by its length has lost its writer's prefix.
+        continued = writer if line.writer else self._opened
+        if continued.open_failure:
+            self._continue_message(continued, line.text)
+        in_traceback = self._follow_traceback(writer, line.number, line.text)
+        if START.search(line.text) and CORRUPT_SIZE not in line.text:
             self._close_message(writer)
             self._open_message(writer, line)
-        elif not self._follow_traceback(writer, line.text) and not log_facts.note(self._collection, line):
+        elif not in_traceback and not log_facts.note(self._collection, line):
             self._look_for_failure(writer, line)
 
     def _writer(self, name: str) -> _Writer:
@@ -77,14 +90,14 @@ class LogReader:
         self._writers.move_to_end(name)
         return writer
 
-    def _follow_traceback(self, writer: _Writer, text: str) -> bool:
+    def _follow_traceback(self, writer: _Writer, number: int, text: str) -> bool:
         """Whether the line belongs to a traceback."""
-        if "Traceback (most recent call last)" in text:
+        if "Traceback (most recent call last)" in text or number > writer.traceback_line + _NEAR_LINES:
             writer.traceback.clear()
         frames = _FRAME.findall(text)
         if frames:
             writer.traceback.extend(f"{file} in {function}" for file, function in frames)
-            writer.expects_code = True
+            writer.expects_code, writer.traceback_line = True, number
             # A program that logs JSON, or one line an error, has the message in the line of the frames.
             return "emory" not in text
         if writer.expects_code:
@@ -95,20 +108,19 @@ class LogReader:
         return False
 
     def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
-        if name := secondary_name(line.text):
-            self._collection.secondary[name] += 1
-            return
-        if found := match_signature(line.text):
+        if CORRUPT_SIZE not in line.text and (found := match_signature(line.text)):
             kind, sizes = found
             self._collection.add_failure(replace(self._failure(writer, line, kind), sizes=sizes))
             writer.traceback.clear()
+        elif name := secondary_name(line.text):
+            self._collection.secondary[name] += 1
 
     def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
         return Failure(
             kind,
             text=line.text.strip()[:_LONGEST_TEXT],
             activity=activity_of(tuple(writer.traceback)),
-            role="rollout" if _ENGINE_WRITER.search(line.writer) else None,
+            role="rollout" if _is_engine(line.writer, writer.traceback) else None,
             rank=line.rank,
             step=writer.step,
             clock=writer.clock,
@@ -116,12 +128,10 @@ class LogReader:
         )
 
     def _open_message(self, writer: _Writer, line: LogLine) -> None:
-        if secondary := secondary_name(line.text):
-            self._collection.secondary[secondary] += 1
-            return
         writer.open_failure = self._failure(writer, line, FailureKind.ALLOCATOR)
         writer.open_message = [line.text]
         writer.traceback.clear()
+        self._opened = writer
         self._close_if_whole(writer)
 
     def _continue_message(self, writer: _Writer, text: str) -> None:
@@ -129,19 +139,24 @@ class LogReader:
         self._close_if_whole(writer)
 
     def _close_if_whole(self, writer: _Writer) -> None:
-        text = " ".join(writer.open_message)
-        whole = parse_allocator_message(text) is not None
-        if whole or len(writer.open_message) >= MOST_MESSAGE_LINES or len(text) > LONGEST_MESSAGE_CHARACTERS:
+        lines = writer.open_message
+        too_long = len(lines) >= MOST_MESSAGE_LINES or sum(map(len, lines)) > LONGEST_MESSAGE_CHARACTERS
+        if too_long or _joined(lines) is not None:
             self._close_message(writer)
 
     def _close_message(self, writer: _Writer) -> None:
         if writer.open_failure is None:
             return
-        text = " ".join(writer.open_message)
-        device = parse_allocator_message(text) or parse_request(text)
+        device = _joined(writer.open_message) or parse_request(" ".join(writer.open_message))
         self._collection.add_failure(replace(writer.open_failure, device=device))
         writer.open_failure, writer.open_message = None, []
 
 
-_ENGINE_WRITER = re.compile(r"EngineCore|LLMRayActor|VllmWorker|AsyncVLLM")
-_NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
+def _joined(lines: Sequence[str]) -> DeviceMemory | None:
+    """The message in `lines`, which were broken between words or within one."""
+    return parse_allocator_message(" ".join(lines)) or parse_allocator_message("".join(lines))
+
+
+def _is_engine(writer: str, traceback: Iterable[str]) -> bool:
+    """Whether the process is a vLLM engine, or runs one's code at the time."""
+    return bool(_ENGINE_WRITER.search(writer)) or any(_ENGINE_CODE.search(line) for line in traceback)

@@ -29,7 +29,8 @@ SIGNATURES: tuple[Signature, ...] = (
     # vLLM. The last group is of the engine's start, in the order of vllm/v1/worker/gpu_worker.py.
     _signature(
         FailureKind.ENGINE_WAKE,
-        r"(?:CUDA|HIP) Error: out of memory at \S*cumem_allocator|Failed to wake up allocator: .*out of memory",
+        r"(?:CUDA|HIP) Error: out of memory at \S{0,300}cumem_allocator"
+        r"|Failed to wake up allocator: .{0,500}out of memory",
     ),
     _signature(FailureKind.ENGINE_SLEEP, r"Memory usage increased after sleeping"),
     _signature(
@@ -53,10 +54,15 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.KV_CACHE_TOO_SMALL, r"is larger than the maximum number of tokens that can be stored in KV cache"
     ),
     # /dev/shm. Before the rest of NCCL and of Ray, which write there.
-    _signature(FailureKind.SHARED_MEMORY, r"failed to extend /dev/shm/\S+ to (?P<wanted_bytes>\d{1,15}) bytes"),
+    _signature(FailureKind.SHARED_MEMORY, r"failed to extend /dev/shm/\S{1,200} to (?P<wanted_bytes>\d{1,15}) bytes"),
     _signature(
         FailureKind.SHARED_MEMORY,
-        r"Error while creating shared memory segment \S+ \(size (?P<wanted_bytes>\d{1,15})\).*No space left",
+        r"Error while creating shared memory segment \S{1,200} \(size (?P<wanted_bytes>\d{1,15})\)"
+        r".{0,100}No space left",
+    ),
+    _signature(
+        FailureKind.SHARED_SEGMENT,
+        r"Error while creating shared memory segment \S{1,200} \(size (?P<wanted_bytes>\d{1,15})\)",
     ),
     _signature(FailureKind.SHARED_MEMORY, r"Call to posix_fallocate failed ?: No space left on device"),
     _signature(
@@ -64,8 +70,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         FailureKind.SHARED_MEMORY,
-        r"unable to (?:write to file|(?:open|allocate) shared memory).{0,30}</torch_[^>]*>.{0,300}"
-        r"(?:No space left on device|Cannot allocate memory)|unable to write to file </torch_[^>]*>",
+        r"unable to (?:write to file|(?:open|allocate) shared memory).{0,30}</torch_[^>]{0,100}>.{0,300}"
+        r"(?:No space left on device|Cannot allocate memory)|unable to write to file </torch_[^>]{0,100}>",
     ),
     _signature(FailureKind.SHARED_MEMORY, r"out of shared memory|insufficient shared memory \(shm\)"),
     _signature(
@@ -73,7 +79,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"ObjectStoreFullError|Failed to put object \w+ in object store because it is full"
         r"(?:\. Object size is (?P<wanted_bytes>\d{1,15}) bytes)?",
     ),
-    _signature(FailureKind.BUS_ERROR, r"\bBus error\b|\bSIGBUS\b|Signal 7 \(SIGBUS\)"),
+    _signature(FailureKind.BUS_ERROR, r"\bBus error\b|\bSIGBUS\b|exitcode\s*: -7\b"),
     # Host memory. Before the GPU: Ray's class has torch's name.
     _signature(
         FailureKind.HOST,
@@ -116,11 +122,15 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:CUDA|HIP|cuda|hip)(?: driver| runtime)? error(?: \(2\))?:? ?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation|Allocation on device \d+ would exceed allowed memory",
     ),
+    _signature(FailureKind.DRIVER, r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError: \S"),
     # Least telling, last.
+    _signature(FailureKind.KILLED, r"killed by SIGKILL by OOM killer due to high memory usage"),
     _signature(
         FailureKind.KILLED, r"is killed by signal: Killed|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)|exit code: -9\b"
     ),
-    _signature(FailureKind.KILLED, r"[Ee]xit[ _]?[Cc]ode\"?\s*[:=]?\s*\"?137\b|^(?:.*: line \d+: +\d+ )?Killed\b"),
+    _signature(
+        FailureKind.KILLED, r"[Ee]xit[ _]?[Cc]ode\"?\s*[:=]?\s*\"?137\b|^(?:.{0,300}: line \d+: +\d+ )?Killed\b"
+    ),
 )
 
 _FACTORS = {"gib": 1 << 30, "kib": 1 << 10, "bytes": 1}
@@ -149,9 +159,12 @@ def _group_bytes(name: str, value: str) -> int | None:
         return None
 
 
+CORRUPT_SIZE = "Tried to allocate more than 1EB memory"
+"""In torch's words for a full GPU, but of a size that was never asked for: a broken message after a timeout."""
+
 _SECONDARY: tuple[tuple[str, str], ...] = (
     ("NCCL watchdog timeout", r"Watchdog caught collective operation timeout|Timeout at NCCL work|NCCL timeout"),
-    ("corrupt size after a timeout", r"Tried to allocate more than 1EB memory"),
+    ("corrupt size after a timeout", re.escape(CORRUPT_SIZE)),
     ("actor died", r"ActorDiedError|RayActorError|The actor died unexpectedly|WorkerCrashedError"),
     ("engine died", r"EngineDeadError|EngineCore_?\S* died unexpectedly|EngineCore encountered a fatal error"),
     ("connection lost", r"Broken ?pipe|Connection (?:reset|closed) by (?:remote )?peer|Socket recv failed"),

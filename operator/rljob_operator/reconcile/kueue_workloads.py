@@ -9,7 +9,7 @@ from rljob_operator.reconcile.observed import Observed
 def workloads_to_delete(observed: Observed) -> tuple[str, ...]:
     """Workloads of attempts whose pods are being deleted while they wait at Kueue's gate.
 
-    Kueue keeps a finalizer on the pods of a group, and takes it off when the group has ended or the Workload is deleted:
+    Kueue keeps a finalizer on the pods of a group. It takes it off when the group has ended or the Workload is deleted:
     https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_pods/
     """
     if not observed.kueue_installed:

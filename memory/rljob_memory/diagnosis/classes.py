@@ -1,0 +1,108 @@
+"""The classes of causes: what each means, and what to change."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class FailureClass(StrEnum):
+    """Why memory ran out."""
+
+    FRAGMENTATION = "Fragmentation"
+    ALLOCATOR_CACHE = "AllocatorCache"
+    RETAINED_GRAPH = "RetainedGraph"
+    ACTIVATION_SPIKE = "ActivationSpike"
+    KV_CACHE_OVERSIZED = "KVCacheOversized"
+    WEIGHT_SYNC_SPIKE = "WeightSyncSpike"
+    OPTIMIZER_STATE = "OptimizerState"
+    ENGINE_NOT_ASLEEP = "EngineNotAsleep"
+    FOREIGN_PROCESS = "ForeignProcess"
+    CONTROLLER_CONTEXT = "ControllerContext"
+    HOST_MEMORY = "HostMemory"
+    SHARED_MEMORY = "SharedMemory"
+    UNKNOWN = "Unknown"
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for people."""
+        return _MEANING[self]
+
+    @property
+    def advice(self) -> str:
+        """What to change: the field of an RLJob first, then the same for any other trainer."""
+        return _ADVICE[self]
+
+
+_MEANING = {
+    FailureClass.FRAGMENTATION: "torch holds enough free memory for the request, in pieces that are all too small",
+    FailureClass.ALLOCATOR_CACHE: "torch's cache in one process holds free memory that another user of the GPU needs",
+    FailureClass.RETAINED_GRAPH: "tensors in use grow with every micro-batch or step: autograd graphs are kept alive",
+    FailureClass.ACTIVATION_SPIKE: "one forward or backward pass, or the logits in it, needs more memory than is left",
+    FailureClass.KV_CACHE_OVERSIZED: "the engine's share of the GPU, its KV cache above all, is too large or too small",
+    FailureClass.WEIGHT_SYNC_SPIKE: "full copies of the weights, made for the engine, do not fit beside what is there",
+    FailureClass.OPTIMIZER_STATE: "the optimizer's state, or its temporary copies in a step, do not fit",
+    FailureClass.ENGINE_NOT_ASLEEP: "the engine holds its memory on the GPU while the policy needs it",
+    FailureClass.FOREIGN_PROCESS: "a process that is no part of the job holds memory of the GPU",
+    FailureClass.CONTROLLER_CONTEXT: "processes that do not work on this GPU each hold a CUDA context on it",
+    FailureClass.HOST_MEMORY: "the machine's memory, or the container's limit of it, ran out",
+    FailureClass.SHARED_MEMORY: "/dev/shm is full",
+    FailureClass.UNKNOWN: "memory ran out, and what was seen does not say why",
+}
+
+_ADVICE = {
+    FailureClass.FRAGMENTATION: (
+        "Set memory.expandableSegments: Enabled. Elsewhere: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the "
+        "training process alone, not for the vLLM engine."
+    ),
+    FailureClass.ALLOCATOR_CACHE: (
+        "Set memory.emptyCache: Enabled. Elsewhere: torch.cuda.empty_cache() on every rank after the update, "
+        "before the engine wakes or NCCL starts, when the references are dropped."
+    ),
+    FailureClass.RETAINED_GRAPH: (
+        "Detach what is kept of a micro-batch: .detach() or .item() on losses, log-probabilities and metrics before "
+        "they go into a list. A smaller micro-batch does not help; memory.activationCheckpointing: Enabled only "
+        "delays it."
+    ),
+    FailureClass.ACTIVATION_SPIKE: (
+        "Lower memory.microBatchTokens, and memory.logprobChunkTokens where logits are the large part, or set "
+        "memory.activationCheckpointing: Enabled. Elsewhere: smaller micro-batch, shorter sequences, chunked or fused "
+        "log-probabilities, gradient checkpointing."
+    ),
+    FailureClass.KV_CACHE_OVERSIZED: (
+        "Set memory.kvCache to fewer bytes where the engine takes too much, to more where it has too few blocks. "
+        "Elsewhere: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
+    ),
+    FailureClass.WEIGHT_SYNC_SPIKE: (
+        "Lower memory.syncBucketSize. Elsewhere: gather and send the weights in buckets, drop the copies and empty the "
+        "cache before the engine wakes, wake its weights and its KV cache one after the other."
+    ),
+    FailureClass.OPTIMIZER_STATE: (
+        "Set memory.optimizerOffload: Enabled, or use more policy GPUs. Elsewhere: offload or shard the optimizer's "
+        "state, make it before the KV cache is sized, foreach=False."
+    ),
+    FailureClass.ENGINE_NOT_ASLEEP: (
+        "Set memory.rolloutSleep: Level2. Elsewhere: enable_sleep_mode and sleep(level=2) before the update, and no "
+        "expandable_segments in the engine's environment where its log says that sleeping freed nothing."
+    ),
+    FailureClass.FOREIGN_PROCESS: (
+        "End the other process, or run on a GPU of one's own; nvidia-smi names it. Nothing in spec.memory frees its "
+        "memory; a smaller memory.kvCache leaves it room."
+    ),
+    FailureClass.CONTROLLER_CONTEXT: (
+        'Start processes that need no GPU with CUDA_VISIBLE_DEVICES="", call torch.cuda.set_device(local_rank) first '
+        "in every rank, load tensors with map_location, and name device_ids to barrier()."
+    ),
+    FailureClass.HOST_MEMORY: (
+        "Raise the memory limit of the pod, and recovery.maxHostMemory. Otherwise memory.optimizerOffload: Disabled "
+        "and memory.rolloutSleep: Level2 keep less in host memory. Elsewhere: fewer data workers, less offloading and "
+        "pinning."
+    ),
+    FailureClass.SHARED_MEMORY: (
+        "Give /dev/shm more room: an emptyDir with medium: Memory and a sizeLimit, docker run --shm-size, and remove "
+        "what dead processes left there. Fewer data workers or a smaller Ray object store need less."
+    ),
+    FailureClass.UNKNOWN: (
+        "Read the numbers; keep the log from its first error on, and an allocator snapshot "
+        "(torch.cuda.memory._dump_snapshot). As first tries: a smaller memory.microBatchTokens, then memory.kvCache."
+    ),
+}

@@ -1,0 +1,34 @@
+"""One rule a class, each in its module with its reasons and thresholds."""
+
+from collections.abc import Callable
+
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.rules.activation_spike import activation_spike
+from rljob_memory.diagnosis.rules.allocator_cache import allocator_cache
+from rljob_memory.diagnosis.rules.controller_context import controller_context
+from rljob_memory.diagnosis.rules.engine_not_asleep import engine_not_asleep
+from rljob_memory.diagnosis.rules.foreign_process import foreign_process
+from rljob_memory.diagnosis.rules.fragmentation import fragmentation
+from rljob_memory.diagnosis.rules.host_memory import host_memory
+from rljob_memory.diagnosis.rules.kv_cache_oversized import kv_cache_oversized
+from rljob_memory.diagnosis.rules.optimizer_state import optimizer_state
+from rljob_memory.diagnosis.rules.retained_graph import retained_graph
+from rljob_memory.diagnosis.rules.shared_memory import shared_memory
+from rljob_memory.diagnosis.rules.weight_sync_spike import weight_sync_spike
+from rljob_memory.diagnosis.situation import Situation
+
+RULES: tuple[Callable[[Situation], Diagnosis | None], ...] = (
+    fragmentation,
+    allocator_cache,
+    retained_graph,
+    activation_spike,
+    kv_cache_oversized,
+    weight_sync_spike,
+    optimizer_state,
+    engine_not_asleep,
+    foreign_process,
+    controller_context,
+    host_memory,
+    shared_memory,
+)
+"""All are asked; their order decides only between equally sure ones."""

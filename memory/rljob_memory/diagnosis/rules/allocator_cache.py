@@ -1,0 +1,74 @@
+"""One process's torch keeps what another one asks the driver for.
+
+torch empties its cache before it raises, so in the process that fails the cache never is the cause. But vLLM's wake-up
+(cuMemCreate), NCCL and cuBLAS ask the driver themselves, and nobody empties torch's cache for them: what fails is they,
+what holds the memory is the policy (Trinity-RFT 541, verl 575 and 6912, slime 669).
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.diagnosis.trend import allocated_rise, reserved_rise
+from rljob_memory.estimate import GIB
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+_BY_TEXT = {
+    FailureKind.ENGINE_WAKE: 0.6,
+    FailureKind.NCCL: 0.5,
+    FailureKind.MATH_LIBRARY: 0.4,
+}
+"""What the message alone is worth. cuBLAS also fails to allocate where indices are out of range, or versions clash."""
+_LARGE_CACHE_BYTES = GIB
+
+
+def allocator_cache(situation: Situation) -> Diagnosis | None:
+    kind = situation.failure.kind
+    if kind is FailureKind.ALLOCATOR:
+        if not (situation.in_engine and situation.foreign_bytes):
+            return None
+        by_text = 0.45
+    elif kind in _BY_TEXT:
+        by_text = _BY_TEXT[kind]
+        if "NOT_INITIALIZED" in situation.failure.text:
+            by_text = 0.3
+    else:
+        return None
+    cache = situation.policy_cache_bytes
+    if rising := _rising_cache(situation):
+        return rising
+    if cache is None:
+        return Diagnosis(
+            FailureClass.ALLOCATOR_CACHE,
+            by_text,
+            f"{_sentence(kind)}; torch gives its cache to nobody who does not go through it",
+        )
+    if cache < _LARGE_CACHE_BYTES:
+        return None
+    return Diagnosis(
+        FailureClass.ALLOCATOR_CACHE,
+        0.85,
+        f"{_sentence(kind)} while the policy's torch held {human_bytes(cache)} that was in no tensor",
+        {"policy_cache_bytes": cache},
+    )
+
+
+def _rising_cache(situation: Situation) -> Diagnosis | None:
+    """What torch holds rises step by step, and what is in tensors does not."""
+    for series in situation.evidence.series:
+        found = reserved_rise(series) if series.is_policy else None
+        if found and not allocated_rise(series):
+            return Diagnosis(
+                FailureClass.ALLOCATOR_CACHE,
+                0.85,
+                f"What the policy's torch had reserved rose from {human_bytes(found.first_bytes)} to "
+                f"{human_bytes(found.last_bytes)} while its tensors took no more; {_sentence(situation.failure.kind)}",
+                {"reserved_first_bytes": found.first_bytes, "reserved_last_bytes": found.last_bytes},
+            )
+    return None
+
+
+def _sentence(kind: FailureKind) -> str:
+    return f"{kind[0].upper()}{kind[1:]}"

@@ -1,0 +1,69 @@
+"""Processes that only touched the GPU hold a CUDA context on it each.
+
+A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
+H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Mostly they lie on GPU 0, the device of a process that
+chose none.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.estimate import MIB
+from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+_SMALLEST_CONTEXT_BYTES = 200 * MIB
+_LARGEST_CONTEXT_BYTES = 1280 * MIB
+_MANY = 2
+
+
+def context_sized(device: DeviceMemory) -> list[GpuProcess]:
+    """The other processes on the device that hold about as much as a context."""
+    return [process for process in device.others if _is_context(process)]
+
+
+def controller_context(situation: Situation) -> Diagnosis | None:
+    device = situation.device
+    if device is not None and device.others:
+        return _of_message(situation, device, context_sized(device))
+    if situation.failure.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
+        return _of_process_table(situation)
+    return None
+
+
+def _of_message(situation: Situation, device: DeviceMemory, contexts: list[GpuProcess]) -> Diagnosis | None:
+    held = sum(process.used_bytes for process in contexts)
+    if not contexts:
+        return None
+    suffices = (device.free_bytes or 0) + held >= device.requested_bytes
+    others = sum(process.used_bytes for process in device.others) - held
+    if not suffices or others > held:
+        confidence = 0.3
+    else:
+        confidence = 0.75 if len(contexts) >= _MANY or situation.evidence.barrier_on_gpu_0 else 0.5
+    return _diagnosis(confidence, device.gpu or 0, len(contexts), held)
+
+
+def _of_process_table(situation: Situation) -> Diagnosis | None:
+    processes = situation.evidence.gpu_processes.get(0, ())
+    contexts = [process for process in processes if _is_context(process)]
+    if len(contexts) < _MANY or len(contexts) == len(processes):
+        return None
+    return _diagnosis(0.65, 0, len(contexts), sum(process.used_bytes for process in contexts))
+
+
+def _diagnosis(confidence: float, gpu: int, count: int, held: int) -> Diagnosis:
+    processes = "Another process holds" if count == 1 else f"{count} other processes hold"
+    return Diagnosis(
+        FailureClass.CONTROLLER_CONTEXT,
+        confidence,
+        f"{processes} {human_bytes(held)} on GPU {gpu}, about a bare CUDA context each",
+        {"context_processes": count, "contexts_bytes": held},
+    )
+
+
+def _is_context(process: GpuProcess) -> bool:
+    return _SMALLEST_CONTEXT_BYTES <= process.used_bytes <= _LARGEST_CONTEXT_BYTES

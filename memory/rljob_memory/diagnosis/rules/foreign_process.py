@@ -1,0 +1,74 @@
+"""Somebody else's process holds memory of the GPU: what is neither free nor the failing process's own.
+
+Who it is, the numbers cannot say: NVML's pids are the host's, and inside a pod the neighbour may be the job's own
+engine or policy. Where the log shows a vLLM engine next to a trainer, that is as likely.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.rules.controller_context import context_sized
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+_MOST = 0.5
+_MUCH = 0.2
+_MUCH_AT_START = 0.1
+"""Of the device: more than the driver and the engine's own context take before it starts."""
+
+
+def foreign_process(situation: Situation) -> Diagnosis | None:
+    match situation.failure.kind:
+        case FailureKind.ALLOCATOR:
+            return _beside_torch(situation)
+        case FailureKind.ENGINE_START:
+            return _before_the_engine(situation)
+        case FailureKind.ENGINE_PROFILING:
+            return Diagnosis(
+                FailureClass.FOREIGN_PROCESS,
+                0.7,
+                "Another process gave memory of the GPU back while the engine was measuring how much it needs",
+            )
+        case FailureKind.ENGINE_SLEEP:
+            return Diagnosis(
+                FailureClass.FOREIGN_PROCESS,
+                0.45,
+                "Another process took memory of the GPU while the engine was going to sleep",
+            )
+        case _:
+            return None
+
+
+def _beside_torch(situation: Situation) -> Diagnosis | None:
+    device, foreign = situation.device, situation.foreign_bytes
+    if device is None or not device.total_bytes or not foreign:
+        return None
+    contexts = sum(process.used_bytes for process in context_sized(device))
+    if foreign - contexts < contexts:
+        return None
+    share = foreign / device.total_bytes
+    confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
+    if situation.evidence.engine.seen or situation.failure.role:
+        confidence /= 2
+    return Diagnosis(
+        FailureClass.FOREIGN_PROCESS,
+        round(confidence, 2),
+        f"{human_bytes(foreign)} of the GPU's {human_bytes(device.total_bytes)} were held by other processes; "
+        f"{human_bytes(device.requested_bytes)} more did not fit",
+        {"other_processes_bytes": foreign},
+    )
+
+
+def _before_the_engine(situation: Situation) -> Diagnosis | None:
+    sizes = situation.failure.sizes
+    free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
+    if not total or free is None or total - free < _MUCH_AT_START * total:
+        return None
+    return Diagnosis(
+        FailureClass.FOREIGN_PROCESS,
+        0.65,
+        f"Before the engine started, {human_bytes(total - free)} of the GPU's {human_bytes(total)} were in use",
+        {"other_processes_bytes": total - free},
+    )

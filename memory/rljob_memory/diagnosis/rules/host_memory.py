@@ -1,0 +1,51 @@
+"""The machine's memory, or the container's: the kernel, the kubelet, Ray's monitor and malloc say so themselves.
+
+A bare SIGKILL (exit code 137, signal 9) is mostly the kernel's out-of-memory killer, but also a preemption, a failed
+liveness probe, or a human. Pinning host memory fails with the words of the GPU: `CUDA error: out of memory`.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+_ONE_OF_SEVERAL = "potential root causes"
+"""Ray's words where it names the out-of-memory killer only as the first of what may have happened."""
+
+
+def host_memory(situation: Situation) -> Diagnosis | None:
+    failure = situation.failure
+    match failure.kind:
+        case FailureKind.HOST:
+            return Diagnosis(
+                FailureClass.HOST_MEMORY, 0.95, f"The host's or the container's memory ran out{_sizes(situation)}"
+            )
+        case FailureKind.KILLED:
+            return Diagnosis(
+                FailureClass.HOST_MEMORY,
+                0.4 if _ONE_OF_SEVERAL in failure.text else 0.55,
+                "A process was killed by SIGKILL; most often that is the kernel, when the memory limit is reached",
+            )
+        case FailureKind.OBJECT_STORE:
+            return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of the host's memory, is full")
+        case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
+            return Diagnosis(
+                FailureClass.HOST_MEMORY, 0.65, "Host memory could not be pinned; CUDA reports that like a full GPU"
+            )
+        case _:
+            return None
+
+
+def _sizes(situation: Situation) -> str:
+    sizes = situation.failure.sizes
+    if "used_bytes" in sizes and "limit_bytes" in sizes:
+        return f": {human_bytes(sizes['used_bytes'])} of {human_bytes(sizes['limit_bytes'])} were in use"
+    if "used_bytes" in sizes:
+        return f": the killed process held {human_bytes(sizes['used_bytes'])}"
+    if "wanted_bytes" in sizes:
+        return f": {human_bytes(sizes['wanted_bytes'])} more did not fit"
+    return ""

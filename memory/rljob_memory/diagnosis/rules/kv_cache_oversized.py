@@ -1,0 +1,77 @@
+"""The engine's share of the GPU does not fit: more than is free, or less than it needs.
+
+vLLM says so itself at its start (vllm/v1/worker/gpu_worker.py, vllm/v1/core/kv_cache_utils.py). Later, an engine that
+fails in its own allocations while generating has given too much of its share to the cache.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+_BY_ACTIVITY = {Activity.KV_CACHE: 0.75, Activity.ENGINE_WARM_UP: 0.65, Activity.GENERATION: 0.55}
+_LITTLE_IN_USE = 0.1
+
+
+def kv_cache_oversized(situation: Situation) -> Diagnosis | None:
+    failure = situation.failure
+    match failure.kind:
+        case FailureKind.KV_CACHE_TOO_SMALL:
+            return _too_few_blocks(failure)
+        case FailureKind.ENGINE_START:
+            return _too_large_a_share(failure)
+        case FailureKind.ENGINE_WARM_UP:
+            return Diagnosis(
+                FailureClass.KV_CACHE_OVERSIZED,
+                0.75,
+                "After making its KV cache the engine had no memory left to warm up",
+            )
+        case FailureKind.ENGINE_WAKE:
+            return _too_large_to_wake(situation)
+        case FailureKind.ALLOCATOR | FailureKind.DRIVER if (
+            situation.in_engine and failure.activity is not Activity.MODEL_LOAD
+        ):
+            confidence = _BY_ACTIVITY.get(failure.activity, 0.5) if failure.activity else 0.5
+            if situation.foreign_bytes:
+                confidence = min(confidence, 0.45)
+            return Diagnosis(
+                FailureClass.KV_CACHE_OVERSIZED,
+                confidence,
+                "Beside its KV cache the engine had too little memory left to work",
+            )
+        case _:
+            return None
+
+
+def _too_few_blocks(failure: Failure) -> Diagnosis:
+    needed, available = failure.sizes.get("needed_bytes"), failure.sizes.get("available_bytes")
+    if needed is not None and available is not None:
+        what = f"one request of full length needs {human_bytes(needed)}, and {human_bytes(available)} are left for it"
+    else:
+        what = "weights and activations leave too little for the blocks of the KV cache"
+    return Diagnosis(FailureClass.KV_CACHE_OVERSIZED, 0.75, f"The engine's share of the GPU is too small: {what}")
+
+
+def _too_large_a_share(failure: Failure) -> Diagnosis:
+    free, total, wanted = (failure.sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
+    confidence = 0.7 if total - free < _LITTLE_IN_USE * total else 0.45
+    return Diagnosis(
+        FailureClass.KV_CACHE_OVERSIZED,
+        confidence,
+        f"The engine is to take {human_bytes(wanted)} of {human_bytes(total)}, and {human_bytes(free)} were free",
+    )
+
+
+def _too_large_to_wake(situation: Situation) -> Diagnosis:
+    engine = situation.evidence.engine
+    freed = f" of {human_bytes(engine.freed_bytes)}" if engine.freed_bytes else ""
+    beside = f" beside {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
+    return Diagnosis(
+        FailureClass.KV_CACHE_OVERSIZED,
+        0.5,
+        f"The engine's memory{freed} did not fit the GPU again when it woke{beside}",
+    )

@@ -1,0 +1,34 @@
+"""/dev/shm is full: 64 MiB in a container that nobody gave more. NCCL, torch's data workers and Ray write there.
+
+A bus error is what touching a page there ends in when none is left; a damaged file mapping ends the same way.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+
+def shared_memory(situation: Situation) -> Diagnosis | None:
+    wanted = situation.failure.sizes.get("wanted_bytes")
+    more = f": {human_bytes(wanted)} more did not fit" if wanted is not None else ""
+    match situation.failure.kind:
+        case FailureKind.SHARED_MEMORY:
+            return Diagnosis(FailureClass.SHARED_MEMORY, 0.95, f"/dev/shm is full{more}")
+        case FailureKind.SHARED_SEGMENT:
+            return Diagnosis(
+                FailureClass.SHARED_MEMORY,
+                0.6,
+                f"NCCL could not make a segment in /dev/shm, most often a full one{more}",
+            )
+        case FailureKind.BUS_ERROR:
+            return Diagnosis(
+                FailureClass.SHARED_MEMORY, 0.7, "A process died of a bus error; most often that is a full /dev/shm"
+            )
+        case FailureKind.OBJECT_STORE:
+            return Diagnosis(FailureClass.SHARED_MEMORY, 0.7, f"Ray's object store in /dev/shm is full{more}")
+        case _:
+            return None

@@ -1,0 +1,38 @@
+"""Bringing the weights to the engine needs full copies of them for a moment: gathered parameters, packed buckets.
+
+The traceback or the phase says that it was then (verl 6729 and 6772, SkyRL 1623). Saving a checkpoint gathers the same
+way (SkyRL 70), and cannot be told apart in memory.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+
+def weight_sync_spike(situation: Situation) -> Diagnosis | None:
+    failure = situation.failure
+    if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.ENGINE_WAKE):
+        return None
+    if failure.kind is FailureKind.ENGINE_WAKE:
+        # While it wakes, what failed is its own memory; the copies are at most in the way.
+        confidence = 0.45 if failure.phase == "sync" else 0.0
+    elif failure.activity is Activity.WEIGHT_SYNC:
+        confidence = 0.75
+    elif failure.phase == "sync":
+        confidence = 0.7
+    else:
+        confidence = 0.45 if failure.activity is Activity.CHECKPOINT else 0.0
+    if not confidence:
+        return None
+    device = situation.device
+    more = f": {human_bytes(device.requested_bytes)} more did not fit" if device else ""
+    return Diagnosis(
+        FailureClass.WEIGHT_SYNC_SPIKE,
+        confidence,
+        f"The copies of the weights on their way needed more memory than was left{more}",
+    )

@@ -1,0 +1,24 @@
+"""What is left when the operator is uninstalled, and that it takes up its jobs when it is installed again."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import Kubectl
+from tests.e2e.jobs.installed_operator import InstalledOperator
+from tests.e2e.jobs.job_status import digits, holds
+
+
+def test_jobs_outlive_the_operator_and_go_without_it(jobs: Kubectl, operator: InstalledOperator) -> None:
+    jobs.apply(digits("kept", suspend=True), digits("deleted", suspend=True))
+    for name in ("kept", "deleted"):
+        job = jobs.wait("rljob", name, holds("Suspended"))
+        assert job["metadata"]["finalizers"] == ["rljob.dev/pods-end-first"]
+
+    operator.uninstall()
+    try:
+        assert "finalizers" not in jobs.get("rljob", "kept")["metadata"]
+        jobs("delete", "rljob", "deleted", "--timeout=10s")
+    finally:
+        operator.install()
+
+    jobs.wait("rljob", "kept", lambda job: job["metadata"].get("finalizers"))
+    jobs("delete", "rljob", "kept", "--timeout=30s")

@@ -1,0 +1,119 @@
+"""What the rules make of evidence that no single message shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
+from rljob_memory.diagnosis.trend import rise
+from rljob_memory.estimate import GIB, MIB
+from rljob_memory.evidence import Evidence, Failure, FailureKind
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
+from rljob_memory.evidence.evidence import EngineRecord, MemorySample, MemorySeries
+
+WAKE = Failure(FailureKind.ENGINE_WAKE, activity=Activity.WAKE)
+FULL = DeviceMemory(
+    2 * GIB,
+    gpu=0,
+    total_bytes=80 * GIB,
+    free_bytes=GIB,
+    allocated_bytes=40 * GIB,
+    cached_bytes=GIB,
+    process_bytes=42 * GIB,
+)
+"""37 GiB of it are not the process's own."""
+
+
+def best(evidence: Evidence) -> Diagnosis:
+    return diagnose(evidence)[0]
+
+
+def series(allocated: Sequence[int], reserved: Sequence[int], phase: str = "update") -> MemorySeries:
+    samples = [
+        MemorySample(a, r, step, phase) for step, (a, r) in enumerate(zip(allocated, reserved, strict=True), start=1)
+    ]
+    return MemorySeries("policy-0", tuple(samples))
+
+
+def test_a_wake_up_that_fails_while_the_policy_hoards_is_the_allocators_cache() -> None:
+    hoarding = series([10 * GIB], [30 * GIB])
+    found = best(Evidence(WAKE, series=(hoarding,)))
+    assert (found.failure_class, found.confidence) == (FailureClass.ALLOCATOR_CACHE, 0.85)
+    assert found.numbers["policy_cache_bytes"] == 20 * GIB
+
+
+def test_a_wake_up_that_fails_although_the_policy_gave_its_cache_back_is_the_kv_caches_size() -> None:
+    tidy = series([10 * GIB], [10 * GIB + 100 * MIB])
+    assert best(Evidence(WAKE, series=(tidy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
+
+
+def test_reserved_that_rises_step_by_step_beside_flat_tensors_is_the_allocators_cache() -> None:
+    rising = series([10 * GIB] * 10, [30 * GIB + step * GIB for step in range(10)])
+    found = best(Evidence(WAKE, series=(rising,)))
+    assert found.failure_class is FailureClass.ALLOCATOR_CACHE
+    assert found.numbers["reserved_last_bytes"] == 39 * GIB
+
+
+def test_tensors_that_rise_step_by_step_are_a_retained_graph() -> None:
+    rising = series([10 * GIB + step * GIB for step in range(10)], [30 * GIB] * 10)
+    failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
+    assert best(Evidence(failure, series=(rising,))).failure_class is FailureClass.RETAINED_GRAPH
+
+
+def test_an_engine_whose_sleep_freed_nothing_is_named() -> None:
+    engine = EngineRecord(seen=True, asleep=True, freed_bytes=0, still_in_use_bytes=63 * GIB)
+    found = best(Evidence(Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD), engine=engine))
+    assert (found.failure_class, found.confidence) == (FailureClass.ENGINE_NOT_ASLEEP, 0.9)
+
+
+def test_an_engine_that_never_slept_comes_before_a_foreign_process() -> None:
+    failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
+    classes = [found.failure_class for found in diagnose(Evidence(failure, engine=EngineRecord(seen=True)))]
+    assert classes[0] is FailureClass.ENGINE_NOT_ASLEEP
+    assert FailureClass.FOREIGN_PROCESS in classes
+
+
+def test_the_memory_of_others_without_an_engine_in_sight_is_a_foreign_process() -> None:
+    assert best(Evidence(Failure(FailureKind.ALLOCATOR, device=FULL))).failure_class is FailureClass.FOREIGN_PROCESS
+
+
+def test_pinning_host_memory_fails_in_the_words_of_the_gpu() -> None:
+    failure = Failure(FailureKind.DRIVER, "CUDA error: out of memory", activity=Activity.PINNING)
+    assert best(Evidence(failure)).failure_class is FailureClass.HOST_MEMORY
+
+
+def test_contexts_in_a_process_table_are_counted() -> None:
+    contexts = tuple(GpuProcess(pid, 871 * MIB) for pid in range(2, 9))
+    table = {0: (GpuProcess(1, 26_167 * MIB), *contexts)}
+    found = best(Evidence(Failure(FailureKind.DRIVER, "CUDA error: out of memory"), gpu_processes=table))
+    assert found.failure_class is FailureClass.CONTROLLER_CONTEXT
+    assert found.numbers["context_processes"] == 7
+
+
+@pytest.mark.parametrize(("phase", "expected"), [("sync", "WeightSyncSpike"), ("update", "ActivationSpike")])
+def test_the_phase_stands_in_for_a_missing_traceback(phase: str, expected: str) -> None:
+    full = DeviceMemory(2 * GIB, 0, 80 * GIB, GIB, 70 * GIB, GIB, process_bytes=73 * GIB)
+    failure = Failure(FailureKind.ALLOCATOR, device=full, role="policy", phase=phase)
+    assert str(best(Evidence(failure)).failure_class) == expected
+
+
+def test_nothing_is_diagnosed_where_nothing_failed() -> None:
+    assert diagnose(Evidence(series=(series([1] * 9, [2] * 9),))) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [10 * GIB] * 20,
+        [10 * GIB + step * MIB for step in range(20)],
+        [10 * GIB + (step % 2) * 5 * GIB for step in range(20)],
+        [10 * GIB, 11 * GIB, 12 * GIB],
+        [10 * GIB] + [22 * GIB] * 19,
+    ],
+    ids=["flat", "a little", "to and fro", "too few", "one step up"],
+)
+def test_what_is_no_steady_growth_is_no_rise(values: list[int]) -> None:
+    assert rise(values, "step") is None
