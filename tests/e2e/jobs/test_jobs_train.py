@@ -45,6 +45,7 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
 ) -> None:
     steps = 300
     jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}))
+    jobs.wait("rljob", "digits", holds("Scheduled"))
     jobs.wait("stepreport", "digits", at_step(20), TRAINED_WITHIN_SECONDS)
     jobs("delete", "pod", "digits-policy-0", "--wait=false")
 

@@ -33,7 +33,7 @@ def test_a_job_runs_through_failing_requests(job: WatchedJob, proxy: FaultProxy,
         job.create()
         job.kubelet.follow(job.namespace)
         job.wait_for(ConditionType.RUNNING, timeout=40)
-    assert struck.hits > 0
+        eventually(lambda: struck.hits > 0, "a request that fails")
     assert (len(job.pods), len(job.attempts)) == (2, 1)
 
 
