@@ -23,6 +23,7 @@ QueueName = Annotated[
     Text(
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         expected="the name of a Kueue LocalQueue: lower-case letters, digits, - and .",
+        max_length=63,  # it becomes the value of a label
     ),
 ]
 

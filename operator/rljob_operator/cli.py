@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rljob_api.quantity import quantity_bytes
+from rljob_memory.allocator import allocator_environment
 from rljob_operator.settings import OperatorSettings
 
 app = typer.Typer(
@@ -52,6 +53,14 @@ def _bytes(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def _torch_version(text: str) -> str:
+    try:
+        allocator_environment("policy", text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -72,7 +81,11 @@ def run(
     ],
     trainer_torch_version: Annotated[
         str,
-        typer.Option(help="Version of torch in that image; the allocator's settings follow it.", rich_help_panel=_PODS),
+        typer.Option(
+            callback=_torch_version,
+            help="Version of torch in that image; the allocator's settings follow it.",
+            rich_help_panel=_PODS,
+        ),
     ],
     trainer_image_pull_policy: Annotated[
         PullPolicy, typer.Option(help="When that image is pulled.", rich_help_panel=_PODS)

@@ -36,6 +36,8 @@ JOBS_FINISHED = Counter(
     ("result",),
     registry=REGISTRY,
 )
+for _result in ("Complete", "Failed"):
+    JOBS_FINISHED.labels(_result)  # counts from 0, so that an alert sees the first one
 JOB_RESTARTS = Counter("rljob_operator_job_restarts", "Restarts of jobs under the same memory plan.", registry=REGISTRY)
 WATCH_AGE_SECONDS = Gauge(
     "rljob_operator_watch_age_seconds",

@@ -75,6 +75,7 @@ def test_nodes_that_are_not_watched_are_not_labelled(settings_of: Any) -> None:
         (["--pod-labels", "team"], "expected NAME=VALUE, found 'team'"),
         (["--shared-memory-bytes", "much"], "expected a quantity of bytes"),
         (["--reconcile-workers", "0"], "greater than or equal to 1"),
+        (["--trainer-torch-version", "2.4"], "expected torch 2.6 or newer, found 2.4"),
     ],
 )
 def test_a_wrong_option_is_told_and_ends_with_2(arguments: list[str], sentence: str) -> None:
