@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def _read(name: str) -> Result:
     return dict(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
