@@ -11,7 +11,7 @@ from structlog.contextvars import bound_contextvars
 
 from rljob_api.status import RLJobStatus
 from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
-from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating
+from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import JOB_RESTARTS, JOBS_FINISHED, RECONCILE_ERRORS, RECONCILE_SECONDS
@@ -72,7 +72,7 @@ class ReconcileLoop:
             await self._executor.carry_out(desired, observation)
         except LeadershipLost:
             raise
-        except JobGone:
+        except (JobGone, NotFound):  # not found: its whole namespace has gone
             self._observer.jobs.forget(key)
         except Conflict as error:
             self._try_again(key, "Conflict", error)
