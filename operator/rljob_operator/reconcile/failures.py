@@ -18,6 +18,9 @@ from rljob_operator.reconcile.view import JobView
 CONTROLLER_HAS_SECONDS = 20.0
 """When a worker ends, the controller notices, ends too, and says more about the cause: it gets so long to do it."""
 
+WORKERS_HAVE_SECONDS = 20.0
+"""When the controller only knows that it lost a worker, the end of that worker's pod says why: it gets so long."""
+
 _REASON_OF_CODE = {
     ExitCode.INVALID_MANIFEST: AttemptReason.INVALID_MANIFEST,
     ExitCode.DEVICE_OUT_OF_MEMORY: AttemptReason.DEVICE_OUT_OF_MEMORY,
@@ -48,8 +51,8 @@ def how_it_ended(view: JobView) -> AttemptEnd | None:
 
 
 def seconds_until_clear(view: JobView) -> float | None:
-    """Seconds until a worker that ended is taken for the cause; None where none waits for the controller's word."""
-    waits = [_seconds_left_for_the_controller(pod, view) for pod in view.pods if pod.ended]
+    """Seconds until a pod that ended is taken for the cause; None where none waits for another pod's word."""
+    waits = [_seconds_left_for_others(pod, view) for pod in view.pods if pod.ended]
     return min((seconds for seconds in waits if seconds), default=None)
 
 
@@ -105,7 +108,9 @@ def _disrupted(view: JobView) -> AttemptEnd | None:
 
 def _stopped_or_failed(view: JobView) -> AttemptEnd | None:
     for pod in _deciding_first(view):
-        if pod.ended and pod.end and not _seconds_left_for_the_controller(pod, view):
+        if pod.role == "controller" and _seconds_left_for_others(pod, view):
+            return None
+        if pod.ended and pod.end and not _seconds_left_for_others(pod, view):
             if pod.end.exit_code != ExitCode.COMPLETE:
                 return _by_exit_code(pod, pod.end, view)
             if view.own_trainer and pod.role != "controller":
@@ -121,12 +126,16 @@ def _deciding_first(view: JobView) -> list[ObservedPod]:
     return sorted(view.pods, key=lambda pod: (pod.role != "controller", pod.role, pod.index))
 
 
-def _seconds_left_for_the_controller(pod: ObservedPod, view: JobView) -> float:
-    """0 where there is nothing to wait for."""
-    controller = view.controller
-    if pod.role == "controller" or controller is None or controller.ended or not pod.end or not pod.end.finished_at:
+def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
+    """How long others may yet say why `pod` ended; 0 where there is nothing to wait for."""
+    if not pod.end or not pod.end.finished_at:
         return 0.0
-    return max(0.0, CONTROLLER_HAS_SECONDS - elapsed_seconds(pod.end.finished_at, view.now))
+    since_end = elapsed_seconds(pod.end.finished_at, view.now)
+    if pod.role == "controller":
+        waits = pod.end.exit_code == ExitCode.WORKER_LOST and any(not other.ended for other in view.pods)
+        return max(0.0, WORKERS_HAVE_SECONDS - since_end) if waits else 0.0
+    waits = view.controller is not None and not view.controller.ended
+    return max(0.0, CONTROLLER_HAS_SECONDS - since_end) if waits else 0.0
 
 
 def _by_exit_code(pod: ObservedPod, end: ContainerEnd, view: JobView) -> AttemptEnd:

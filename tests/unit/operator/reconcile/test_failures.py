@@ -20,7 +20,6 @@ from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0
         (ExitCode.ERROR, "Error"),
         (ExitCode.DEVICE_OUT_OF_MEMORY, "DeviceOutOfMemory"),
         (ExitCode.SHARED_MEMORY_EXHAUSTED, "SharedMemoryExhausted"),
-        (ExitCode.WORKER_LOST, "WorkerLost"),
         (ExitCode.OUTPUT_UNAVAILABLE, "OutputUnavailable"),
         (137, "Error"),
         (42, "Error"),
@@ -197,6 +196,31 @@ def test_a_worker_that_fails_leaves_the_controller_time_to_say_why() -> None:
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-0 ran out of GPU memory", step=4)
     cluster.round()
     assert cluster.attempt.reason == "DeviceOutOfMemory"
+
+
+def test_a_controller_that_lost_a_worker_leaves_it_time_to_say_why() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.tick(60)
+    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-0 died while updating", step=4)
+    assert cluster.settle().look_again_after_seconds == 20
+    cluster.tick(3)
+    cluster.end(POLICY_1, ExitCode.WORKER_LOST)
+    cluster.settle()
+    assert cluster.attempt.reason is None, "one that only followed is not the cause"
+    cluster.end(POLICY_0, 137, reason="OOMKilled")
+    cluster.round()
+    assert cluster.attempt.reason == "HostOutOfMemory"
+
+
+def test_workers_that_go_on_do_not_hold_up_what_the_controller_says_for_ever() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-0 died while updating", step=4)
+    cluster.settle()
+    cluster.tick(20)
+    cluster.round()
+    assert (cluster.attempt.reason, cluster.attempt.message) == ("WorkerLost", "policy-0 died while updating")
+    assert cluster.status is not None
+    assert cluster.status.restarts == 1
 
 
 def test_a_controller_that_says_nothing_does_not_hold_up_a_dead_worker_for_ever() -> None:
