@@ -201,6 +201,7 @@ def _a_job_with_a_lost_worker(dies_at_write: int | None) -> SimulatedCluster:
         settle()
         if pass_ == 1:
             cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="a worker was lost", step=30)
+            cluster.tick(20)
     cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
     settle()
     cluster.finish_deletions()

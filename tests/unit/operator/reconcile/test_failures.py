@@ -59,6 +59,7 @@ def test_what_only_a_human_can_mend_fails_the_job_with_the_trainers_sentence(cod
 def test_without_last_words_the_sentence_has_the_code_its_meaning_and_where_to_look() -> None:
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, ExitCode.WORKER_LOST)
+    cluster.tick(20)
     cluster.round()
     assert cluster.attempt.message == (
         "pod demo-controller ended with exit code 83 (a policy rank or a rollout engine died); "
@@ -72,6 +73,7 @@ def test_when_the_restarts_are_used_up_the_job_has_failed_and_accounts_for_them(
         cluster.end(CONTROLLER, 1, sentence="it broke", step=0)
         cluster.next_attempt_runs()
     cluster.end(CONTROLLER, 83, sentence="rank 1 died", step=0)
+    cluster.tick(20)
     cluster.settle()
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
