@@ -30,8 +30,8 @@ class Component:
 def show(layout: ClusterLayout, console: Console) -> bool:
     """Print the status; whether the cluster is there."""
     first = machine.first_process()
-    if first is None:
-        console.print("the cluster is down")
+    if first is None or not layout.kubeconfig.exists():
+        console.print("the cluster is down" if first is None else f"a cluster is up, but not that of {layout.root}")
         console.print(f"disk: {disk(layout)}", highlight=False)
         return False
     console.print(nodes_table(layout))

@@ -20,6 +20,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import StepReport
 from rljob_api.termination_message import TerminationMessage
+from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.errors import ClusterError
 from rljob_trainer.step_report.client import ReportNotWritten, StepReportClient
@@ -90,10 +91,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
     control_plane = ControlPlane(directory / "control-plane", base_port=API_PORT)
     try:
-        control_plane.start()
+        require_binaries(control_plane.kubectl.parent, CONTROL_PLANE)
     except ClusterError as error:
-        control_plane.stop()
         pytest.skip(f"no Kubernetes API server here: {error}")
+    control_plane.start()
     try:
         yield Cluster(control_plane, directory / "service-account")
     finally:
