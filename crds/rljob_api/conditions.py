@@ -11,6 +11,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
+    MEMORY_PRESSURE = "MemoryPressure"
     RECOVERING = "Recovering"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -43,6 +44,9 @@ class ConditionReason(StrEnum):
     STEP_REPORT_IGNORED = "StepReportIgnored"
     STOPPING = "Stopping"
     PODS_ENDED = "PodsEnded"
+    # MemoryPressure
+    MEMORY_RUNNING_OUT = "MemoryRunningOut"
+    ENOUGH_MEMORY = "EnoughMemory"
     # Recovering
     NO_FAILURE = "NoFailure"
     MEMORY_PLAN_CHANGED = "MemoryPlanChanged"

@@ -41,3 +41,24 @@ class MemoryPlan(ApiModel):
 
     sync_bucket_bytes: int = Field(ge=1)
     """Weights that are sent from the policy to the engine at once, in bytes."""
+
+    detach_metrics: bool = True
+    """What is kept of a micro-batch for the metrics is cut from its graph, and the batch freed after its last use."""
+
+    weight_export: Literal["ReservedBuffer", "SwitchSegments"] = "SwitchSegments"
+    """Where the weights are packed for CUDA IPC: in a buffer that is kept, or in one that is made for each sync while
+    expandable segments are off."""
+
+    host_memory_bytes: int | None = Field(default=None, ge=1)
+    """Host memory limit of a worker's container. Absent: what its template says."""
+
+    controller_host_memory_bytes: int | None = Field(default=None, ge=1)
+    """Host memory limit of the controller's container. Absent: what its template says."""
+
+    shared_memory_bytes: int | None = Field(default=None, ge=1)
+    """Size of /dev/shm in each pod. Absent: the operator's default."""
+
+    excluded_nodes: list[str] = Field(
+        default_factory=list, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Nodes that the job's pods keep off: a GPU there had memory taken by a process that is no part of the job."""

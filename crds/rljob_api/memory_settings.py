@@ -41,3 +41,11 @@ class MemorySettings(ApiModel):
 
     sync_bucket_size: AutoOrBytes = "Auto"
     """Weights that are sent from the policy to the engine at once."""
+
+    detach_metrics: Toggle = "Auto"
+    """Whether what is kept of a micro-batch for the metrics is cut from its autograd graph. Disabled serves to measure
+    what that is worth."""
+
+    weight_export: Literal["Auto", "ReservedBuffer", "SwitchSegments"] = "Auto"
+    """Where the weights are packed for the engine on the same GPU: ReservedBuffer keeps a buffer for it, SwitchSegments
+    makes one for each sync while expandable segments are off."""

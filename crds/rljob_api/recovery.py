@@ -19,3 +19,7 @@ class RecoverySpec(ApiModel):
 
     max_host_memory: Bytes | None = None
     """The most host memory that a pod may be given, as a Kubernetes quantity. Absent: what its template asks for."""
+
+    max_shared_memory: Bytes | None = None
+    """The most that /dev/shm may be given, as a Kubernetes quantity. It counts as host memory of the pod that writes
+    to it. Absent: half the memory limit of the pod."""

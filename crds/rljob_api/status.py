@@ -8,8 +8,9 @@ from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Timestamp
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyStatus, Role
 
-Role = Literal["controller", "policy", "rollout"]
+__all__ = ["MAX_ATTEMPTS_KEPT", "DiagnosisStatus", "PlanChange", "RLJobStatus", "RemedyStatus", "Role"]
 
 MAX_ATTEMPTS_KEPT = 20
 """The oldest attempts are dropped from the status; events and metrics have them."""
@@ -19,7 +20,7 @@ class Condition(ApiModel):
     """A metav1.Condition."""
 
     type: str = Field(max_length=316)
-    """Suspended, Scheduled, Running, Recovering, Complete or Failed."""
+    """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete or Failed."""
 
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
@@ -54,38 +55,6 @@ class JobMemory(ApiModel):
 
     headroom_bytes: int
     """What was left at the worst moment."""
-
-
-class DiagnosisStatus(ApiModel):
-    """The cause that was found for an out-of-memory failure."""
-
-    class_name: str = Field(alias="class", max_length=64)
-    """Class of the cause, such as Fragmentation or ActivationSpike."""
-
-    confidence: float = Field(ge=0, le=1)
-    """How sure the diagnosis is."""
-
-    message: str = Field(max_length=2048)
-    """The cause as a sentence, with the numbers behind it."""
-
-
-class RemedyStatus(ApiModel):
-    """One change of the memory plan, what it was to bring and what it brought."""
-
-    setting: str = Field(max_length=64)
-    """The setting of the plan that was changed."""
-
-    before: str = Field(max_length=64)
-    """Its value before."""
-
-    after: str = Field(max_length=64)
-    """Its value after."""
-
-    expected_bytes: int | None = None
-    """Memory that the change was to free."""
-
-    observed_bytes: int | None = None
-    """Memory that it freed, once that is known."""
 
 
 class AttemptStatus(ApiModel):
@@ -184,7 +153,7 @@ class RLJobStatus(ApiModel):
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Suspended, Scheduled, Running, Recovering, Complete and Failed."""
+    """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete and Failed."""
 
     start_time: Timestamp | None = None
     """When the job first started."""
@@ -212,6 +181,13 @@ class RLJobStatus(ApiModel):
 
     plan: MemoryPlan | None = None
     """The memory plan in force; written before anything acts on it."""
+
+    plan_changes: list[PlanChange] = Field(
+        default_factory=list,
+        max_length=MAX_PLAN_CHANGES_KEPT,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["generation"]},
+    )
+    """The latest changes of the memory plan, oldest first."""
 
     attempts: list[AttemptStatus] = Field(
         default_factory=list,

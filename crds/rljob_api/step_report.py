@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Timestamp
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
-from rljob_api.status import Role
-
-Phase = Literal["rollout", "reward", "update", "sync", "checkpoint"]
+from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
 
 MAX_RANKS_REPORTED = 256
 
@@ -80,6 +79,27 @@ class Evidence(ApiModel):
     memory: RankMemory | None = None
     """Memory of the process at that moment."""
 
+    diagnoses: Annotated[list[DiagnosisStatus], Field(max_length=MAX_DIAGNOSES_KEPT)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """The causes that fit, the likeliest first, by whoever saw more than this: logs, samples over time."""
+
+
+class MemoryPressure(ApiModel):
+    """Memory will run out, if it goes on like this."""
+
+    diagnosis: DiagnosisStatus
+    """The class of the failure to come, and what says so."""
+
+    role: Role
+    """Role of the process."""
+
+    rank: int = Field(default=0, ge=0)
+    """Number of the process within its role."""
+
+    steps_left: int = Field(ge=0)
+    """Steps until then, at the rate seen."""
+
 
 class PhaseSeconds(ApiModel):
     """Seconds that each phase of a step took."""
@@ -140,6 +160,17 @@ class StepReport(ApiModel):
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Memory of each process in the last committed step."""
+
+    facts: MemoryFacts | None = None
+    """What bounds the memory plan, and says what a change of it frees."""
+
+    plan_changes: Annotated[list[PlanChange], Field(max_length=MAX_PLAN_CHANGES_KEPT)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Changes of the memory plan that the trainer made by itself, oldest first."""
+
+    memory_pressure: MemoryPressure | None = None
+    """Absent: no sign that memory will run out."""
 
     last_evidence: Evidence | None = None
     """What was seen around the latest out-of-memory failure."""

@@ -61,7 +61,9 @@ def namespace(api: ApiClient) -> Iterator[str]:
     """A namespace that admits only `restricted` pods. It goes after the test, with all that is in it."""
     name = f"test-{next(_numbers)}"
     api.create("namespaces", manifests.namespace(name))
-    eventually(lambda: api.find("serviceaccounts", "default", name), "the namespace's default ServiceAccount")
+    # The controller manager makes it, and takes its time after a test in which the API server was away.
+    found = partial(api.find, "serviceaccounts", "default", name)
+    eventually(found, "the namespace's default ServiceAccount", timeout=90.0)
     yield name
     if api.find("namespaces", name):
         api.delete("namespaces", name)
