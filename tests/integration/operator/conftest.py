@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
