@@ -9,6 +9,7 @@ from pydantic import Field
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.api_model import ApiModel, Rule, Text, immutable, immutable_presence
 from rljob_api.checkpoint import CheckpointSpec
+from rljob_api.fault_injection import FaultInjection
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.metadata import Metadata
 from rljob_api.model import ModelSpec
@@ -64,6 +65,9 @@ class RLJobSpec(ApiModel):
         default=CheckpointSpec(), json_schema_extra=immutable_presence("volume", "size", "storageClassName")
     )
     """When checkpoints are made, and where they are kept."""
+
+    fault_injection: FaultInjection = FaultInjection()
+    """Failures on purpose, off by default."""
 
     trainer: TrainerSpec | None = None
     """Another trainer than RLJob's own."""

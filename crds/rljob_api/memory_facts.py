@@ -13,6 +13,9 @@ class MemoryFacts(ApiModel):
     policy_ranks: int = Field(ge=1)
     """Processes of the policy, over all pods."""
 
+    colocated: bool = True
+    """Whether policy and engines share the GPUs."""
+
     longest_sequence_tokens: int = Field(ge=1)
     """Prompt and response at their longest: the smallest micro-batch."""
 

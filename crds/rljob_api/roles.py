@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -84,6 +84,19 @@ class ControllerSpec(ApiModel):
     """Overrides of the pod."""
 
 
+HonouredSetting = Literal[
+    "activationCheckpointing",
+    "emptyCache",
+    "expandableSegments",
+    "logprobChunkTokens",
+    "microBatchTokens",
+    "optimizerOffload",
+    "rolloutSleepLevel",
+    "syncBucketBytes",
+]
+"""Settings of the memory plan that another trainer can take from its environment."""
+
+
 class TrainerSpec(ApiModel):
     """Another trainer than RLJob's own. It finds the memory plan in its environment and answers by exit code."""
 
@@ -99,3 +112,13 @@ class TrainerSpec(ApiModel):
     torch_version: TorchVersion | None = None
     """torch in the image, which decides what its CUDA allocator understands. Absent: only what every torch since 2.6
     understands is set."""
+
+    probe: Literal["Enabled", "Disabled"] = "Enabled"
+    """Enabled: a small package on PYTHONPATH notes why a Python process of the trainer runs out of memory, and leaves
+    it as the termination message. It changes nothing else."""
+
+    honours: list[HonouredSetting] = Field(default=["expandableSegments"], max_length=16)
+    """Settings of the memory plan that the trainer follows: after a failure these may be changed, beside the pods' host
+    memory, /dev/shm and nodes. It finds each in its environment, as RLJOB_PLAN_MICRO_BATCH_TOKENS; expandableSegments
+    comes as PYTORCH_CUDA_ALLOC_CONF, which torch itself reads. Without expandableSegments where vLLM runs in the same
+    process: its sleep mode refuses them."""

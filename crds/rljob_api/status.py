@@ -90,6 +90,12 @@ class AttemptStatus(ApiModel):
     placement_retries: int = Field(default=0, ge=0)
     """Times that its pods were all released before, since only some of them could be placed."""
 
+    pods_of_attempt: int | None = Field(default=None, ge=1)
+    """The attempt whose pods it goes on in, restarted in place. Absent: it has pods of its own."""
+
+    restarts_before: int = Field(default=0, ge=0)
+    """Restarts in place that those pods had before it."""
+
     diagnosis: DiagnosisStatus | None = None
     """Why it ended, where it was memory."""
 

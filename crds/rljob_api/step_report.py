@@ -45,8 +45,32 @@ class RankMemory(ApiModel):
     device_total_bytes: int = Field(default=0, ge=0)
     """Memory of the device."""
 
+    outside_torch_bytes: int = Field(default=0, ge=0)
+    """Memory of the device that the process holds beside torch's allocator: context, NCCL, libraries."""
+
+    asleep_bytes: int = Field(default=0, ge=0)
+    """Part of the reserved memory that a sleeping engine gave back to the device."""
+
+    alloc_retries: int = Field(default=0, ge=0)
+    """How often, since the process started, torch's allocator had to give its whole cache back to serve a request."""
+
     peak_rss_bytes: int = Field(default=0, ge=0)
     """Most host memory that the process held at once."""
+
+    host_used_bytes: int = Field(default=0, ge=0)
+    """Host memory of the process's container that cannot be dropped."""
+
+    host_limit_bytes: int = Field(default=0, ge=0)
+    """Limit of that memory, or the machine's memory where no limit is lower."""
+
+    oom_kills: int = Field(default=0, ge=0)
+    """Processes of the container that the kernel has killed for its memory."""
+
+    shared_memory_used_bytes: int = Field(default=0, ge=0)
+    """Memory in use in /dev/shm."""
+
+    shared_memory_bytes: int = Field(default=0, ge=0)
+    """Size of /dev/shm."""
 
 
 class Evidence(ApiModel):
@@ -99,6 +123,16 @@ class MemoryPressure(ApiModel):
 
     steps_left: int = Field(ge=0)
     """Steps until then, at the rate seen."""
+
+
+class PendingEnd(ApiModel):
+    """An attempt that cannot go on. Its processes wait, for a minute or so, for a changed plan to restart under."""
+
+    exit_code: int = Field(ge=1, le=255)
+    """What they end with otherwise, as in the table of exit codes."""
+
+    sentence: str = Field(max_length=1024)
+    """What happened and what to do, for people."""
 
 
 class PhaseSeconds(ApiModel):
@@ -174,6 +208,9 @@ class StepReport(ApiModel):
 
     last_evidence: Evidence | None = None
     """What was seen around the latest out-of-memory failure."""
+
+    pending_end: PendingEnd | None = None
+    """Why the attempt cannot go on. Absent: it goes on, or its processes have ended."""
 
     update_time: Timestamp | None = None
     """When this was written."""

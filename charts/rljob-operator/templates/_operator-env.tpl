@@ -10,6 +10,7 @@
   "TRAINER_TORCH_VERSION" (include "rljob.torchVersion" .)
   "TRAINER_IMAGE_PULL_POLICY" .Values.trainer.image.pullPolicy
   "IMAGE_PULL_SECRETS" (join " " .Values.trainer.imagePullSecrets)
+  "PROBE_IMAGE" (include "rljob.operatorImage" .)
   "NAMESPACES" (join " " .Values.namespaces)
   "WATCH_NODES" .Values.nodes.watch
   "LABEL_NODES" (and .Values.nodes.watch .Values.nodes.label)

@@ -2,10 +2,11 @@
 
 {{/* In every namespace it looks after. */}}
 {{- define "rljob.jobRules" -}}
-# Jobs: watched; their finalizer is put on and taken off; deleted when their time to live is over.
+# Jobs: watched; their finalizer is put on and taken off; deleted when their time to live is over. Nobody can grant a
+# right that they lack: get goes to the job's own pods.
 - apiGroups: [rljob.dev]
   resources: [rljobs]
-  verbs: [list, watch, patch, delete]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status]
   verbs: [patch]
@@ -13,7 +14,7 @@
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
-# Made for each job and watched. Nobody can grant a right that they lack: get and patch go to the job's own pods.
+# Made for each job and watched; get and patch go to the job's own pods.
 - apiGroups: [rljob.dev]
   resources: [stepreports]
   verbs: [get, list, watch, create, patch]

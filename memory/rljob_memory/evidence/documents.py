@@ -1,12 +1,10 @@
-"""JSON that the project's own processes write: termination messages, StepReports, and a run's lines of memory."""
+"""JSON that the project's own pods write: termination messages and StepReports."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
-from typing import Any, BinaryIO, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,9 +15,8 @@ from rljob_api.step_report import RankMemory, StepReport
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.evidence.collection import Collection
 from rljob_memory.evidence.device_memory import DeviceMemory
-from rljob_memory.evidence.evidence import MemorySample
+from rljob_memory.evidence.evidence import Evidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.log_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.log_reader import LogReader
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -42,34 +39,11 @@ def read_document(collection: Collection, text: str, source: str) -> bool:
     return False
 
 
-def read_memory_log(collection: Collection, stream: BinaryIO, name: str) -> None:
-    """A process's `memory/<role>-<rank>.jsonl`. A line that is torn, or none of these, is passed over."""
-    for value in _json_lines(stream):
-        allocated = _whole_number(value, "allocated")
-        if allocated is None:
-            continue
-        sample = MemorySample(
-            allocated,
-            _whole_number(value, "reserved"),
-            step=_whole_number(value, "step"),
-            phase=value["phase"] if isinstance(value.get("phase"), str) else None,
-            micro_batch=_whole_number(value, "micro_batch"),
-        )
-        # On a machine without a GPU every sample of the allocator is 0 and says nothing.
-        if _whole_number(value, "device_total"):
-            collection.add_sample(name, sample)
-
-
-def read_ledger(collection: Collection, stream: BinaryIO) -> None:
-    """A run's `ledger.jsonl`: the plan and the versions of its last attempt."""
-    for value in _json_lines(stream):
-        if value.get("kind") != "attempt":
-            continue
-        if (plan := value.get("plan")) and (parsed := _parsed(MemoryPlan, json.dumps(plan))):
-            collection.plan = parsed
-        versions = value.get("versions")
-        if isinstance(versions, Mapping):
-            collection.versions.update({str(name): str(version) for name, version in versions.items()})
+def evidence_of_report(reported: ReportedEvidence, plan: MemoryPlan | None = None) -> Evidence:
+    """What one reported failure tells. `plan`: the one it failed under, where that is known."""
+    collection = Collection(plan=plan)
+    _add_reported(collection, reported, "evidence")
+    return collection.evidence()
 
 
 def _add_ending(collection: Collection, message: TerminationMessage, source: str) -> None:
@@ -130,18 +104,3 @@ def _parsed(model: type[Model], text: str) -> Model | None:
         return model.model_validate_json(text)
     except ValidationError:
         return None
-
-
-def _json_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    while raw := stream.readline(LONGEST_LINE_BYTES):
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
-def _whole_number(value: Mapping[str, Any], name: str) -> int | None:
-    number = value.get(name)
-    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None

@@ -8,17 +8,22 @@ from dataclasses import dataclass, field
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.device_memory import GpuProcess
 from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.host import NOTHING_KNOWN, HostRecord
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """One process's memory at one moment. `reserved`: None where only the tensors' memory was logged."""
+    """One process's memory at one moment. `reserved`: None where only the tensors' memory was logged.
+
+    `time`: seconds since the epoch.
+    """
 
     allocated_bytes: int
     reserved_bytes: int | None = None
     step: int | None = None
     phase: str | None = None
     micro_batch: int | None = None
+    time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,10 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`failure`: the first one, which the others follow from; None where nothing failed of memory.
+    """`failure`: the first one of the last attempt that failed; the others follow from it. None where none failed.
 
-    `failures`: how many messages there were. `secondary`: what follows from a failure elsewhere, counted by name.
-    `gpu_processes`: of a process table, by GPU. `names`: files that were read.
+    `failures`: how many messages there were, of all attempts. `secondary`: what follows from a failure elsewhere,
+    counted by name. `gpu_processes`: of a process table, by GPU. `names`: files that were read.
     """
 
     failure: Failure | None = None
@@ -63,6 +68,7 @@ class Evidence:
     engine: EngineRecord = EngineRecord()
     gpu_processes: Mapping[int, tuple[GpuProcess, ...]] = field(default_factory=dict)
     barrier_on_gpu_0: bool = False
+    host: HostRecord = NOTHING_KNOWN
     plan: MemoryPlan | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_memory.evidence.activity import Activity
@@ -51,23 +51,3 @@ class Failure:
     micro_batch: int | None = None
     clock: tuple[str, float] | None = None
     source: str = ""
-
-
-_VAGUE = frozenset({FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR, FailureKind.SHARED_SEGMENT})
-
-
-def first_failure(failures: list[Failure]) -> Failure | None:
-    """The one that the others follow from: the earliest by the clock where all carry comparable times, else in order.
-
-    One that only says that a process is gone gives way to one that says why.
-    """
-    telling = [failure for failure in failures if failure.kind not in _VAGUE] or failures
-    if not telling:
-        return None
-    first = telling[0]
-    formats = {failure.clock[0] if failure.clock else None for failure in telling}
-    if len(formats) == 1 and None not in formats:
-        first = min(telling, key=lambda failure: failure.clock[1] if failure.clock else 0.0)
-    # Ray says that memory ran out in one line, and how much there was in the next.
-    sizes = first.sizes or next((other.sizes for other in telling if other.kind is first.kind and other.sizes), {})
-    return replace(first, sizes=sizes)

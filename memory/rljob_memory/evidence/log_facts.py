@@ -1,4 +1,4 @@
-"""What a log tells beside failures: the engine's sleep, memory over time, processes on the GPU, versions."""
+"""What a log tells beside failures: the engine's sleep, memory over time, processes on the GPU, /dev/shm, versions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence.collection import Collection
 from rljob_memory.evidence.device_memory import GpuProcess
 from rljob_memory.evidence.evidence import MemorySample
+from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
 from rljob_memory.evidence.sizes import SIZE, size_bytes
 
@@ -91,6 +92,9 @@ def _note_memory(collection: Collection, line: LogLine) -> bool:
 def _note_process(collection: Collection, text: str) -> bool:
     if match := _GPU_PROCESS.search(text):
         collection.add_gpu_process(int(match[1]), GpuProcess(int(match[2]), int(match[3]) * MIB))
+        return True
+    if (host := shared_memory_of(text)) is not None:
+        collection.add_host(host)
         return True
     if _BARRIER.search(text):
         collection.barrier_on_gpu_0 = True

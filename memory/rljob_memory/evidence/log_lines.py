@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import BinaryIO
 
 LONGEST_LINE_BYTES = 1 << 16
@@ -49,6 +50,8 @@ _TELLING = (
     b"PyTorch",
     b"MA ",
     b"NCCL",
+    b"rljob 20",
+    b"/dev/shm",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\^\[\[[0-9;]*m")
@@ -61,7 +64,7 @@ _PREFIX = re.compile(
     r"\[[A-Z][A-Za-z]{2,8}\]\s|"
     r"[\w-]{1,60}\s+\| )"
 )
-_ISO_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_ISO_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 _SHORT_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 
@@ -70,7 +73,8 @@ _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 class LogLine:
     """`text`: without colours and prefixes. `writer`: tells interleaved processes apart; "" where nothing does.
 
-    `clock`: the first time stamp's format, and seconds in it. `rank`: as the prefix says. `number`: counts all lines.
+    `clock`: the first time stamp's format, and seconds in it: since the epoch where it names its zone. `rank`: as the
+    prefix says. `number`: counts all lines.
     """
 
     text: str
@@ -121,11 +125,22 @@ def _clock(text: str) -> tuple[str, float] | None:
     if iso and (not short or iso.start() <= short.start()):
         year, month, day, hour, minute, second = (int(part) for part in iso.groups()[:6])
         fraction = float(f"0.{iso[7]}") if iso[7] else 0.0
+        if iso[8] and (epoch := _epoch(iso)) is not None:
+            return "epoch", epoch + fraction
         return "date", _seconds(year * 372 + month * 31 + day, hour, minute, second) + fraction
     if short:
         month, day, hour, minute, second = (int(part) for part in short.groups())
         return "day", _seconds(month * 31 + day, hour, minute, second)
     return None
+
+
+def _epoch(iso: re.Match[str]) -> float | None:
+    """Of a time that names its zone, without its fraction."""
+    date, time = "-".join(iso.group(1, 2, 3)), ":".join(iso.group(4, 5, 6))
+    try:
+        return datetime.fromisoformat(f"{date}T{time}{iso[8]}").timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _seconds(day: int, hour: int, minute: int, second: int) -> float:

@@ -21,6 +21,7 @@ from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, telling_lines
 from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature, secondary_name
+from rljob_memory.evidence.time_mark import marked_time
 
 _MOST_WRITERS = 256
 _LONGEST_TRACEBACK = 120
@@ -56,6 +57,7 @@ class LogReader:
         self._source = source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
         self._opened = _Writer()
+        self._marked: tuple[str, float] | None = None
 
     def read(self, stream: BinaryIO) -> None:
         for line in telling_lines(stream):
@@ -67,6 +69,8 @@ class LogReader:
         writer = self._writer(line.writer)
         log_facts.note_engine_seen(self._collection, line)
         writer.clock = line.clock or writer.clock
+        if (time := marked_time(line.text)) is not None:
+            self._marked = "epoch", time
         if found := _STEP.search(line.text):
             writer.step = int(found[1])
         # A line that was broken by its length has lost its writer's prefix.
@@ -123,7 +127,7 @@ class LogReader:
             role="rollout" if _is_engine(line.writer, writer.traceback) else None,
             rank=line.rank,
             step=writer.step,
-            clock=writer.clock,
+            clock=self._marked or writer.clock,
             source=self._source,
         )
 

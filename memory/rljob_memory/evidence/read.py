@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rljob_memory.evidence.collection import Collection
-from rljob_memory.evidence.documents import read_document, read_ledger, read_memory_log
+from rljob_memory.evidence.documents import read_document
 from rljob_memory.evidence.evidence import Evidence
 from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.host import read_cgroup_file
 from rljob_memory.evidence.log_reader import LogReader
+from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
 
 _LARGEST_DOCUMENT_BYTES = 4 << 20
@@ -87,6 +89,8 @@ def _read_text(collection: Collection, stream: BinaryIO, path: Path, name: str) 
         read_memory_log(collection, stream, path.stem)
     elif path.name == "ledger.jsonl":
         read_ledger(collection, stream)
+    elif (host := read_cgroup_file(path, stream)) is not None:
+        collection.add_host(host)
     elif not _is_document(collection, path, name):
         LogReader(collection, name).read(stream)
 
@@ -95,7 +99,9 @@ def _is_document(collection: Collection, path: Path, name: str) -> bool:
     if not path.is_file() or path.stat().st_size > _LARGEST_DOCUMENT_BYTES:
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
-    return text.lstrip().startswith("{") and read_document(collection, text, name)
+    return text.lstrip().startswith("{") and (
+        read_oom_snapshot(collection, text, name) or read_document(collection, text, name)
+    )
 
 
 def _add_snapshot(collection: Collection, path: Path, name: str) -> None:

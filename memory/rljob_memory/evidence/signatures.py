@@ -120,7 +120,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.DRIVER,
         r"(?:CUDA|HIP|cuda|hip)(?: driver| runtime)? error(?: \(2\))?:? ?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation|Allocation on device \d+ would exceed allowed memory",
+        r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation|Allocation on device \d+ would exceed allowed memory"
+        r"|cudaGetDeviceCount\(\)\..{0,200}Error 2: out of memory",
     ),
     _signature(FailureKind.DRIVER, r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError: \S"),
     # Least telling, last.

@@ -1,0 +1,126 @@
+"""What a process wrote down of torch's allocator at the moment when a request failed: small, JSON, one file a failure.
+
+The trainer's processes write it as `oom/<role>-<rank>-step<k>.json`; any other program may, in the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rljob_memory.evidence.activity import activity_of
+from rljob_memory.evidence.device_memory import DeviceMemory
+from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.sizes import human_bytes
+
+MOST_SEGMENTS = 20
+MOST_BLOCKS = 50
+MOST_STACK_LINES = 80
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Segment(_Part):
+    """One piece of memory that the allocator holds. `largest_free_bytes`: of the free blocks in it."""
+
+    size_bytes: int = Field(ge=0)
+    allocated_bytes: int = Field(ge=0)
+    largest_free_bytes: int = Field(default=0, ge=0)
+    blocks: int = Field(default=0, ge=0)
+    expandable: bool = False
+
+
+class Layout(_Part):
+    """How the allocator's memory lies: its largest segments, and the sizes of the largest blocks in use."""
+
+    segment_count: int = Field(default=0, ge=0)
+    free_block_count: int = Field(default=0, ge=0)
+    largest_free_block_bytes: int = Field(default=0, ge=0)
+    segments: list[Segment] = Field(default_factory=list, max_length=MOST_SEGMENTS)
+    largest_blocks_bytes: list[int] = Field(default_factory=list, max_length=MOST_BLOCKS)
+
+
+class OomSnapshot(_Part):
+    """One failed request. Bytes; `time` is seconds since the epoch.
+
+    `allowed_bytes`: the device's memory, or the cap that was set on the process. `micro_batch`: how many of the step's
+    micro-batches were done. `counters`: of torch's allocator, by their names in the memory log. `layout`: absent where
+    the allocator could not tell. `stack`: `file in function` and the line of code of each frame, the outermost
+    first.
+    """
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    time: float
+    role: str
+    rank: int = Field(ge=0)
+    step: int = Field(default=0, ge=0)
+    phase: str | None = None
+    micro_batch: int | None = None
+    gpu: int = Field(ge=0)
+    requested_bytes: int = Field(ge=0)
+    allowed_bytes: int = Field(default=0, ge=0)
+    device_free_bytes: int = Field(ge=0)
+    device_total_bytes: int = Field(default=0, ge=0)
+    counters: dict[str, int] = {}
+    layout: Layout | None = None
+    stack: list[str] = Field(default_factory=list, max_length=MOST_STACK_LINES)
+    versions: dict[str, str] = {}
+
+    def device_memory(self) -> DeviceMemory:
+        allocated, reserved = self.counters.get("allocated"), self.counters.get("reserved")
+        return DeviceMemory(
+            self.requested_bytes,
+            gpu=self.gpu,
+            total_bytes=self.device_total_bytes or None,
+            free_bytes=self.device_free_bytes,
+            allocated_bytes=allocated,
+            cached_bytes=None if allocated is None or reserved is None else max(reserved - allocated, 0),
+            allowed_bytes=self.allowed_bytes if 0 < self.allowed_bytes < self.device_total_bytes else None,
+            largest_cached_block_bytes=self.layout.largest_free_block_bytes if self.layout else None,
+        )
+
+    def failure(self, source: str) -> Failure:
+        """As the other readers give theirs. `source`: the file, for people."""
+        return Failure(
+            FailureKind.ALLOCATOR,
+            text=f"torch's allocator could not serve a request of {human_bytes(self.requested_bytes)}",
+            device=self.device_memory(),
+            activity=activity_of(self.stack),
+            role=self.role,
+            rank=self.rank,
+            step=self.step or None,
+            phase=self.phase,
+            micro_batch=self.micro_batch,
+            clock=("epoch", self.time),
+            source=source,
+        )
+
+
+def layout_of(snapshot: Mapping[str, Any]) -> Layout:
+    """`snapshot`: of `torch.cuda.memory._snapshot()`. What a version of torch lacks is left out."""
+    segments = [_segment(segment) for segment in snapshot.get("segments", ())]
+    blocks = [block for segment in snapshot.get("segments", ()) for block in segment.get("blocks", ())]
+    in_use = sorted((int(block["size"]) for block in blocks if block["state"] != "inactive"), reverse=True)
+    free = [int(block["size"]) for block in blocks if block["state"] == "inactive"]
+    return Layout(
+        segment_count=len(segments),
+        free_block_count=len(free),
+        largest_free_block_bytes=max(free, default=0),
+        segments=sorted(segments, key=lambda segment: -segment.size_bytes)[:MOST_SEGMENTS],
+        largest_blocks_bytes=in_use[:MOST_BLOCKS],
+    )
+
+
+def _segment(segment: Mapping[str, Any]) -> Segment:
+    blocks = segment.get("blocks", ())
+    return Segment(
+        size_bytes=segment.get("total_size", 0),
+        allocated_bytes=segment.get("allocated_size", 0),
+        largest_free_bytes=max((block["size"] for block in blocks if block["state"] == "inactive"), default=0),
+        blocks=len(blocks),
+        expandable=bool(segment.get("is_expandable", False)),
+    )

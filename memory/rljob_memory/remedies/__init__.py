@@ -1,0 +1,25 @@
+"""From a diagnosis to one change of the memory plan: which change, what it takes, what it frees; or giving up."""
+
+from rljob_memory.remedies.decide import decide, prevent
+from rljob_memory.remedies.diagnosed import diagnosed, diagnosis_status
+from rljob_memory.remedies.facts import facts_of
+from rljob_memory.remedies.history import History, adjustments_left_standing, history_of, with_change
+from rljob_memory.remedies.latitude import GiveUp, GiveUpReason, Latitude, Remedy
+from rljob_memory.remedies.observed import observed
+
+__all__ = [
+    "GiveUp",
+    "GiveUpReason",
+    "History",
+    "Latitude",
+    "Remedy",
+    "adjustments_left_standing",
+    "decide",
+    "diagnosed",
+    "diagnosis_status",
+    "facts_of",
+    "history_of",
+    "observed",
+    "prevent",
+    "with_change",
+]

@@ -1,0 +1,70 @@
+"""What goes through the policy at once: the tokens of a micro-batch, and the tokens whose logits exist at a time.
+
+Act on ActivationSpike, whose peak is linear in both, and on Fragmentation, since the largest piece of memory that is
+asked for shrinks with them. Smaller micro-batches cost throughput; smaller chunks of logits next to nothing. Neither
+changes what is learned, beyond the order in which floats are added.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.evidence.activity import Activity, activity_of
+from rljob_memory.remedies.case import Case
+from rljob_memory.remedies.family import Change, Family
+
+_ACTS_ON = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.FRAGMENTATION, FailureClass.UNKNOWN})
+_SMALLEST_CHUNK_TOKENS = 64
+_LOGITS_SOFTMAX_GRADIENT = 3
+_OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
+"""A request by the size of a chunk's float32 logits: 0.5 in 16 bits, 2 where logits and a copy are made at once."""
+
+
+def _micro_batch(case: Case) -> Change | None:
+    """Half as many tokens, down to the longest sequence, which goes through as a whole.
+
+    Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`).
+    """
+    tokens, facts = case.plan.micro_batch_tokens, case.facts
+    after = max(tokens // 2, facts.longest_sequence_tokens if facts else 1)
+    if not case.in_update or after >= tokens:
+        return None
+    return Change(after, _activation_bytes(case, tokens - after), f"micro-batches of {after} tokens, not {tokens}")
+
+
+def _logprob_chunk(case: Case) -> Change | None:
+    """A quarter of the tokens that have logits at a time, down to 64. Only where logits are what was asked for.
+
+    Expected: logits, softmax and gradient of the tokens that go.
+    """
+    at_once = min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens)
+    after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
+    if not case.in_update or after >= at_once or not _asked_for_logits(case, at_once):
+        return None
+    expected = (at_once - after) * case.facts.logits_bytes_per_token if case.facts else None
+    return Change(after, expected, f"logits of {after} tokens at a time, not {at_once}")
+
+
+def _activation_bytes(case: Case, tokens: int) -> int | None:
+    if case.facts is None:
+        return None
+    checkpointing = case.plan.activation_checkpointing
+    facts = case.facts
+    return tokens * (
+        facts.checkpointed_activation_bytes_per_token if checkpointing else facts.activation_bytes_per_token
+    )
+
+
+def _asked_for_logits(case: Case, tokens: int) -> bool:
+    activity = activity_of(case.message.splitlines())
+    if activity is not None:
+        return activity is Activity.LOGITS
+    requested = case.number("requested_bytes")
+    if requested is None or case.facts is None or not case.facts.logits_bytes_per_token:
+        return False
+    least, most = _OF_THE_SIZE_OF_LOGITS
+    logits_bytes = tokens * case.facts.logits_bytes_per_token / _LOGITS_SOFTMAX_GRADIENT
+    return least * logits_bytes <= requested <= most * logits_bytes
+
+
+MICRO_BATCH = Family("micro_batch_tokens", _ACTS_ON, "Live", "policy", _micro_batch)
+LOGPROB_CHUNK = Family("logprob_chunk_tokens", _ACTS_ON, "Live", "policy", _logprob_chunk)

@@ -1,0 +1,39 @@
+"""What a change of the plan brought, once the phase that failed is done."""
+
+from __future__ import annotations
+
+from rljob_api.plan_change import PlanChange
+from rljob_api.step_report import RankMemory
+from rljob_memory.remedies.families import FAMILIES
+from rljob_memory.remedies.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
+from rljob_memory.remedies.families.shared_memory import SHARED_MEMORY
+
+_MORE_ROOM = frozenset(family.name for family in (HOST_MEMORY, CONTROLLER_HOST_MEMORY, SHARED_MEMORY))
+_OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner == "policy")
+
+
+def observed(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> PlanChange:
+    """`change` with `remedy.observedBytes`: what the failed phase needed before, less what it took when it was done.
+
+    `before`: memory of the process that failed, at its failure. `after`: of the same rank over the same phase, done.
+    What was asked for in vain counts as needed. Negative where more was in use. Left absent where it cannot be told.
+    """
+    freed = change.remedy.expected_bytes if change.remedy.setting in _MORE_ROOM else _freed_bytes(change, before, after)
+    return change.model_copy(update={"remedy": change.remedy.model_copy(update={"observed_bytes": freed})})
+
+
+def _freed_bytes(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> int | None:
+    """Of the policy's torch where the setting and the failure are the policy's; else of the device, whoever has it."""
+    if before is None or after is None:
+        return None
+    asked_in_vain = change.diagnosis.numbers.get("requested_bytes", 0)
+    if not after.device_total_bytes:
+        # A process's most memory never falls: only another process can show less.
+        return None if change.level == "Live" else before.peak_rss_bytes - after.peak_rss_bytes
+    if change.role == "policy" and change.remedy.setting in _OF_THE_POLICY:
+        return _most_reserved(before) + asked_in_vain - _most_reserved(after)
+    return after.device_free_bytes - before.device_free_bytes + asked_in_vain
+
+
+def _most_reserved(memory: RankMemory) -> int:
+    return max(memory.peak_reserved_bytes, memory.reserved_bytes)

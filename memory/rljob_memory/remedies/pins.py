@@ -1,0 +1,48 @@
+"""Which field of `spec.memory` pins which setting of the plan, and how a value is written there."""
+
+from __future__ import annotations
+
+from rljob_api.memory_settings import MemorySettings
+from rljob_memory.estimate import MIB
+
+_NAMED_OTHERWISE = {
+    "rollout_sleep_level": "rollout_sleep",
+    "kv_cache_bytes": "kv_cache",
+    "sync_bucket_bytes": "sync_bucket_size",
+}
+_SLEEP_LEVELS = ("Disabled", "Level1", "Level2")
+
+
+def is_pinned(settings: MemorySettings, setting: str) -> bool:
+    """Whether `setting`, a field of the plan, has a value in `spec.memory`."""
+    field = pinning_field(setting)
+    return field is not None and getattr(settings, field) != "Auto"
+
+
+def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
+    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`: what to write instead of the pinned value."""
+    field = pinning_field(setting)
+    if field is None:
+        raise ValueError(f"expected a setting that spec.memory can pin, found {setting!r}")
+    alias = MemorySettings.model_fields[field].alias
+    pinned = as_in_manifest(setting, getattr(settings, field))
+    return f"memory.{alias} is pinned to {pinned}: write {as_in_manifest(setting, value)}, or Auto"
+
+
+def as_in_manifest(setting: str, value: object) -> str:
+    """`value` of the plan's `setting` as one writes it in the manifest: Enabled, Level2, 512Mi, 4096."""
+    match value:
+        case bool():
+            return "Enabled" if value else "Disabled"
+        case int() if setting == "rollout_sleep_level":
+            return _SLEEP_LEVELS[value]
+        case int() if setting.endswith("_bytes"):
+            return f"{value // MIB}Mi" if value % MIB == 0 else str(value)
+        case _:
+            return str(value)
+
+
+def pinning_field(setting: str) -> str | None:
+    """The field of `spec.memory` that pins `setting`; None where none does."""
+    field = _NAMED_OTHERWISE.get(setting, setting)
+    return field if field in MemorySettings.model_fields else None
