@@ -1,0 +1,53 @@
+"""Everything of the cluster lives in namespaces of its own, and ends with their first process: this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rljob_cluster import cgroups
+from rljob_cluster.commands import run
+from rljob_cluster.layout import CONTROL_PLANE_ADDRESS
+from rljob_cluster.machine_init import hold_sysctls, mount_own_folders
+
+ADDRESS = CONTROL_PLANE_ADDRESS
+"""Of the machine, of its node, and of the pods, which share the node's network."""
+
+CGROUP_ROOT = "/"
+"""Below which the kubelet makes its own."""
+
+_PODS_CGROUP = "kubepods"
+_NAMESPACES = ("--fork", "--pid", "--mount-proc", "--mount", "--net", "--propagation=private", "--kill-child")
+
+
+def in_own_namespaces() -> bool:
+    return os.getpid() == 1
+
+
+def again_in_own_namespaces() -> int:
+    """Run this program again, as the first process of new namespaces for processes, mounts and network; its exit code.
+    What it leaves is gone then: the kernel keeps control groups alone, and those are removed."""
+    command = ["unshare", *_NAMESPACES, "--", sys.executable, *sys.orig_argv[1:]]
+    done = subprocess.run(["setpriv", "--pdeathsig", "KILL", "--", *command], check=False)
+    for hierarchy in cgroups.hierarchies(cgroups.MOUNT):
+        for group, _, _ in os.walk(hierarchy / _PODS_CGROUP, topdown=False):
+            Path(group).rmdir()
+    return done.returncode
+
+
+def set_up(state: Path, binaries: Path) -> None:
+    """Find programs in `binaries` first, mount `state` in memory, hold the kernel's settings, and give the machine its
+    address. Nothing of it outlives this process. Raises ClusterError where the machine refuses."""
+    os.environ["PATH"] = f"{binaries}:{os.environ['PATH']}"
+    mount_own_folders()
+    hold_sysctls()
+    state.mkdir(parents=True, exist_ok=True)
+    # The container runtime's overlays can lie on memory whatever the disk's file system is.
+    run("mount", "-t", "tmpfs", "tmpfs", state)
+    # A machine may have no `ip` of its own.
+    run("busybox", "ip", "link", "set", "lo", "up")
+    run("busybox", "ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    # Programs find out their own address by looking at the way out.
+    run("busybox", "ip", "route", "add", "default", "dev", "lo", "src", ADDRESS)
