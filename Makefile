@@ -61,7 +61,7 @@ images: model ## Build the images of operator, trainer and model, with buildah o
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py
+	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
@@ -101,7 +101,7 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
-PARTS := crds memory operator trainer cluster
+PARTS := crds memory operator trainer cluster probe
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster
 

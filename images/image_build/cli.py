@@ -17,7 +17,7 @@ from image_build.inputs import content_key, input_files
 from image_build.package_index import build_secrets
 from image_build.progress import run_with_progress
 from image_build.provenance import revision, source
-from image_build.recipes import CACHE, DEVICES, NAMES, REPOSITORY, Recipe, recipe
+from image_build.recipes import CACHE, DEVICES, EXAMPLES, NAMES, REPOSITORY, Recipe, recipe
 
 INPUTS_LABEL = "dev.rljob.inputs"
 SMOLLM2 = CACHE / "models" / "localhost" / "models" / "smollm2-135m-instruct" / "1"
@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="images/build", description="Builds RLJob's images with buildah or docker.")
-    parser.add_argument("image", nargs="*", default=NAMES, help=f"{', '.join(NAMES)} (default: all)")
+    parser.add_argument(
+        "image", nargs="*", default=NAMES, help=f"{', '.join(NAMES)} (default: all of these), {', '.join(EXAMPLES)}"
+    )
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="what the trainer runs on (default: cpu)")
     parser.add_argument(
         "--base-image",
@@ -64,8 +66,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rebuild", action="store_true", help="build even where nothing changed")
     options = parser.parse_args(arguments)
-    if unknown := set(options.image) - set(NAMES):
-        parser.error(f"no image is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    if unknown := set(options.image) - {*NAMES, *EXAMPLES}:
+        parser.error(f"no image is called {', '.join(sorted(unknown))}; there are {', '.join((*NAMES, *EXAMPLES))}")
     return options
 
 

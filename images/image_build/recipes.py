@@ -14,6 +14,8 @@ from image_build.errors import ImageBuildError
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rljob"
 NAMES = ("operator", "trainer", "model")
+EXAMPLES = ("trl",)
+"""Built where they are asked for by name."""
 DEVICES = ("cpu", "gpu")
 
 
@@ -36,6 +38,8 @@ def recipe(name: str, *, device: str, model_directory: Path) -> Recipe:
             return operator()
         case "trainer":
             return trainer(device)
+        case "trl":
+            return trl()
         case _:
             return model(model_directory)
 
@@ -60,7 +64,25 @@ def trainer(device: str) -> Recipe:
         containerfile=containerfile("trainer"),
         context=REPOSITORY,
         ignore=ignore_file("trainer"),
-        arguments={"VERSION": version, "DEVICE": device, "TORCH_VERSION": locked_version("torch", device)},
+        arguments={
+            "VERSION": version,
+            "DEVICE": device,
+            "TORCH_VERSION": locked_version("torch", f"trainer-{device}.txt"),
+        },
+    )
+
+
+def trl() -> Recipe:
+    """On the trainer's image for CPUs, which has to be there."""
+    version = locked_version("trl", "trl.txt")
+    return Recipe(
+        name="trl",
+        tag=f"localhost/rljob/trl:{version}",
+        containerfile=containerfile("trl"),
+        context=REPOSITORY,
+        ignore=ignore_file("trl"),
+        needs_base=False,
+        arguments={"VERSION": version, "TRAINER_IMAGE": trainer("cpu").tag},
     )
 
 
@@ -91,10 +113,11 @@ def part_version(part: str) -> str:
     return str(tomllib.loads((REPOSITORY / part / "pyproject.toml").read_text())["project"]["version"])
 
 
-def locked_version(package: str, device: str) -> str:
-    """The version of a package in the trainer's lock for a device."""
-    lock = (REPOSITORY / "requirements" / f"trainer-{device}.txt").read_text()
-    pin = re.search(rf"^{re.escape(package)}==(\S+)", lock, re.MULTILINE)
+def locked_version(package: str, requirements: str) -> str:
+    """The version of a package in a requirement file."""
+    pin = re.search(
+        rf"^{re.escape(package)}==(\S+)", (REPOSITORY / "requirements" / requirements).read_text(), re.MULTILINE
+    )
     if pin is None:
-        raise ImageBuildError(f"requirements/trainer-{device}.txt pins no {package}: run `make lock`")
+        raise ImageBuildError(f"requirements/{requirements} pins no {package}: run `make lock`")
     return pin[1]

@@ -50,7 +50,9 @@ def role_allocator(attempt: JobAttempt, group: WorkerGroup) -> RoleAllocator:
 def _default_environment(attempt: JobAttempt, group: WorkerGroup) -> dict[str, str]:
     if attempt.own_trainer:
         return allocator_environment(group.role, attempt.settings.trainer_torch_version)
-    return other_trainer_environment(attempt.spec.memory.expandable_segments)
+    pinned = attempt.spec.memory.expandable_segments
+    planned = attempt.plan is not None and attempt.plan.expandable_segments
+    return other_trainer_environment("Enabled" if pinned == "Auto" and planned else pinned)
 
 
 def _problems(attempt: JobAttempt, group: WorkerGroup, settings: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange
 from rljob_api.pod_template import PodTemplate
 from rljob_api.status import Role
 from rljob_operator.settings import OperatorSettings
@@ -29,7 +30,10 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class JobAttempt:
-    """`plan`: None while the trainer has not worked out the first one."""
+    """`plan`: None while the trainer has not worked out the first one. `plan_changes`: the latest, oldest first.
+
+    `restarts_in_place`: the nodes know how to restart all containers of a pod that asks for it.
+    """
 
     job: RLJob
     settings: OperatorSettings
@@ -39,6 +43,8 @@ class JobAttempt:
     plan: MemoryPlan | None
     controller_placement: ControllerPlacement
     gang: Gang
+    plan_changes: tuple[PlanChange, ...] = ()
+    restarts_in_place: bool = False
 
     @property
     def name(self) -> str:

@@ -10,7 +10,9 @@ from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest, object_metadata
 
 MANIFEST_KEY = "job.yaml"
+ATTEMPT_KEY = "attempt"
 MEMORY_PLAN_KEY = "memory-plan.json"
+PLAN_CHANGES_KEY = "plan-changes.json"
 POLICY_ENVIRONMENT_KEY = "policy-environment.json"
 ROLLOUT_ENVIRONMENT_KEY = "rollout-environment.json"
 
@@ -22,9 +24,12 @@ def build_config_map(
     attempt: JobAttempt, policy_environment: dict[str, str] | None, rollout_environment: dict[str, str] | None
 ) -> Manifest:
     """Without a memory plan while there is none; the environments are None for another trainer than RLJob's own."""
-    data = {MANIFEST_KEY: manifest_text(attempt)}
+    data = {MANIFEST_KEY: manifest_text(attempt), ATTEMPT_KEY: str(attempt.number)}
     if attempt.plan is not None:
         data[MEMORY_PLAN_KEY] = attempt.plan.model_dump_json(by_alias=True)
+    if attempt.plan_changes:
+        changes = [change.model_dump(mode="json", by_alias=True, exclude_none=True) for change in attempt.plan_changes]
+        data[PLAN_CHANGES_KEY] = json.dumps(changes)
     if policy_environment is not None:
         data[POLICY_ENVIRONMENT_KEY] = json.dumps(policy_environment)
     if rollout_environment is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange
 from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
+from rljob_operator import labels
 from rljob_operator.event_note import EventNote
 from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
 from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt, WorkerGroup
@@ -18,9 +23,11 @@ from rljob_operator.objects.gpu_requests import refuse_gpus, require_gpus
 from rljob_operator.objects.kueue import queue_pod
 from rljob_operator.objects.metadata import Manifest
 from rljob_operator.objects.network_policy import build_network_policy
-from rljob_operator.objects.placement import place_controller, tolerate_gpu_nodes
+from rljob_operator.objects.placement import keep_off, place_controller, tolerate_gpu_nodes
+from rljob_operator.objects.planned_memory import give_planned_memory
 from rljob_operator.objects.pod_group import build_pod_group, group_pod
 from rljob_operator.objects.pod_template import merge_template
+from rljob_operator.objects.probe import add_probe
 from rljob_operator.objects.ray_token_secret import build_ray_token_secret
 from rljob_operator.objects.service import build_service
 from rljob_operator.objects.service_account import build_role, build_role_binding, build_service_account
@@ -49,6 +56,8 @@ def build_job_objects(
     uid: str,
     attempt: int,
     plan: MemoryPlan | None,
+    plan_changes: Sequence[PlanChange] = (),
+    restarts_in_place: bool = False,
     controller_placement: ControllerPlacement,
     gang: Gang,
     ray_token: str,
@@ -57,11 +66,23 @@ def build_job_objects(
 
     Raises InvalidTemplate where what the manifest says cannot be made into pods.
     """
-    this = JobAttempt(job, settings, namespace, uid, attempt, plan, controller_placement, gang)
+    this = JobAttempt(
+        job,
+        settings,
+        namespace,
+        uid,
+        attempt,
+        plan,
+        controller_placement,
+        gang,
+        tuple(plan_changes),
+        restarts_in_place,
+    )
     allocators = {group.role: role_allocator(this, group) for group in this.worker_groups()}
     pods = [*_controller_pods(this), *_worker_pods(this, allocators)]
     for pod in pods:
         _join_gang(this, pod)
+        _note_spec(pod)
     return JobObjects(
         apply=tuple(_applied(this, allocators, pods)),
         create=tuple(_created(this, ray_token)),
@@ -77,6 +98,7 @@ def _controller_pods(this: JobAttempt) -> list[Manifest]:
     pod = merge_template(build_controller_pod(this), this.spec.controller.template, path)
     refuse_gpus(this, pod, path)
     place_controller(pod["spec"], this.controller_placement, this.gpu_resource, f"{path}.spec")
+    give_planned_memory(pod, this.plan, f"{path}.spec")
     return [pod]
 
 
@@ -91,8 +113,12 @@ def _worker_pods(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> lis
 def _worker_pod(this: JobAttempt, group: WorkerGroup, index: int, allocator: RoleAllocator) -> Manifest:
     pod = merge_template(build_worker_pod(this, group, index, allocator.environment), allocator.template, group.path)
     require_gpus(this, group, pod)
+    add_probe(this, pod)
     if group.gpus:
         tolerate_gpu_nodes(pod["spec"], this.gpu_resource, f"{group.path}.spec")
+    if this.plan is not None:
+        keep_off(pod["spec"], this.plan.excluded_nodes, f"{group.path}.spec")
+    give_planned_memory(pod, this.plan, f"{group.path}.spec")
     return pod
 
 
@@ -104,6 +130,13 @@ def _join_gang(this: JobAttempt, pod: Manifest) -> None:
             group_pod(this, pod)
         case "Native":
             pass  # the operator itself releases pods that cannot all be placed
+
+
+def _note_spec(pod: Manifest) -> None:
+    text = json.dumps(pod["spec"], sort_keys=True)
+    annotations = pod["metadata"].get("annotations") or {}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    pod["metadata"]["annotations"] = {**annotations, labels.SPEC_DIGEST: digest[:16]}
 
 
 def _applied(this: JobAttempt, allocators: dict[Role, RoleAllocator], pods: list[Manifest]) -> list[Manifest]:

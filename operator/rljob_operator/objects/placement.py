@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rljob_operator import labels
 from rljob_operator.objects.attempt import ControllerPlacement
 from rljob_operator.objects.invalid_template import expect_list, expect_object
 
 Expression = dict[str, Any]
+TermPart = Literal["matchExpressions", "matchFields"]
+"""Labels of a node, or its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,18 @@ def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_r
     """
     expressions = [label.absent() for label in GPU_NODE_LABELS]
     if placement == "GpuFreeNodes":
-        _require(spec, expressions, path)
+        _require(spec, "matchExpressions", expressions, path)
     else:
         _prefer(spec, expressions, path)
         tolerate_gpu_nodes(spec, gpu_resource, path)
+
+
+def keep_off(spec: dict[str, Any], nodes: Sequence[str], path: str) -> None:
+    """Keep a pod off `nodes`, beside what the user wants of its nodes. Raises as `place_controller` does."""
+    if nodes:
+        # A field selector takes one value.
+        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+        _require(spec, "matchFields", fields, path)
 
 
 def tolerate_gpu_nodes(spec: dict[str, Any], gpu_resource: str, path: str) -> None:
@@ -63,7 +74,7 @@ def tolerate_gpu_nodes(spec: dict[str, Any], gpu_resource: str, path: str) -> No
     spec["tolerations"] = given if toleration in given else [*given, toleration]
 
 
-def _require(spec: dict[str, Any], expressions: list[Expression], path: str) -> None:
+def _require(spec: dict[str, Any], kind: TermPart, expressions: list[Expression], path: str) -> None:
     """All of `expressions` and what the user requires: terms are alternatives, so into each of them."""
     node_affinity, path = _node_affinity(spec, path)
     required = expect_object(node_affinity.get(_TERMS, {}), f"{path}.{_TERMS}")
@@ -71,14 +82,14 @@ def _require(spec: dict[str, Any], expressions: list[Expression], path: str) -> 
     given = expect_list(required.get("nodeSelectorTerms", []), terms_path)
     terms = [expect_object(term, terms_path) for term in given]
     # A term without expressions matches no node, and must go on doing so.
-    narrowed = [_all_of(term, expressions, terms_path) if term else term for term in terms]
-    either = narrowed or [{"matchExpressions": expressions}]
+    narrowed = [_all_of(term, kind, expressions, terms_path) if term else term for term in terms]
+    either = narrowed or [{kind: expressions}]
     _set_node_affinity(spec, node_affinity | {_TERMS: {**required, "nodeSelectorTerms": either}})
 
 
-def _all_of(term: dict[str, Any], expressions: list[Expression], path: str) -> dict[str, Any]:
-    given = expect_list(term.get("matchExpressions", []), f"{path}.matchExpressions")
-    return term | {"matchExpressions": [*given, *expressions]}
+def _all_of(term: dict[str, Any], kind: TermPart, expressions: list[Expression], path: str) -> dict[str, Any]:
+    given = expect_list(term.get(kind, []), f"{path}.{kind}")
+    return term | {kind: [*given, *expressions]}
 
 
 def _prefer(spec: dict[str, Any], expressions: list[Expression], path: str) -> None:

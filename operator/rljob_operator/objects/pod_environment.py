@@ -22,12 +22,12 @@ def literal_entries(variables: Mapping[str, str]) -> EnvironmentEntries:
 
 
 def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntries:
-    """What every pod knows."""
+    """What every pod knows. What changes from attempt to attempt comes by reference, so that containers that are
+    restarted in place have it."""
     variables = {
         "RLJOB_NAME": attempt.name,
         "RLJOB_NAMESPACE": attempt.namespace,
         "RLJOB_UID": attempt.uid,
-        "RLJOB_ATTEMPT": str(attempt.number),
         "RLJOB_ROLE": role,
         "RLJOB_INDEX": str(index),
         "RLJOB_WORKERS": str(attempt.workers),
@@ -39,7 +39,9 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
     home = {"HOME": HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{HOME}/.cache"}
     return [
         *literal_entries(variables),
+        _from_config_map("RLJOB_ATTEMPT", attempt, config_map.ATTEMPT_KEY),
         _from_config_map("RLJOB_MEMORY_PLAN", attempt, config_map.MEMORY_PLAN_KEY),
+        _from_config_map("RLJOB_PLAN_CHANGES", attempt, config_map.PLAN_CHANGES_KEY),
         _from_pod("POD_IP", "status.podIP"),
         _from_pod("NODE_NAME", "spec.nodeName"),
         *literal_entries(home),
@@ -51,6 +53,7 @@ def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
     token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name), "key": TOKEN_KEY}}
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
+        *literal_entries({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
         _from_config_map("RLJOB_POLICY_ENVIRONMENT", attempt, config_map.POLICY_ENVIRONMENT_KEY),
         _from_config_map("RLJOB_ROLLOUT_ENVIRONMENT", attempt, config_map.ROLLOUT_ENVIRONMENT_KEY),
         {"name": "RAY_AUTH_MODE", "value": "token"},

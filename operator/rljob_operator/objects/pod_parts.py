@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rljob_api.exit_codes import ExitCode
 from rljob_api.status import Role
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
@@ -12,6 +13,10 @@ from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
 
 CONTAINER = "rljob"
 
+_RESTART_IN_PLACE = {
+    "action": "RestartAllContainers",
+    "exitCodes": {"operator": "In", "values": [int(ExitCode.RESTART_IN_PLACE)]},
+}
 _USER = 10001
 """The user and group of the images."""
 
@@ -67,8 +72,13 @@ def container_frame(
 
 
 def own_trainer(attempt: JobAttempt, command: str) -> dict[str, Any]:
-    """What a container of RLJob's own trainer runs, and how it tells that it has got to work."""
+    """What a container of RLJob's own trainer runs, how it tells that it has got to work, and how it asks for a restart
+    of its pod's containers."""
+    in_place = (
+        {"restartPolicy": "Never", "restartPolicyRules": [_RESTART_IN_PLACE]} if attempt.restarts_in_place else {}
+    )
     return {
+        **in_place,
         "image": attempt.settings.trainer_image,
         "imagePullPolicy": attempt.settings.trainer_image_pull_policy,
         "command": ["rljob", command],

@@ -10,6 +10,7 @@ from rljob_operator.objects.config_map import MANIFEST_KEY
 from rljob_operator.objects.model_volume import has_model_volume, model_volume
 from rljob_operator.objects.quantities import byte_quantity
 
+SHARED_MEMORY_VOLUME = "shm"
 HOME = "/home/rljob"
 MANIFEST_DIRECTORY = "/etc/rljob"
 CHECKPOINT_DIRECTORY = "/var/lib/rljob"
@@ -27,7 +28,7 @@ def pod_volumes(attempt: JobAttempt) -> tuple[list[dict[str, Any]], list[dict[st
     """Volumes, and their mounts: the root file system is read-only, so what is written is written to one of them."""
     volumes = [
         {
-            "name": "shm",
+            "name": SHARED_MEMORY_VOLUME,
             "emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(attempt.settings.shared_memory_bytes)},
         },
         {"name": "tmp", "emptyDir": {}},
@@ -43,7 +44,7 @@ def pod_volumes(attempt: JobAttempt) -> tuple[list[dict[str, Any]], list[dict[st
         {"name": "checkpoints", **_checkpoint_source(attempt)},
     ]
     mounts: list[dict[str, Any]] = [
-        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "home", "mountPath": HOME},
         {"name": "run", "mountPath": RUN_DIRECTORY},

@@ -1,4 +1,5 @@
-"""Who the controller pod is to the API server: one that can get and patch its own StepReport, and nothing else."""
+"""Who the controller pod is to the API server: one that can get and patch its own StepReport, get its own RLJob, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ def build_role(attempt: JobAttempt) -> Manifest:
                 "resources": ["stepreports"],
                 "resourceNames": [names.step_report_name(attempt.name)],
                 "verbs": ["get", "patch"],
-            }
+            },
+            {
+                "apiGroups": [GROUP],
+                "resources": ["rljobs"],
+                "resourceNames": [attempt.name],
+                "verbs": ["get"],
+            },
         ],
     }
 

@@ -9,6 +9,7 @@ from rljob_memory.allocator import NO_GPU
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt, WorkerGroup
 from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.plan_variables import plan_variables
 from rljob_operator.objects.pod_environment import job_entries, literal_entries, ray_entries, rendezvous_entries
 from rljob_operator.objects.pod_parts import container_frame, own_trainer, pod_frame
 
@@ -44,6 +45,7 @@ def _other_container(
     environment = [
         *job_entries(attempt, group.role, index),
         *rendezvous_entries(attempt, group, index),
+        *literal_entries(plan_variables(attempt.plan, trainer.honours)),
         *_gpu_entries(group, allocator),
     ]
     container = container_frame(attempt, environment, _resources(attempt, group), read_only_root=False)

@@ -41,6 +41,7 @@ def test_a_shared_gpu_gets_every_cheap_mitigation_and_nothing_that_costs_time() 
     plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
     assert plan.empty_cache
     assert plan.expandable_segments
+    assert plan.detach_metrics
     assert plan.rollout_sleep_level == 2
     assert not plan.activation_checkpointing
     assert not plan.optimizer_offload
@@ -116,6 +117,8 @@ def test_the_sync_bucket_holds_the_largest_parameter() -> None:
         ({"activationCheckpointing": "Enabled"}, {"activation_checkpointing": True}),
         ({"optimizerOffload": "Enabled"}, {"optimizer_offload": True}),
         ({"syncBucketSize": "128Mi"}, {"sync_bucket_bytes": 128 * MIB}),
+        ({"detachMetrics": "Disabled"}, {"detach_metrics": False}),
+        ({"weightExport": "ReservedBuffer"}, {"weight_export": "ReservedBuffer"}),
     ],
 )
 def test_a_pinned_setting_is_taken_as_it_is(settings: dict[str, Any], expected: dict[str, Any]) -> None:

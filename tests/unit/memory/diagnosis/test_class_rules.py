@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.diagnosis.trend import rise
 from rljob_memory.estimate import GIB, MIB
@@ -117,3 +118,48 @@ def test_nothing_is_diagnosed_where_nothing_failed() -> None:
 )
 def test_what_is_no_steady_growth_is_no_rise(values: list[int]) -> None:
     assert rise(values, "step") is None
+
+
+def test_a_pass_that_finds_the_card_full_of_kept_graphs_is_not_taken_for_the_cause() -> None:
+    growing = series([10 * GIB + step * 4 * GIB for step in range(10)], [60 * GIB] * 10)
+    spike = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.LOGITS)
+    found = {
+        diagnosis.failure_class: diagnosis.confidence for diagnosis in diagnose(Evidence(spike, series=(growing,)))
+    }
+    assert next(iter(found)) is FailureClass.RETAINED_GRAPH
+    assert found[FailureClass.ACTIVATION_SPIKE] <= 0.5
+
+
+def test_a_start_check_that_fails_beside_the_jobs_own_policy_is_the_engines_share() -> None:
+    sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": 126 * GIB}
+    check = Failure(FailureKind.ENGINE_START, sizes=sizes)
+    policy = series([56 * GIB], [57 * GIB])
+    assert best(Evidence(check, series=(policy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
+    assert best(Evidence(check)).failure_class is FailureClass.FOREIGN_PROCESS
+
+
+def test_memory_that_an_engine_could_not_map_when_it_made_its_cache_is_the_kv_caches_size() -> None:
+    found = best(Evidence(Failure(FailureKind.ENGINE_WAKE, activity=Activity.KV_CACHE)))
+    assert (found.failure_class, found.confidence) == (FailureClass.KV_CACHE_OVERSIZED, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("sleep_level", "expected"),
+    [(0, FailureClass.ENGINE_NOT_ASLEEP), (2, FailureClass.FOREIGN_PROCESS)],
+)
+def test_an_engine_that_the_plan_puts_to_sleep_is_not_blamed_for_a_strangers_memory(
+    sleep_level: int, expected: FailureClass
+) -> None:
+    plan = MemoryPlan(
+        empty_cache=True,
+        expandable_segments=True,
+        rollout_sleep_level=sleep_level,  # type: ignore[arg-type]  # one of those that there are
+        kv_cache_bytes=GIB,
+        micro_batch_tokens=1024,
+        logprob_chunk_tokens=256,
+        activation_checkpointing=False,
+        optimizer_offload=False,
+        sync_bucket_bytes=GIB,
+    )
+    full = Failure(FailureKind.ALLOCATOR, device=FULL, role="policy", rank=0, step=3, phase="update")
+    assert best(Evidence(full, plan=plan)).failure_class is expected

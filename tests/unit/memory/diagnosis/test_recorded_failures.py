@@ -37,4 +37,4 @@ def test_a_recorded_failure_names_its_source(path: Path) -> None:
 def test_each_class_has_at_least_two_recorded_failures() -> None:
     counts = Counter(expected for expected, _ in CASES)
     few = {failure_class for failure_class in FailureClass if counts[failure_class] < 2}
-    assert few == WITHOUT_PUBLIC_TEXT | WITH_ONE_PUBLIC_TEXT
+    assert few <= WITHOUT_PUBLIC_TEXT | WITH_ONE_PUBLIC_TEXT

@@ -1,0 +1,72 @@
+"""The probe in the pods of another trainer: says why a process ran out of memory, without a change to the image.
+
+An init container of the operator's image copies it into a volume, and PYTHONPATH leads every Python there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_operator.objects.attempt import JobAttempt
+from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.pod_template import own_container
+from rljob_operator.objects.pod_volumes import RUN_DIRECTORY
+
+IN_OPERATOR_IMAGE = "/opt/rljob-probe"
+"""Where images/operator puts it."""
+
+_NAME = "rljob-probe"
+_DIRECTORY = "/opt/rljob-probe"
+_SITE = f"{_DIRECTORY}/rljob_probe/site"
+_COPY_TO = "/probe"
+_RESOURCES = {"cpu": "50m", "memory": "32Mi"}
+"""As limits too: beside it, a pod can be of the class Guaranteed."""
+
+_PATH = "PYTHONPATH"
+_PATH_OF_TEMPLATE = "RLJOB_TEMPLATE_PYTHONPATH"
+
+
+def add_probe(attempt: JobAttempt, pod: Manifest) -> None:
+    """To a worker pod with the user's template over it; none where the job is RLJob's own trainer's or wants none."""
+    trainer = attempt.spec.trainer
+    if trainer is None or trainer.probe == "Disabled" or not attempt.settings.probe_image:
+        return
+    container = own_container(pod)
+    assert container is not None
+    spec = pod["spec"]
+    spec["volumes"] = [*spec["volumes"], {"name": _NAME, "emptyDir": {"sizeLimit": "10Mi"}}]
+    spec["initContainers"] = [_copying(attempt.settings.probe_image), *spec.get("initContainers", [])]
+    mount = {"name": _NAME, "mountPath": _DIRECTORY, "readOnly": True}
+    container["volumeMounts"] = [*container["volumeMounts"], mount]
+    container["env"] = [
+        *_with_path(container["env"]),
+        {"name": "RLJOB_PROBE_NOTES", "value": f"{RUN_DIRECTORY}/probe"},
+    ]
+
+
+def _copying(image: str) -> dict[str, Any]:
+    return {
+        "name": _NAME,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["cp", "-r", f"{IN_OPERATOR_IMAGE}/.", _COPY_TO],
+        "resources": {"requests": dict(_RESOURCES), "limits": dict(_RESOURCES)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": _NAME, "mountPath": _COPY_TO}],
+    }
+
+
+def _with_path(environment: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The probe first, then what the template has; no empty entry, which would be the working directory."""
+    given = next((entry for entry in environment if entry["name"] == _PATH), None)
+    others = [entry for entry in environment if entry["name"] != _PATH]
+    if given is None or given.get("value") == "":
+        return [*others, {"name": _PATH, "value": _SITE}]
+    if "value" in given:
+        return [*others, {"name": _PATH, "value": f"{_SITE}:{given['value']}"}]
+    of_template = {**given, "name": _PATH_OF_TEMPLATE}
+    return [*others, of_template, {"name": _PATH, "value": f"{_SITE}:$({_PATH_OF_TEMPLATE})"}]

@@ -1,0 +1,89 @@
+"""Whether an exception means that memory ran out, and which memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, NamedTuple
+
+DEVICE, HOST, SHARED = 80, 81, 82
+"""As RLJob's exit codes name them: a GPU, the host or the container, /dev/shm."""
+
+_LONGEST_CHAIN = 64
+_LONGEST_TEXT = 8192
+
+# The wordings of torch, vLLM, NCCL, cuBLAS, CUDA, glibc, Ray and numpy; those of the operator's diagnosis are finer.
+_TEXTS = (
+    (SHARED, r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,200}No space left on device"),
+    (SHARED, r"unable to (?:write to file|open shared memory|allocate shared memory)[^\n]{0,30}</torch_"),
+    (SHARED, r"out of shared memory|insufficient shared memory \(shm\)"),
+    (DEVICE, r"(?:CUDA|HIP|XPU|NPU) out of memory"),
+    (DEVICE, r"(?:CUDA|HIP|cuda|hip)(?: driver| runtime)? [Ee]rror(?: \(2\))?:? ?:? out of memory"),
+    (DEVICE, r"(?:CUDA|Cuda|HIP) failure (?:\d+ )?'out of memory'"),
+    (DEVICE, r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|cudaErrorMemoryAllocation"),
+    (DEVICE, r"(?:CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED"),
+    (DEVICE, r"RESOURCE_EXHAUSTED: Out of memory"),
+    (DEVICE, r"\btorch\.(?:cuda\.)?OutOfMemoryError\b"),
+    (HOST, r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
+    (HOST, r"\bstd::bad_alloc\b|\[Errno 12\] Cannot allocate memory|\bMemoryError\b"),
+    (HOST, r"ray\.exceptions\.OutOfMemoryError|due to the node running low on memory"),
+)
+
+
+class MemoryFailure(NamedTuple):
+    exit_code: int
+    """DEVICE, HOST or SHARED."""
+    text: str
+    """The error's type and words, from where they tell of memory."""
+    error: BaseException
+
+
+def memory_failure(error: BaseException | None) -> MemoryFailure | None:
+    """The earliest error about memory among `error` and what led to it; None where memory has no part in it."""
+    found = [failure for link in _chain(error) if (failure := _failure_of(link)) is not None]
+    return found[-1] if found else None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """`error`, what it came from, and the members of groups: each once, the latest first."""
+    waiting = [error] if error is not None else []
+    seen: set[int] = set()
+    while waiting and len(seen) < _LONGEST_CHAIN:
+        link = waiting.pop(0)
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        members = getattr(link, "exceptions", ())
+        waiting += [member for member in members if isinstance(member, BaseException)]
+        waiting += [cause for cause in (link.__cause__, link.__context__) if cause is not None]
+
+
+def _failure_of(error: BaseException) -> MemoryFailure | None:
+    text = _text_of(error)
+    exit_code = _exit_code_of_type(type(error))
+    if exit_code is not None:
+        return MemoryFailure(exit_code, text, error)
+    matches = ((exit_code, re.search(pattern, text)) for exit_code, pattern in _TEXTS)
+    for exit_code, match in matches:
+        if match is not None:
+            line_start = text.rfind("\n", 0, match.start()) + 1
+            return MemoryFailure(exit_code, text[line_start:], error)
+    return None
+
+
+def _exit_code_of_type(type_: type[BaseException]) -> int | None:
+    """torch's, cupy's and Ray's classes have one name, so the module decides; cupy's is a MemoryError besides."""
+    for class_ in type_.__mro__:
+        if class_.__name__ == "OutOfMemoryError":
+            return HOST if class_.__module__.startswith("ray") else DEVICE
+    return HOST if issubclass(type_, MemoryError) else None
+
+
+def _text_of(error: BaseException) -> str:
+    type_ = type(error)
+    name = type_.__qualname__ if type_.__module__ == "builtins" else f"{type_.__module__}.{type_.__qualname__}"
+    try:
+        words = str(error)
+    except Exception:
+        words = ""
+    return f"{name}: {words}"[:_LONGEST_TEXT] if words else name

@@ -1,0 +1,80 @@
+"""Looks on as a GPU runs out of memory: torch calls the observer just before it raises, with the numbers at hand."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from rljob_probe import circumstances, notes
+
+
+def observe(torch: ModuleType) -> None:
+    """From CUDA's first use on, which is left to the program: attaching would begin to use it.
+
+    Does nothing where this torch has no such observer (builds for the CPU), or its allocator has none.
+    """
+    attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
+    when_cuda_is_used = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
+    if attach is None or when_cuda_is_used is None:
+        return
+
+    def on_out_of_memory(device: int, requested: int, total: int, free: int) -> None:
+        try:
+            sources = list(circumstances.sources_of_frames(sys._getframe(1)))
+            notes.leave(_evidence(torch.cuda.memory_stats(device), sources, device, requested, total, free))
+        except Exception:
+            pass  # torch is about to raise: nothing else may
+
+    def attach_observer() -> None:
+        try:
+            attach(on_out_of_memory)
+        except Exception:
+            pass
+
+    when_cuda_is_used(attach_observer)
+
+
+def _evidence(
+    stats: dict[str, int], sources: list[str], device: int, requested: int, total: int, free: int
+) -> dict[str, Any]:
+    """As `rljob_api.step_report.Evidence` has it. `total`: of the device, or what of it torch may take."""
+    place, phase = circumstances.place(), circumstances.phase_of(sources)
+    allocated, reserved = stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
+    memory = {
+        "role": place["role"],
+        "rank": place["rank"],
+        "allocatedBytes": allocated,
+        "reservedBytes": reserved,
+        "peakAllocatedBytes": stats.get("allocated_bytes.all.peak", 0),
+        "peakReservedBytes": stats.get("reserved_bytes.all.peak", 0),
+        "deviceFreeBytes": free,
+        "deviceTotalBytes": total,
+        "peakRssBytes": circumstances.peak_rss_bytes(),
+    }
+    return {
+        "time": circumstances.timestamp(),
+        **place,
+        "step": circumstances.current_step(),
+        **({"phase": phase} if phase else {}),
+        "message": _message(device, requested, total, free, allocated, reserved),
+        "memory": memory,
+    }
+
+
+def _message(device: int, requested: int, total: int, free: int, allocated: int, reserved: int) -> str:
+    """In torch's words, so that whoever reads torch's messages can read this one."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(requested)}. "
+        f"GPU {device} has a total capacity of {_size(total)} of which {_size(free)} is free. "
+        f"Of the allocated memory {_size(allocated)} is allocated by PyTorch, "
+        f"and {_size(reserved - allocated)} is reserved by PyTorch but unallocated."
+    )
+
+
+def _size(size_bytes: int) -> str:
+    """As torch writes it: 2.00 GiB."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{size_bytes} bytes"

@@ -1,0 +1,73 @@
+"""A trainer that is not RLJob's, unchanged, runs out of memory: it is diagnosed, helped, and finishes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_cluster.images import load
+from rljob_cluster.layout import ClusterLayout
+from tests.e2e.conftest import Kubectl
+from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
+from tests.e2e.jobs.job_status import Object, condition, event_reasons, finished, holds, status
+
+TRAINED_WITHIN_SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def trl(operator: InstalledOperator, cluster: ClusterLayout) -> Object:
+    """The example, with its image on the nodes."""
+    job: Object = yaml.safe_load((ROOT / "examples" / "trl.yaml").read_text())
+    command = [sys.executable, ROOT / "images" / "build", "trl"]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    load(cluster, job["spec"]["trainer"]["image"])
+    return job
+
+
+def test_trl_is_killed_for_its_memory_gets_more_and_goes_on_from_its_checkpoint(jobs: Kubectl, trl: Object) -> None:
+    jobs.apply(trl)
+    job = jobs.wait("rljob", "trl", finished, TRAINED_WITHIN_SECONDS)
+    assert holds("Complete")(job), status(job)
+
+    first, second = status(job)["attempts"]
+    assert first["reason"] == "HostOutOfMemory"
+    assert first["diagnosis"]["class"] == "HostMemory"
+    assert first["remedy"]["setting"] == "hostMemoryBytes"
+    assert second["reason"] == "AllStepsCommitted"
+    assert status(job)["adjustments"] == 1
+    assert status(job)["restarts"] == 0
+    container = jobs.get("pod", "trl-policy-0")["spec"]["containers"][0]
+    assert container["resources"]["limits"]["memory"] == "1350Mi"
+
+    reasons = event_reasons(jobs, "trl")
+    assert [reason for reason in reasons if reason in ("OutOfMemory", "PlanChanged")] == ["OutOfMemory", "PlanChanged"]
+    assert _steps_of_the_second_attempt(jobs) == [5, 6, 7, 8]
+
+
+def test_what_the_probe_tells_of_a_trainer_reaches_the_status(jobs: Kubectl, trl: Object) -> None:
+    command = ["python", "-c", "raise MemoryError('Unable to allocate 4.00 GiB for an array')"]
+    trainer = {**trl["spec"]["trainer"], "command": command}
+    spec = {**trl["spec"], "trainer": trainer, "recovery": {"maxAdjustments": 0, "maxRestarts": 0}}
+    jobs.apply({**trl, "metadata": {"name": "told"}, "spec": spec})
+    ended = jobs.wait("rljob", "told", finished, TRAINED_WITHIN_SECONDS)
+    assert status(ended)["attempts"][0]["diagnosis"]["class"] == "HostMemory"
+    assert "4.00 GiB more did not fit" in condition(ended, "Failed")["message"]
+
+
+def _steps_of_the_second_attempt(kubectl: Kubectl) -> list[int]:
+    """Steps that the pod's trainer did itself, by TRL's own record, which a checkpoint takes along."""
+    claim = kubectl.get("pvc", "trl-checkpoints")
+    volume: dict[str, Any] = kubectl.get("pv", claim["spec"]["volumeName"])["spec"]
+    folder = Path((volume.get("hostPath") or volume["local"])["path"])
+    state = json.loads((folder / "checkpoint-8" / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"]] == list(range(1, 9))
+    lines = kubectl("logs", "trl-policy-0").splitlines()
+    done = sum("'loss':" in line and "train_loss" not in line for line in lines)
+    return list(range(9 - done, 9))

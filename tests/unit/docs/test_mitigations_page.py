@@ -1,0 +1,20 @@
+"""The page on memory mitigations tells of every setting there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rljob_api.memory_settings import MemorySettings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "mitigations.md").read_text()
+
+
+def test_each_memory_setting_has_a_section_that_says_when_what_it_costs_and_how_to_pin_it() -> None:
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+    settings = {field.alias for field in MemorySettings.model_fields.values()} - {"mode"}
+    assert settings <= sections.keys()
+    for name in settings:
+        assert "\n- When: " in sections[name], name
+        assert "\n- Costs: " in sections[name], name
+        assert f"\n- Pin it: `{name}: " in sections[name], name

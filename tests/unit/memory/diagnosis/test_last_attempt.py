@@ -1,0 +1,219 @@
+"""Which of many failures is explained: the first of the last attempt that failed."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_memory.estimate import GIB, MIB
+from rljob_memory.evidence import Evidence, FailureKind, read_evidence
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.device_memory import DeviceMemory
+from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.first_failure import of_last_attempt, told_once
+from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
+from rljob_memory.evidence.time_mark import marked_time, time_mark
+
+BEGUN = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {requested}.00 GiB. GPU 0 has a total capacity of "
+    "80.00 GiB of which 1.00 GiB is free. Process 7 has 40.00 GiB memory in use. Process 9 has 39.00 GiB memory in "
+    "use. Of the allocated memory 38.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
+    "unallocated."
+)
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(BEGUN + seconds, UTC)
+
+
+def write_run(directory: Path, logs: dict[str, list[str]], *, attempts: list[float], changes: list[float] = []) -> Path:  # noqa: B006
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    for name, lines in logs.items():
+        (directory / "logs" / f"{name}.log").write_text("".join(f"{line}\n" for line in lines))
+    records: list[dict[str, Any]] = [
+        *({"kind": "attempt", "attempt": number, "started_at": BEGUN + t} for number, t in enumerate(attempts, 1)),
+        *({"kind": "plan_change", "change": {"generation": 2, "time": at(t).isoformat()}} for t in changes),
+    ]
+    (directory / "ledger.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return directory
+
+
+def requested_gib(evidence: Evidence) -> int | None:
+    device = evidence.failure.device if evidence.failure else None
+    return None if device is None else device.requested_bytes // GIB
+
+
+def failed(seconds: float, requested: int) -> list[str]:
+    return [time_mark(at(seconds), "policy-0 failed"), MESSAGE.format(requested=requested)]
+
+
+def test_the_failure_of_the_last_attempt_is_explained_not_the_first_ever(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(150, 4)]}, attempts=[0, 100])
+    assert requested_gib(read_evidence(run)) == 4
+
+
+def test_within_an_attempt_the_first_failing_rank_is_explained(tmp_path: Path) -> None:
+    logs = {"policy-0": failed(152, 2), "policy-1": [*failed(40, 8), *failed(151, 4)], "policy-2": failed(153, 6)}
+    assert requested_gib(read_evidence(write_run(tmp_path, logs, attempts=[0, 100]))) == 4
+
+
+def test_what_a_plan_change_has_answered_is_not_explained_again(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(70, 4)]}, attempts=[0], changes=[51])
+    assert requested_gib(read_evidence(run)) == 4
+
+
+def test_where_the_last_attempt_did_not_fail_the_latest_failure_is_explained(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(150, 4)]}, attempts=[0, 100, 200])
+    assert requested_gib(read_evidence(run)) == 4
+
+
+def test_a_log_without_times_is_read_in_its_order(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-0": [MESSAGE.format(requested=2), MESSAGE.format(requested=4)]}, attempts=[0])
+    assert requested_gib(read_evidence(run)) == 2
+
+
+def test_the_controllers_own_lines_carry_the_time_in_their_json(tmp_path: Path) -> None:
+    def line(seconds: float, requested: int) -> str:
+        stamp = at(seconds).isoformat().replace("+00:00", "Z")
+        error = MESSAGE.format(requested=requested)
+        return json.dumps({"job": "a", "event": "the attempt failed", "timestamp": stamp, "exception": error})
+
+    run = write_run(tmp_path, {"controller": [line(50, 2), line(150, 4)]}, attempts=[0, 100])
+    assert requested_gib(read_evidence(run)) == 4
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
+def test_a_time_mark_is_read_as_it_was_written(time: datetime) -> None:
+    assert marked_time(time_mark(time, "policy-0 begins")) == pytest.approx(time.timestamp(), abs=1e-6)
+
+
+@given(
+    st.lists(st.floats(0, 1000), max_size=8),
+    st.lists(st.none() | st.floats(0, 1000), max_size=12),
+)
+def test_no_failure_is_made_up_and_some_remain(restarts: list[float], times: list[float | None]) -> None:
+    failures = [
+        Failure(FailureKind.DRIVER, step=number, clock=None if time is None else ("epoch", time))
+        for number, time in enumerate(times)
+    ]
+    chosen = of_last_attempt(failures, restarts)
+    assert [failure for failure in failures if failure in chosen] == chosen
+    assert bool(chosen) == bool(failures)
+    known = [time for time in times if time is not None]
+    if known and restarts:
+        assert max(failure.clock[1] for failure in chosen if failure.clock) == max(known)
+
+
+# --- what a process wrote down itself ---
+
+
+def oom_snapshot(**changes: Any) -> OomSnapshot:
+    values: dict[str, Any] = {
+        "time": BEGUN + 150,
+        "role": "policy",
+        "rank": 1,
+        "step": 7,
+        "phase": "update",
+        "micro_batch": 3,
+        "gpu": 0,
+        "requested_bytes": 4 * GIB + 3 * MIB,
+        "allowed_bytes": 80 * GIB,
+        "device_free_bytes": GIB,
+        "device_total_bytes": 80 * GIB,
+        "counters": {"allocated": 38 * GIB, "reserved": 39 * GIB},
+        "layout": Layout(largest_free_block_bytes=600 * MIB),
+        "stack": ["/site-packages/torch/optim/adamw.py in step"],
+    }
+    return OomSnapshot(**{**values, **changes})
+
+
+def write_snapshot(run: Path, snapshot: OomSnapshot) -> None:
+    (run / "oom").mkdir(exist_ok=True)
+    path = run / "oom" / f"{snapshot.role}-{snapshot.rank}-step{snapshot.step}.json"
+    path.write_text(snapshot.model_dump_json(indent=1))
+
+
+def test_a_snapshot_alone_is_a_failure_with_all_its_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {}, attempts=[0, 100])
+    write_snapshot(run, oom_snapshot())
+    failure = read_evidence(run).failure
+    assert failure is not None
+    assert (failure.role, failure.rank, failure.step, failure.phase, failure.micro_batch) == (
+        *("policy", 1, 7),
+        *("update", 3),
+    )
+    assert failure.activity is Activity.OPTIMIZER
+    assert failure.device == DeviceMemory(
+        4 * GIB + 3 * MIB,
+        gpu=0,
+        total_bytes=80 * GIB,
+        free_bytes=GIB,
+        allocated_bytes=38 * GIB,
+        cached_bytes=GIB,
+        largest_cached_block_bytes=600 * MIB,
+    )
+
+
+def test_a_snapshot_and_the_message_of_the_same_failure_are_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-1": [MESSAGE.format(requested=4)]}, attempts=[0, 100])
+    write_snapshot(run, oom_snapshot())
+    evidence = read_evidence(run)
+    failure = evidence.failure
+    assert evidence.failures == 1
+    assert failure is not None
+    assert failure.device is not None
+    assert failure.device.largest_cached_block_bytes == 600 * MIB, "only the snapshot knows it"
+    assert [process.used_bytes for process in failure.device.others] == [40 * GIB], "only the message knows them"
+    assert (failure.rank, failure.step, failure.source) == (1, 7, "logs/policy-1.log")
+
+
+def test_a_snapshot_of_an_earlier_attempt_is_left_behind(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-1": failed(150, 2)}, attempts=[0, 100])
+    write_snapshot(run, oom_snapshot(time=BEGUN + 50))
+    assert requested_gib(read_evidence(run)) == 2
+
+
+def test_another_failure_is_not_joined_to_a_snapshot() -> None:
+    snapshot = oom_snapshot().failure("oom")
+    message = Failure(FailureKind.ALLOCATOR, device=DeviceMemory(2 * GIB, free_bytes=GIB, allocated_bytes=38 * GIB))
+    assert told_once([message], [snapshot]) == [message, snapshot]
+
+
+@pytest.mark.parametrize("text", ["{}", '{"kind": "out_of_memory"}', '{"kind": "out_of_memory", "time": "x"', "[]"])
+def test_a_damaged_snapshot_is_no_evidence_and_no_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "oom").mkdir()
+    (tmp_path / "oom" / "policy-0-step1.json").write_text(text)
+    assert read_evidence(tmp_path).failure is None
+
+
+# --- what memory was before ---
+
+
+def memory_log(run: Path, samples: list[dict[str, Any]]) -> None:
+    (run / "memory").mkdir(exist_ok=True)
+    (run / "memory" / "policy-0.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
+
+
+def sample(seconds: float, phase: str, allocated: int, **more: int) -> dict[str, Any]:
+    own = {"time": BEGUN + seconds, "step": 1, "phase": phase, "allocated": allocated, "reserved": allocated}
+    return own | {"device_total": 80 * GIB} | more
+
+
+def test_samples_are_of_the_process_that_failed_up_to_its_failure(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {"policy-0": failed(50, 2)}, attempts=[0, 100])
+    memory_log(run, [sample(1, "load", 1), sample(40, "update", 2), sample(101, "load", 3), sample(140, "update", 4)])
+    (series,) = read_evidence(run).series
+    assert [one.allocated_bytes for one in series.samples] == [1, 2]
+
+
+def test_of_a_failure_without_a_time_the_last_process_counts(tmp_path: Path) -> None:
+    memory_log(tmp_path, [sample(1, "load", 1), sample(40, "update", 2), sample(101, "load", 3)])
+    (series,) = read_evidence(tmp_path).series
+    assert [one.allocated_bytes for one in series.samples] == [3]

@@ -1,0 +1,294 @@
+"""Early warnings: what is seen in time, and what is no reason to worry anybody."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rljob_api.step_report import MemoryPressure
+from rljob_memory.estimate import GIB, MIB
+from rljob_memory.forecast import Forecast, worth_preventing
+from rljob_memory.forecast.trend import kendall_tau, rising, theil_sen_slope
+
+CARD = 80 * GIB
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A policy of 10 GiB that needs 30 more in the update, on a card whose engine sleeps in 10."""
+
+    allocated: int = 10 * GIB
+    reserved: int = 11 * GIB
+    peak_allocated: int = 40 * GIB
+    peak_reserved: int = 42 * GIB
+    inactive_split: int = 0
+    asleep: int = 0
+    alloc_retries: int = 0
+    device_free: int = 59 * GIB
+    device_total: int = CARD
+    rss: int = 4 * GIB
+    host_used: int = 20 * GIB
+    host_limit: int = 128 * GIB
+    shm_used: int = GIB
+    shm_size: int = 16 * GIB
+
+
+def warned(
+    steps: Iterable[Memory], *, total: int | None = None, phase: str = "update"
+) -> Iterator[MemoryPressure | None]:
+    """What is said after each step."""
+    forecast = Forecast(steps=total)
+    for number, sample in enumerate(steps, start=1):
+        forecast.observe(number, {"policy-0": {phase: sample}})
+        yield forecast.pressure()
+
+
+def first_warning(said: Iterable[MemoryPressure | None]) -> tuple[int, MemoryPressure]:
+    return next((step, pressure) for step, pressure in enumerate(said, start=1) if pressure is not None)
+
+
+# --- what is seen in time ---
+
+
+def test_tensors_that_stay_are_seen_and_the_steps_left_are_right() -> None:
+    leak = 512 * MIB
+
+    def at(step: int) -> Memory:
+        return Memory(
+            allocated=10 * GIB + step * leak,
+            reserved=11 * GIB + step * leak,
+            peak_allocated=40 * GIB + step * leak,
+            device_free=59 * GIB - step * leak,
+        )
+
+    step, pressure = first_warning(warned(at(step) for step in range(1, 40)))
+    assert step <= 8
+    assert pressure.diagnosis.class_name == "RetainedGraph"
+    runs_out = next(s for s in range(1, 200) if 10 * GIB + 40 * GIB + s * leak > CARD)
+    assert step + pressure.steps_left == pytest.approx(runs_out, abs=2)
+    assert "512 MiB a step" in pressure.diagnosis.message
+
+
+def test_a_cache_that_is_not_handed_back_is_seen_by_what_it_leaves_the_engine() -> None:
+    """Reserved memory of the kind published for Trinity-RFT 541: 30.1, 34.0 and 38.2 GiB in steps 1, 5 and 9."""
+    forecast = Forecast()
+    for step in range(1, 13):
+        cache = step * GIB
+        policy = Memory(reserved=29 * GIB + cache, peak_reserved=42 * GIB, device_free=51 * GIB - cache)
+        engine = Memory(allocated=40 * GIB, reserved=40 * GIB, peak_reserved=40 * GIB, device_free=14 * GIB - cache)
+        forecast.observe(step, {"policy-0": {"update": policy}, "rollout-0": {"rollout": engine}})
+        if pressure := forecast.pressure():
+            break
+    assert pressure is not None
+    assert (pressure.diagnosis.class_name, pressure.role, pressure.rank) == ("AllocatorCache", "policy", 0)
+    assert pressure.steps_left == 14 - step, "the engine's room counts, not the policy's own"
+
+
+def test_a_cache_that_cannot_be_handed_back_is_fragmentation() -> None:
+    said = warned(
+        Memory(reserved=(15 + step) * GIB, inactive_split=(4 + step) * GIB, device_free=(55 - step) * GIB)
+        for step in range(20)
+    )
+    assert first_warning(said)[1].diagnosis.class_name == "Fragmentation"
+
+
+def test_a_peak_that_grows_without_larger_tensors_is_fragmentation_surer_once_the_allocator_had_to_retry() -> None:
+    def at(step: int, retries: int) -> Memory:
+        return Memory(peak_reserved=42 * GIB + step * GIB, alloc_retries=retries)
+
+    calm = first_warning(warned(at(step, 0) for step in range(12)))[1]
+    pressed = first_warning(warned(at(step, step) for step in range(12)))[1]
+    assert calm.diagnosis.class_name == pressed.diagnosis.class_name == "Fragmentation"
+    assert pressed.diagnosis.confidence > calm.diagnosis.confidence
+
+
+def test_host_memory_and_shared_memory_are_watched_on_a_cpu_too() -> None:
+    no_gpu = Memory(0, 0, 0, 0, device_free=0, device_total=0)
+    host = warned(replace(no_gpu, host_used=(20 + 3 * step) * GIB) for step in range(12))
+    assert first_warning(host)[1].diagnosis.class_name == "HostMemory"
+    shared = warned(replace(no_gpu, shm_used=step * GIB) for step in range(12))
+    step, pressure = first_warning(shared)
+    assert pressure.diagnosis.class_name == "SharedMemory"
+    assert step + pressure.steps_left == pytest.approx(17, abs=1)
+
+
+@given(st.integers(80, 4000), st.integers(0, 2**32))
+def test_a_leak_in_the_noise_of_a_tenth_of_it_is_seen_before_it_kills(leak_mib: int, seed: int) -> None:
+    noise = random.Random(seed)
+    leak = leak_mib * MIB
+    dies_at = 30 * GIB // leak
+    assume(dies_at >= 12)
+    samples = [
+        Memory(
+            allocated=10 * GIB + grown,
+            reserved=11 * GIB + grown,
+            peak_allocated=40 * GIB + grown,
+            device_free=59 * GIB - grown,
+        )
+        for step in range(1, dies_at)
+        for grown in [step * leak + noise.randint(-leak // 10, leak // 10)]
+    ]
+    step, pressure = first_warning(warned(samples))
+    assert step < dies_at
+    assert pressure.diagnosis.class_name == "RetainedGraph"
+
+
+# --- what is no reason to warn ---
+
+
+@given(st.integers(0, 2**32), st.integers(0, 4 * GIB))
+def test_noise_is_no_warning(seed: int, width: int) -> None:
+    noise = random.Random(seed)
+
+    def at() -> Memory:
+        held, peak = noise.randint(0, width), noise.randint(0, 2 * width)
+        return Memory(
+            allocated=10 * GIB + noise.randint(0, width // 8),
+            reserved=12 * GIB + held,
+            peak_allocated=40 * GIB + peak,
+            peak_reserved=42 * GIB + peak + noise.randint(0, width),
+            device_free=58 * GIB - held,
+            host_used=20 * GIB + noise.randint(0, width),
+            shm_used=noise.randint(0, width),
+        )
+
+    assert not any(warned(at() for _ in range(40)))
+
+
+@given(st.lists(st.integers(0, 4 * GIB), min_size=2, max_size=2))
+def test_what_the_first_steps_take_once_is_no_warning(jumps: list[int]) -> None:
+    grown = [0, jumps[0], sum(jumps)] + [sum(jumps)] * 30
+    samples = [
+        Memory(allocated=10 * GIB + more, reserved=20 * GIB + more, device_free=50 * GIB - more) for more in grown
+    ]
+    assert not any(warned(samples))
+
+
+def test_a_cache_that_settles_in_steps_is_warned_of_at_most_while_it_grows() -> None:
+    """Record lengths: each larger one takes a new piece, and they become rarer."""
+    noise = random.Random(7)
+    false_alarms = 0
+    for _ in range(200):
+        largest, samples = 0, []
+        for _step in range(60):
+            largest = max(largest, noise.randint(0, 8 * GIB))
+            samples.append(Memory(reserved=12 * GIB + largest, peak_reserved=42 * GIB, device_free=58 * GIB - largest))
+        false_alarms += any(warned(samples))
+    assert false_alarms <= 4, f"{false_alarms} of 200 jobs that were never in danger"
+
+
+def test_a_recorded_run_that_went_well_is_no_warning() -> None:
+    """examples/digits.yaml on a CPU: 60 steps, on a machine that other programs used too."""
+    forecast = Forecast(steps=60)
+    nothing = Memory(0, 0, 0, 0, device_free=0, device_total=0)
+    for line in (Path(__file__).parent / "digits_on_cpu.jsonl").read_text().splitlines():
+        recorded = json.loads(line)
+        samples = {
+            actor: {phase: replace(nothing, **sizes) for phase, sizes in phases.items()}
+            for actor, phases in recorded["samples"].items()
+        }
+        forecast.observe(recorded["step"], samples)
+        assert forecast.pressure() is None
+
+
+def test_growth_that_the_job_outlives_is_no_warning() -> None:
+    slow = [Memory(allocated=10 * GIB + step * 100 * MIB, device_free=59 * GIB) for step in range(60)]
+    assert any(warned(slow))
+    assert not any(warned(slow, total=70))
+
+
+def test_nothing_is_foretold_further_than_ten_times_what_was_seen() -> None:
+    slow = [Memory(shm_used=step * 20 * MIB) for step in range(20)]
+    assert not any(warned(slow)), "800 steps away"
+
+
+def test_an_engine_that_sleeps_has_given_its_memory_back() -> None:
+    """torch counts what a sleeping engine gave back as reserved still."""
+    said = warned(
+        (Memory(reserved=(20 + step) * GIB, asleep=(9 + step) * GIB, device_free=59 * GIB) for step in range(20)),
+        phase="rollout",
+    )
+    assert not any(said)
+
+
+def test_a_new_plan_begins_a_new_series() -> None:
+    forecast = Forecast()
+    rising_samples = [Memory(shm_used=step * GIB) for step in range(1, 12)]
+    for step, sample in enumerate(rising_samples, start=1):
+        forecast.observe(step, {"policy-0": {"update": sample}})
+    assert forecast.pressure() is not None
+    forecast.forget()
+    assert forecast.pressure() is None
+
+
+# --- what is worth a change of the plan ---
+
+
+def pressure_of(class_name: str, confidence: float, steps_left: int) -> MemoryPressure:
+    _, found = first_warning(warned(Memory(shm_used=step * GIB) for step in range(9)))
+    diagnosis = found.diagnosis.model_copy(update={"class_name": class_name, "confidence": confidence})
+    return found.model_copy(update={"diagnosis": diagnosis, "steps_left": steps_left})
+
+
+@pytest.mark.parametrize(
+    ("class_name", "confidence", "steps_left", "worth"),
+    [
+        ("AllocatorCache", 0.75, 5, True),
+        ("AllocatorCache", 0.75, 100, False),
+        ("Fragmentation", 0.65, 5, False),
+        ("HostMemory", 0.9, 5, False),
+    ],
+)
+def test_the_plan_is_changed_beforehand_where_it_is_near_sure_and_can_be_done_live(
+    class_name: str, confidence: float, steps_left: int, worth: bool
+) -> None:
+    assert worth_preventing(pressure_of(class_name, confidence, steps_left)) is worth
+
+
+# --- the trend ---
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=20))
+def test_tau_is_between_minus_one_and_one_and_turns_with_the_order(values: list[int]) -> None:
+    tau = kendall_tau(values)
+    assert -1 <= tau <= 1
+    assert kendall_tau(values[::-1]) == -tau
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**6), 10**6), st.integers(5, 30), st.data())
+def test_the_slope_stands_a_wild_value_in_five(start: int, slope: int, count: int, data: st.DataObject) -> None:
+    values = [start + slope * number for number in range(count)]
+    for _ in range(count // 10):
+        values[data.draw(st.integers(0, count - 1))] += data.draw(st.integers(-(10**12), 10**12))
+    assert theil_sen_slope(values) == pytest.approx(slope)
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=32), st.integers(0, 2**30))
+def test_a_rise_is_one(values: list[int], least: int) -> None:
+    rise = rising(values, least)
+    if rise is not None:
+        assert rise.slope > 0
+        assert rise.last - rise.first >= least
+        assert sum(later > earlier for earlier, later in pairwise(values)) >= 1
+
+
+def test_asking_is_cheap_for_a_node_of_eight_gpus() -> None:
+    forecast = Forecast()
+    for step in range(40):
+        sample = Memory(allocated=10 * GIB + step * MIB)
+        forecast.observe(
+            step, {f"{role}-{rank}": {"update": sample} for rank in range(8) for role in ("policy", "rollout")}
+        )
+    begun = time.perf_counter()
+    for _ in range(10):
+        forecast.pressure()
+    assert (time.perf_counter() - begun) / 10 < 0.02

@@ -1,0 +1,145 @@
+"""Runs a Python program with the probe on its path, as a container would, and reads what it left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import rljob_probe
+from rljob_api.termination_message import TerminationMessage, read_termination_message
+
+SITE = Path(rljob_probe.__file__).parent / "site"
+
+
+@dataclass(frozen=True)
+class Ended:
+    exit_code: int
+    output: str
+    errors: str
+
+
+@dataclass
+class ProbedProgram:
+    """Programs that share a container: a termination log, and a directory for what they note."""
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    python: str | Path = sys.executable
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "termination-log"
+
+    @property
+    def notes(self) -> Path:
+        return self.directory / "notes"
+
+    @property
+    def message(self) -> TerminationMessage | None:
+        """As the operator reads it; fails where something else was written."""
+        if not self.log.exists() or not self.log.read_text():
+            return None
+        message = read_termination_message(self.log.read_text())
+        assert message is not None, self.log.read_text()
+        return message
+
+    def run(
+        self,
+        code: str,
+        *flags: str,
+        probed: bool = True,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Ended:
+        script = self.directory / "program.py"
+        script.write_text(code)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RLJOB_", "PYTHON"))}
+        own = {
+            "RLJOB_TERMINATION_LOG": str(self.log),
+            "RLJOB_PROBE_NOTES": str(self.notes),
+            "PYTHONPATH": str(SITE),
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [self.python, *flags, str(script)],
+            env=inherited | (own if probed else {}) | self.environment | dict(environment or {}),
+            cwd=cwd, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+FAKE_TORCH = {
+    "__init__.py": """
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+class _C:
+    @staticmethod
+    def _cuda_attach_out_of_memory_observer(observer):
+        assert cuda.used, "attaching begins to use CUDA"
+        cuda.observers.append(observer)
+
+
+from torch import cuda, optim
+""",
+    "cuda.py": """
+import torch
+
+used = False
+waiting = []
+observers = []
+
+
+def _lazy_call(function):
+    function() if used else waiting.append(function)
+
+
+def memory_stats(device):
+    return {
+        "allocated_bytes.all.current": 3 << 30, "allocated_bytes.all.peak": 5 << 30,
+        "reserved_bytes.all.current": 4 << 30, "reserved_bytes.all.peak": 6 << 30,
+    }
+
+
+def use():
+    global used
+    used = True
+    for function in waiting:
+        function()
+
+
+def run_out_of_memory():
+    for observer in observers:
+        observer(0, 2 << 30, 8 << 30, 1 << 30)
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+""",
+    "optim/__init__.py": """
+from torch.optim import lr_scheduler
+
+
+class Optimizer:
+    def __init__(self):
+        self.state = {}
+
+    def step(self):
+        self.state.setdefault("weight", {"step": 0})["step"] += 1
+""",
+    "optim/lr_scheduler.py": """
+class LRScheduler:
+    last_epoch = 0
+""",
+}
+"""A torch with a GPU in it that runs out of memory when it is told to."""
+
+
+def write_fake_torch(directory: Path, part: str = "", instead: str = "") -> None:
+    """Beside the program, with `part` of it replaced."""
+    for name, text in FAKE_TORCH.items():
+        path = directory / "torch" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace(part, instead) if part else text)

@@ -1,0 +1,36 @@
+"""The message is what `rljob_api` reads, and never more than a kubelet keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, read_termination_message
+from rljob_probe.account import account_of
+from rljob_probe.failure import memory_failure
+from rljob_probe.termination_log import encoded
+
+TEXT = st.text(max_size=3000) | st.text(alphabet='\x00\x1b"\\é€🙂\udcff', min_size=1, max_size=3000)
+
+
+@given(words=TEXT, exit_code=st.sampled_from([80, 81, 82]))
+def test_any_words_of_an_error_fit_and_are_read(words: str, exit_code: int) -> None:
+    evidence: dict[str, Any] = {
+        "time": "2026-01-01T00:00:00Z", "attempt": 10**6, "role": "rollout", "rank": 10**6, "step": 10**9,
+        "phase": "checkpoint", "message": words,
+        "memory": {"role": "rollout", "rank": 10**6, "peakRssBytes": 1 << 60, "deviceFreeBytes": 1 << 60},
+    }  # fmt: skip
+    account = account_of(exit_code, evidence)
+    text = encoded(account.exit_code, account.sentence, account.evidence)
+    assert len(text) <= MAX_TERMINATION_MESSAGE_BYTES
+    message = read_termination_message(text.decode())
+    assert message is not None
+    assert message.exit_code == exit_code
+    assert message.evidence is not None
+
+
+@given(words=TEXT)
+def test_any_error_is_judged_without_a_fault(words: str) -> None:
+    memory_failure(RuntimeError(words))
