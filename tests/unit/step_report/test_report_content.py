@@ -26,7 +26,12 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def sample(free: int = 10, peak_rss: int = 7) -> MemorySample:
-    return MemorySample(1, 2, 3, 4, device_free=free, device_total=80, rss=6, peak_rss=peak_rss)
+    return MemorySample(
+        *(1, 2, 3, 4),
+        **{"device_free": free, "device_total": 80, "rss": 6, "peak_rss": peak_rss},
+        **{"alloc_retries": 5, "outside_torch": 8, "asleep": 9},
+        **{"host_used": 11, "host_limit": 12, "oom_kills": 13, "shm_used": 14, "shm_size": 15},
+    )
 
 
 def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
@@ -40,7 +45,15 @@ def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
         "peak_reserved_bytes": 4,
         "device_free_bytes": 10,
         "device_total_bytes": 80,
+        "outside_torch_bytes": 8,
+        "asleep_bytes": 9,
+        "alloc_retries": 5,
         "peak_rss_bytes": 7,
+        "host_used_bytes": 11,
+        "host_limit_bytes": 12,
+        "oom_kills": 13,
+        "shared_memory_used_bytes": 14,
+        "shared_memory_bytes": 15,
     }
 
 
@@ -99,8 +112,8 @@ def test_what_is_sent_is_the_report_without_its_defaults() -> None:
 
 
 def test_a_report_of_eight_gpus_is_small() -> None:
-    gpu = MemorySample(*(80 * 2**30 - index for index in range(8)))
+    gpu = MemorySample(*(80 * 2**30 - index for index in range(19)))
     phases: dict[str, Phase] = {"policy": "update", "rollout": "rollout"}
     memory = {f"{role}-{rank}": {phase: gpu} for rank in range(8) for role, phase in phases.items()}
     report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=9, plan=PLAN, memory=rank_memory(memory))
-    assert len(encoded(report)) < 6_000
+    assert len(encoded(report)) < 11_000

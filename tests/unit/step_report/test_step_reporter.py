@@ -14,7 +14,7 @@ from rljob_api.step_report import Evidence, StepReport
 from rljob_trainer.errors import DeviceOutOfMemory
 from rljob_trainer.step_report import reporter as reporter_module
 from rljob_trainer.step_report import schedule as schedule_module
-from rljob_trainer.step_report.client import ReportNotWritten
+from rljob_trainer.step_report.api_server import NoAnswer
 from rljob_trainer.step_report.content import evidence_of
 from rljob_trainer.step_report.reporter import StepReporter
 from tests.unit.ledger.samples import step_record
@@ -137,7 +137,7 @@ def test_the_loop_does_not_wait_for_an_api_server_that_hangs() -> None:
 
 def test_failures_are_said_once_a_minute_and_do_not_end_the_reporting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "_LONGEST_BACKOFF_SECONDS", 0.01)
-    failures = iter([ReportNotWritten("the API server answered 403: no"), RuntimeError("unexpected")] * 2)
+    failures = iter([NoAnswer("the API server answered 403: no"), RuntimeError("unexpected")] * 2)
 
     def fail() -> None:
         for failure in failures:
@@ -157,7 +157,7 @@ def test_failures_are_said_once_a_minute_and_do_not_end_the_reporting(monkeypatc
 
 def test_the_last_state_gets_its_try_also_while_it_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 60.0)
-    failures = iter([ReportNotWritten("the API server cannot be reached")])
+    failures = iter([NoAnswer("the API server cannot be reached")])
     failed = threading.Event()
 
     def fail_once() -> None:

@@ -2,16 +2,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.telemetry.memory import MemoryLog, reset_peaks, sample_memory
+from rljob_trainer.telemetry.allocator import AllocatorCounters, counters_of
+from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, reset_peaks, sample_memory
 
 MIB = 1 << 20
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
@@ -21,6 +30,7 @@ def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
     assert after.rss - before.rss > 50 * MIB
     assert after.peak_rss >= after.rss
     assert (after.allocated, after.reserved, after.device_total) == (0, 0, 0)
+    assert 0 < after.host_used <= after.host_limit
     del held
 
 
@@ -38,13 +48,155 @@ def test_the_log_is_one_json_line_a_sample_and_goes_on_where_it_was(tmp_path: Pa
     begun = time.time()
     MemoryLog(path, "cpu").record(3, "update", 0)
     sample = MemoryLog(path, "cpu").record(3, "sync")
-    first, second = [json.loads(line) for line in path.read_text().splitlines()]
+    first, second = lines_of(path)
     assert begun <= first["time"] <= time.time()
     assert (first["step"], first["phase"], first["micro_batch"]) == (3, "update", 0)
     assert (second["phase"], second["micro_batch"], second["rss"]) == ("sync", None, sample.rss)
+
+
+def test_a_micro_batch_costs_only_what_one_call_each_tells(tmp_path: Path) -> None:
+    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
+    log.record(1, "update", 0)
+    log.record(1, "update")
+    micro_batch, end_of_phase = lines_of(tmp_path / "policy-0.jsonl")
+    of_the_line = {"time", "began", "step", "phase", "micro_batch"}
+    assert set(micro_batch) == of_the_line | {"allocated", "reserved", "device_total", "rss"}
+    assert {"host_used", "host_limit", "peak_rss"} <= set(end_of_phase)
+
+
+def test_each_sample_says_when_its_phase_began(tmp_path: Path) -> None:
+    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
+    log.begin_phase(1, "update")
+    log.record(1, "update", 0)
+    log.record(1, "update")
+    log.record(1, "sync")
+    micro_batch, end, between = lines_of(tmp_path / "policy-0.jsonl")
+    assert micro_batch["began"] == end["began"] <= micro_batch["time"]
+    assert between["began"] is None
+
+
+def test_the_log_knows_what_its_process_is_at(tmp_path: Path) -> None:
+    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
+    log.begin_phase(4, "update")
+    assert (log.where.step, log.where.phase, log.where.micro_batch) == (4, "update", None)
+    log.record(4, "update", 0)
+    assert log.where.micro_batch == 1, "as many are done"
+    begun = log.where.phases_begun
+    log.record(4, "update")
+    assert (log.where.step, log.where.phase) == (4, None), "between two phases"
+    log.begin_phase(4, "update")
+    assert log.where.phases_begun == begun + 1, "the same phase once more is another try"
+
+
+def test_what_was_logged_outlives_a_killed_process(tmp_path: Path) -> None:
+    program = (
+        "import os, signal\nfrom pathlib import Path\nfrom rljob_trainer.telemetry.memory import MemoryLog\n"
+        f"log = MemoryLog(Path({str(tmp_path / 'policy-0.jsonl')!r}), 'cpu')\n"
+        "for number in range(25): log.record(1, 'update', number)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["micro_batch"] for line in lines_of(tmp_path / "policy-0.jsonl")] == list(range(25))
+
+
+def test_a_sample_of_a_micro_batch_takes_no_noticeable_time(tmp_path: Path) -> None:
+    """0.5 % of a step of 3 s with 30 micro-batches is 500 µs each."""
+    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
+    begun = time.perf_counter()
+    for number in range(200):
+        log.record(1, "update", number)
+    assert (time.perf_counter() - begun) / 200 < 500e-6
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_named() -> None:
     with pytest.raises(OutputUnavailable, match="No space left"):
         MemoryLog(Path("/dev/full"), "cpu").record(1, "update")
+
+
+# --- torch's counters: their form is that of torch.cuda.memory_stats_as_nested_dict, torch 2.6 to 2.14 ---
+
+
+def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
+    return {
+        "all": {"current": current, "peak": peak, "allocated": 10 * peak, "freed": 10 * peak - current},
+        "small_pool": {"current": 1, "peak": 2, "allocated": 3, "freed": 2},
+        "large_pool": {"current": current - 1, "peak": peak, "allocated": 9 * peak, "freed": 9 * peak},
+    }
+
+
+def test_the_counters_are_of_all_pools_together() -> None:
+    stats = {
+        "allocated_bytes": pools(100, 700),
+        "reserved_bytes": pools(400, 800),
+        "active_bytes": pools(120, 720),
+        "inactive_split_bytes": pools(90, 95),
+        "requested_bytes": pools(99, 690),
+        "num_alloc_retries": 3,
+        "num_ooms": 1,
+        "oversize_segments": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
+    }
+    assert counters_of(stats) == AllocatorCounters(
+        allocated=100,
+        reserved=400,
+        peak_allocated=700,
+        peak_reserved=800,
+        active=120,
+        inactive_split=90,
+        alloc_retries=3,
+        ooms=1,
+    )
+
+
+def test_what_a_version_of_torch_does_not_count_is_zero() -> None:
+    assert counters_of({"allocated_bytes": {"all": {"current": 5}}}) == AllocatorCounters(allocated=5)
+
+
+class Gpu:
+    """Of 80 GiB, with 30 in tensors and 40 reserved."""
+
+    free, total, initialized = 35, 80, True
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        self.reserved = 40
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.initialized)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (self.free, self.total))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _device: self.stats(), raising=False)
+
+    def stats(self) -> dict[str, Any]:
+        return {"allocated_bytes": pools(30, 33), "reserved_bytes": pools(self.reserved, 44)}
+
+
+def test_a_sample_of_a_gpu_is_of_the_allocator_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpu(monkeypatch)
+    sample = quick_sample("cuda")
+    assert (sample.allocated, sample.reserved, sample.peak_allocated, sample.peak_reserved) == (30, 40, 33, 44)
+    assert (sample.device_free, sample.device_total) == (35, 80)
+
+
+def test_before_the_gpu_is_used_a_sample_makes_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpu(monkeypatch).initialized = False
+    sample = quick_sample("cuda")
+    assert (sample.reserved, sample.device_total) == (0, 0)
+
+
+def test_a_sleeping_engine_has_given_back_what_torch_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(monkeypatch)
+    log = MemoryLog(tmp_path / "rollout-0.jsonl", "cuda")
+    with log.behind_torch():
+        gpu.free += 25 + 4
+        gpu.reserved -= 4  # of its own cache, in passing
+    assert log.record(1, "update").asleep == 25
+    with log.behind_torch():
+        gpu.free -= 10
+    assert log.record(1, "sync").asleep == 15
+    with log.behind_torch():
+        gpu.free -= 16
+    assert log.record(1, "rollout").asleep == 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rljob_trainer.ledger.records import StepRecord, role_of
+from rljob_trainer.plot.memory_logs import logged_samples
 
 Peaks = dict[str, dict[str, dict[int, int]]]
 """role → phase → step → bytes"""
@@ -32,29 +32,17 @@ def memory_peaks(directory: Path, steps: Sequence[StepRecord]) -> MemoryPeaks:
 
     `directory`: of the logs `<role>-<rank>.jsonl`; where they hold nothing, the committed `steps` tell.
     """
-    samples = list(_samples(directory))
+    samples = list(logged_samples(directory))
     if not samples:
         return _from_ledger(steps)
     device_total_bytes = max(sample.get("device_total", 0) for _, sample in samples)
     keys = ("peak_reserved", "reserved") if device_total_bytes else ("peak_rss", "rss")
     peaks: Peaks = defaultdict(lambda: defaultdict(dict))
-    for role, sample in samples:
-        by_step = peaks[role][sample["phase"]]
+    for actor, sample in samples:
+        by_step = peaks[role_of(actor)][sample["phase"]]
         size_bytes = max(sample.get(key, 0) for key in keys)
         by_step[sample["step"]] = max(by_step.get(sample["step"], 0), size_bytes)
     return MemoryPeaks(peaks, "device" if device_total_bytes else "host", device_total_bytes)
-
-
-def _samples(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every whole line of every log, with its role. A line being written, or torn by a kill, is passed over."""
-    for path in sorted(directory.glob("*-*.jsonl")):
-        role = role_of(path.stem)
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                sample = json.loads(line)
-            except ValueError:
-                continue
-            yield role, sample
 
 
 def _from_ledger(steps: Sequence[StepRecord]) -> MemoryPeaks:

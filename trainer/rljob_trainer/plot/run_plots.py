@@ -10,46 +10,71 @@ from matplotlib.figure import Figure
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.ledger import read_ledger
-from rljob_trainer.ledger.records import StepRecord, step_records
+from rljob_trainer.ledger.records import (
+    LedgerRecord,
+    StepRecord,
+    attempt_records,
+    plan_change_records,
+    step_records,
+)
+from rljob_trainer.plot.memory_logs import logged_samples
 from rljob_trainer.plot.memory_plot import draw_memory
 from rljob_trainer.plot.memory_samples import memory_peaks
+from rljob_trainer.plot.memory_timeline import memory_timeline
 from rljob_trainer.plot.reward_plot import draw_reward
 from rljob_trainer.plot.style import STYLE
+from rljob_trainer.plot.timeline_marks import timeline_marks
+from rljob_trainer.plot.timeline_plot import draw_timeline
 from rljob_trainer.plot.timing_plot import draw_timing
 
 _FORMATS = ("png", "svg")
 
 
 def plot_run(directory: Path, output: Path | None = None) -> list[Path]:
-    """Draw the run in `directory` as `reward`, `timing` and `memory`, each `.png` and `.svg`; return their paths.
+    """Draw the run in `directory` as `reward`, `timing`, `memory` and `memory_timeline`, each `.png` and `.svg`; return
+    their paths.
 
-    `output`: where the pictures go, by default `directory/plots`. Memory is left out where the run has logged none.
-    Raises `OutputUnavailable` where there is no run, or no committed step to draw, or the pictures cannot be written.
+    `output`: where the pictures go, by default `directory/plots`. What the run has not got to, or has not logged, is
+    left out: of one that failed in its first step there is the memory timeline.
+    Raises `OutputUnavailable` where there is no run, or nothing in it to draw, or the pictures cannot be written.
     """
     directory = Path(directory)
-    steps = _committed_steps(directory)
+    records = _ledger_records(directory)
     output = output or directory / "plots"
-    with writing(output):
-        output.mkdir(parents=True, exist_ok=True)
     with style.context(STYLE):
-        figures = {"reward": draw_reward(steps), "timing": draw_timing(steps)}
-        peaks = memory_peaks(directory / "memory", steps)
-        if peaks.by_role:
-            figures["memory"] = draw_memory(peaks)
+        figures = {**_step_figures(directory, step_records(records)), **_timeline_figure(directory, records)}
+        if not figures:
+            raise OutputUnavailable(f"nothing to draw yet: no step is committed in {directory}.")
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
         return [path for name, figure in figures.items() for path in _save(figure, output / name)]
 
 
-def _committed_steps(directory: Path) -> list[StepRecord]:
+def _ledger_records(directory: Path) -> list[LedgerRecord]:
     ledger = directory / "ledger.jsonl"
     if not ledger.exists():
         raise OutputUnavailable(
             f"nothing to draw: {directory} is not the output of a run (it has no ledger.jsonl). "
             "Give the directory that `rljob run` wrote to."
         )
-    steps = step_records(read_ledger(ledger).records)
+    return read_ledger(ledger).records
+
+
+def _step_figures(directory: Path, steps: list[StepRecord]) -> dict[str, Figure]:
     if not steps:
-        raise OutputUnavailable(f"nothing to draw yet: no step is committed in {directory}.")
-    return steps
+        return {}
+    figures = {"reward": draw_reward(steps), "timing": draw_timing(steps)}
+    peaks = memory_peaks(directory / "memory", steps)
+    return figures | ({"memory": draw_memory(peaks)} if peaks.by_role else {})
+
+
+def _timeline_figure(directory: Path, records: list[LedgerRecord]) -> dict[str, Figure]:
+    attempts = [attempt.started_at for attempt in attempt_records(records)]
+    timeline = memory_timeline(logged_samples(directory / "memory"), attempts)
+    if timeline is None:
+        return {}
+    changes = [record.change for record in plan_change_records(records)]
+    return {"memory_timeline": draw_timeline(timeline, timeline_marks(changes, directory / "oom"), attempts)}
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:

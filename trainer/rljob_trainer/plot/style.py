@@ -60,12 +60,25 @@ def phase_colour(phase: str) -> str:
 
 def titled_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of `panels` side by side that share the y axis, with the message on top and what is drawn below it."""
+    figure = _with_title(Figure(layout="constrained"), title, subtitle)
+    return figure, list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+
+
+def stacked_figure(title: str, subtitle: str, rows: int) -> tuple[Figure, list[Axes]]:
+    """The same with `rows` of panels one below the other, each as wide as the figure."""
     figure = Figure(layout="constrained")
-    figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 0.82), w_pad=0.1)  # type: ignore[union-attr, call-arg]
-    axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
-    figure.text(0.022, 0.955, title, fontsize=15, fontweight="bold", va="top")
-    figure.text(0.022, 0.885, subtitle, fontsize=10.5, color=MUTED, va="top")
-    return figure, axes
+    figure.set_figheight(figure.get_figheight() * (1 + 0.6 * (rows - 1)))
+    _with_title(figure, title, subtitle)
+    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+
+
+def _with_title(figure: Figure, title: str, subtitle: str) -> Figure:
+    """With room for both above the panels, as high whatever the figure's height."""
+    height = figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 1 - 0.86 / height), w_pad=0.1)  # type: ignore[union-attr, call-arg]
+    figure.text(0.022, 1 - 0.216 / height, title, fontsize=15, fontweight="bold", va="top")
+    figure.text(0.022, 1 - 0.552 / height, subtitle, fontsize=10.5, color=MUTED, va="top")
+    return figure
 
 
 def step_axis(axes: Axes, first: int, last: int) -> None:

@@ -1,0 +1,68 @@
+"""What telemetry costs, from the rows that bench/memory_telemetry.py records.
+
+    python -m bench.telemetry_cost [--check]
+
+writes the table into docs/telemetry.md, or fails where the page has another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "memory_telemetry.json"
+PAGE = Path(__file__).parent.parent / "docs" / "telemetry.md"
+BEGIN, END = "<!-- from bench/results/memory_telemetry.json -->\n", "<!-- end -->\n"
+
+Row = dict[str, Any]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The costs as Markdown. An arm that failed is left out."""
+    rows: dict[str, Row] = {row["arm"]: row for row in result["rows"] if "error" not in row}
+    lines = [f"On one {result['device']}, torch {result['versions']['torch']}:", "", "| | |", "|---|---|"]
+    if samples := rows.get("samples alone"):
+        lines += [
+            f"| a micro-batch's sample | {samples['micro_batch_microseconds']:.0f} µs |",
+            f"| a phase's sample | {samples['phase_microseconds'] / 1e3:.2f} ms |",
+            f"| all samples of an update with {samples['micro_batches']} micro-batches | "
+            f"{samples['share_percent']:.2f} % of it |",
+            f"| a line of the log | {samples['line_bytes']} bytes |",
+        ]
+    if turns := rows.get("log on and off in turn"):
+        lines.append(
+            f"| an update with the log and one without, medians in turn | {turns['update_seconds_on']:.3f} s, "
+            f"{turns['update_seconds_off']:.3f} s (one update varies by {turns['spread_percent']:.1f} %) |"
+        )
+    if snapshot := rows.get("snapshot of a failed request"):
+        taken = snapshot["milliseconds_with"] - snapshot["milliseconds_without"]
+        size = snapshot["json_bytes"] / 1024
+        lines.append(f"| the snapshot of a failed request | {taken:.0f} ms, {size:.1f} KiB of JSON |")
+    return "\n".join(lines) + "\n"
+
+
+def page(text: str, inserted: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + inserted + END + after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not up to date")
+    check = parser.parse_args().check
+    old = PAGE.read_text()
+    new = page(old, table(json.loads(RESULT.read_text()))) if RESULT.exists() else old
+    if check and new != old:
+        print("docs/telemetry.md is not up to date: run python -m bench.telemetry_cost", file=sys.stderr)
+        return 1
+    if not check:
+        PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

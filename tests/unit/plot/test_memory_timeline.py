@@ -1,0 +1,241 @@
+"""The memory timeline: what it is made of, and what the picture of it says."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
+from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.records import PlanChangeRecord
+from rljob_trainer.plot import plot_run
+from rljob_trainer.plot.memory_timeline import Level, Timeline, memory_timeline
+from rljob_trainer.plot.timeline_marks import timeline_marks
+from tests.unit.ledger.samples import GIB, step_record
+
+BEGUN = 1_000.0
+CARD = 80 * GIB
+
+
+def line(end: float, phase: str, *, began: float | None = None, step: int = 1, **gib: int) -> dict[str, Any]:
+    sizes = {name: size * GIB for name, size in gib.items()}
+    return {"time": BEGUN + end, "began": None if began is None else BEGUN + began, "step": step, "phase": phase} | {
+        "micro_batch": None,
+        "device_total": CARD,
+        **sizes,
+    }
+
+
+POLICY = [
+    line(10, "load", began=0, step=0, allocated=8, reserved=9, peak_allocated=9, peak_reserved=10, device_free=69),
+    line(50, "update", began=40, allocated=8, reserved=12, peak_allocated=40, peak_reserved=45, device_free=64),
+]
+ROLLOUT = [
+    line(30, "load", began=10, step=0, allocated=20, reserved=20, peak_reserved=22, device_free=49),
+    line(38, "rollout", began=30, allocated=20, reserved=20, peak_allocated=20, peak_reserved=20, device_free=49),
+    line(39, "update", allocated=20, reserved=20, asleep=19, device_free=68),
+]
+
+
+def timeline_of(policy: list[dict[str, Any]], rollout: list[dict[str, Any]], attempts: list[float] = []) -> Timeline:  # noqa: B006
+    samples = [*(("policy-0", one) for one in policy), *(("rollout-0", one) for one in rollout)]
+    timeline = memory_timeline(samples, attempts)
+    assert timeline is not None
+    return timeline
+
+
+def at(timeline: Timeline, seconds: float) -> dict[str, tuple[int, int]]:
+    """GiB in use and held, by role."""
+    moment = [one for one in timeline.moments if one.time <= BEGUN + seconds][-1]
+    return {role: (level.in_use // GIB, level.held // GIB) for role, level in moment.levels.items()}
+
+
+def test_within_a_phase_the_peak_stands_and_after_it_what_is_left() -> None:
+    timeline = timeline_of(POLICY, ROLLOUT)
+    assert at(timeline, 5)["policy"] == (9, 10)
+    assert at(timeline, 11)["policy"] == (8, 9)
+    assert at(timeline, 45)["policy"] == (40, 45)
+    assert at(timeline, 51)["policy"] == (8, 12)
+
+
+def test_an_engine_that_sleeps_holds_only_what_it_kept() -> None:
+    timeline = timeline_of(POLICY, ROLLOUT)
+    assert at(timeline, 35)["rollout"] == (20, 20)
+    assert at(timeline, 45)["rollout"] == (1, 1)
+
+
+def test_what_nobody_of_the_job_holds_is_others() -> None:
+    timeline = timeline_of(POLICY, ROLLOUT)
+    assert timeline.moments[-1].others == CARD - 64 * GIB - 12 * GIB - GIB
+
+
+def test_the_fullest_moment_is_known_with_its_step_and_phase() -> None:
+    fullest = timeline_of(POLICY, ROLLOUT).fullest
+    assert (fullest.step, fullest.phase, fullest.levels["policy"]) == (1, "update", Level(40 * GIB, 45 * GIB))
+
+
+def test_micro_batches_show_how_the_peak_came_about() -> None:
+    parts = [
+        line(end, "update", began=40, allocated=8, reserved=held, peak_allocated=held - 1, peak_reserved=held)
+        | {"micro_batch": number}
+        for number, (end, held) in enumerate([(42, 20), (44, 30), (46, 45)])
+    ]
+    timeline = timeline_of([POLICY[0], *parts, POLICY[1]], ROLLOUT)
+    assert [at(timeline, second)["policy"][1] for second in (41, 43, 45, 47)] == [20, 30, 45, 45]
+
+
+def test_an_attempts_processes_are_gone_when_the_next_begins() -> None:
+    again = [one | {"time": one["time"] + 100, "began": one["began"] + 100} for one in POLICY]
+    timeline = timeline_of([*POLICY, *again], ROLLOUT, attempts=[BEGUN - 1, BEGUN + 90])
+    assert set(at(timeline, 89)) == {"policy", "rollout"}
+    assert at(timeline, 95) == {}
+    assert set(at(timeline, 105)) == {"policy"}
+
+
+def test_logs_that_do_not_say_when_phases_began_are_drawn_from_line_to_line() -> None:
+    old = [{name: value for name, value in one.items() if name not in ("began", "asleep")} for one in POLICY]
+    assert at(timeline_of(old, []), 30)["policy"] == (40, 45)
+
+
+def test_without_a_gpu_resident_memory_is_drawn() -> None:
+    sample = {"time": BEGUN + 5, "began": BEGUN, "step": 1, "phase": "update", "micro_batch": None}
+    timeline = timeline_of([sample | {"rss": GIB, "peak_rss": 2 * GIB, "host_limit": 4 * GIB}], [])
+    assert (timeline.counts, timeline.limit_bytes, timeline.fullest.total) == ("host", 4 * GIB, 2 * GIB)
+
+
+def test_of_several_gpus_the_fullest_is_drawn() -> None:
+    fuller = [one | {"peak_reserved": 70 * GIB} for one in POLICY]
+    timeline = memory_timeline(
+        [("policy-0", POLICY[0]), ("policy-0", POLICY[1]), *(("policy-1", one) for one in fuller)], []
+    )
+    assert timeline is not None
+    assert timeline.rank == 1
+
+
+numbers = st.integers(0, 100 * GIB)
+lines = st.fixed_dictionaries(
+    {"time": st.floats(0, 1e9), "phase": st.sampled_from(["load", "update", "sync"])},
+    optional={
+        "began": st.none() | st.floats(0, 1e9),
+        "step": st.integers(0, 9),
+        "micro_batch": st.none() | st.integers(0, 9),
+        **{
+            name: numbers
+            for name in ("allocated", "reserved", "peak_allocated", "peak_reserved", "device_free", "asleep", "rss")
+        },
+        "device_total": st.sampled_from([0, CARD]),
+    },
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["policy-0", "rollout-0", "policy-1", "odd"]), lines), max_size=30),
+    st.lists(st.floats(0, 1e9), max_size=3),
+)
+def test_whatever_the_logs_hold_the_columns_cover_the_time_and_no_size_is_negative(
+    samples: list[tuple[str, dict[str, Any]]], attempts: list[float]
+) -> None:
+    timeline = memory_timeline(samples, attempts)
+    if timeline is None:
+        assert all(actor == "odd" or one.get("micro_batch") is not None for actor, one in samples)
+        return
+    times = [moment.time for moment in timeline.moments]
+    assert times == sorted(times)
+    columns = timeline.columns(timeline.begin, timeline.end, 50)
+    assert len(columns) == 50
+    assert max(column.total for column in columns) == timeline.fullest.total
+    for moment in timeline.moments:
+        assert all(0 <= level.in_use <= level.held for level in moment.levels.values())
+        assert moment.others >= 0
+
+
+# --- the picture ---
+
+PLAN = MemoryPlan(
+    empty_cache=True,
+    expandable_segments=True,
+    rollout_sleep_level=2,
+    kv_cache_bytes=GIB,
+    micro_batch_tokens=1024,
+    logprob_chunk_tokens=256,
+    activation_checkpointing=False,
+    optimizer_offload=False,
+    sync_bucket_bytes=GIB,
+    generation=2,
+)
+
+
+def plan_change(seconds: float, *, preventive: bool = False) -> PlanChange:
+    return PlanChange(
+        generation=2,
+        time=datetime.fromtimestamp(BEGUN + seconds, UTC),
+        attempt=1,
+        step=1,
+        phase="update",
+        role="policy",
+        diagnosis=DiagnosisStatus(class_name="ActivationSpike", confidence=0.7, message="it was full"),
+        remedy=RemedyStatus(setting="syncBucketSize", before=str(2 * GIB), after=str(GIB)),
+        level="Live",
+        preventive=preventive,
+    )
+
+
+def snapshot(seconds: float) -> OomSnapshot:
+    return OomSnapshot(
+        time=BEGUN + seconds, role="policy", rank=0, step=1, gpu=0, requested_bytes=3 * GIB, device_free_bytes=0
+    )
+
+
+@pytest.fixture
+def failed_run(tmp_path: Path) -> Path:
+    """A run that failed in its first step, and was changed."""
+    (tmp_path / "memory").mkdir()
+    for actor, samples in (("policy-0", POLICY), ("rollout-0", ROLLOUT)):
+        (tmp_path / "memory" / f"{actor}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in samples))
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(BEGUN - 1, {}, {}, {})
+        ledger.record(PlanChangeRecord(change=plan_change(49), plan=PLAN))
+    return tmp_path
+
+
+def test_a_run_that_failed_in_its_first_step_has_a_timeline_with_the_failure(failed_run: Path) -> None:
+    paths = plot_run(failed_run)
+    assert [path.name for path in paths] == ["memory_timeline.png", "memory_timeline.svg"]
+    picture = paths[1].read_text()
+    assert "GPU 0 was fullest in step 1's update: 48.0 of 80.0 GiB" in picture
+    assert "ActivationSpike: syncBucketSize 2.00 GiB → 1.00 GiB" in picture
+    assert "the GPU: 80 GiB" in picture
+    for label in ("policy, cached", "rollout", "others", "load", "update"):
+        assert label in picture
+
+
+def test_a_run_with_steps_has_all_the_pictures(failed_run: Path) -> None:
+    with Ledger(failed_run / "ledger.jsonl") as ledger:
+        ledger.commit(step_record(1))
+    stems = {path.stem for path in plot_run(failed_run)}
+    assert stems == {"reward", "timing", "memory", "memory_timeline"}
+
+
+def test_nothing_at_all_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text("")
+    with pytest.raises(OutputUnavailable, match="nothing to draw yet"):
+        plot_run(tmp_path)
+    assert not (tmp_path / "plots").exists()
+
+
+def test_a_failure_that_a_change_answers_is_marked_once(tmp_path: Path) -> None:
+    for seconds in (49, 500):
+        (tmp_path / f"policy-0-step{seconds}.json").write_text(snapshot(seconds).model_dump_json())
+    (tmp_path / "policy-0-step9.json").write_text("torn")
+    marks = timeline_marks([plan_change(60), plan_change(80, preventive=True)], tmp_path)
+    assert [(mark.time - BEGUN, mark.failure) for mark in marks] == [(60, True), (80, False), (500, True)]
+    assert marks[-1].text == "out of memory: 3.00 GiB asked for"

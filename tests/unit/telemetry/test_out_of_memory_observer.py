@@ -1,0 +1,160 @@
+"""What is written down when a request fails. torch calls the observer as (device, request, allowed, free)."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_memory.evidence import read_evidence
+from rljob_memory.evidence.activity import Activity, activity_of
+from rljob_memory.evidence.oom_snapshot import MOST_BLOCKS, MOST_SEGMENTS, MOST_STACK_LINES, OomSnapshot, layout_of
+from rljob_trainer.telemetry.memory import MemoryLog
+from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer, small_pickle, stack
+
+GIB, MIB = 1 << 30, 1 << 20
+Observer = Callable[[int, int, int, int], None]
+
+
+def block(size: int, state: str) -> dict[str, Any]:
+    return {"address": 1, "size": size, "requested_size": size, "state": state, "frames": []}
+
+
+def segment(*blocks: dict[str, Any], expandable: bool = False) -> dict[str, Any]:
+    return {
+        "device": 0,
+        "total_size": sum(one["size"] for one in blocks),
+        "allocated_size": sum(one["size"] for one in blocks if one["state"] != "inactive"),
+        "is_expandable": expandable,
+        "blocks": list(blocks),
+    }
+
+
+SNAPSHOT = {
+    "segments": [
+        segment(block(300 * MIB, "active_allocated"), block(200 * MIB, "inactive")),
+        segment(block(GIB, "active_allocated"), block(600 * MIB, "inactive"), block(MIB, "active_awaiting_free")),
+    ],
+    "device_traces": [[]],
+    "allocator_settings": {},
+}
+STATS = {
+    "allocated_bytes": {"all": {"current": 1301 * MIB, "peak": 2 * GIB}},
+    "reserved_bytes": {"all": {"current": 2125 * MIB, "peak": 2 * GIB}},
+    "num_ooms": 1,
+}
+
+
+@pytest.fixture
+def observe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Observer, MemoryLog]:
+    """The observer that torch is given in the process of policy rank 2, and the log of that process."""
+    attached: list[Observer] = []
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _device: STATS, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=80 * GIB))
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: SNAPSHOT)
+    log = MemoryLog(tmp_path / "memory" / "policy-2.jsonl", "cpu")
+    attach_out_of_memory_observer(tmp_path / "oom", "policy", 2, lambda: log.where)
+    [observer] = attached
+    return observer, log
+
+
+def test_a_failed_request_is_written_down_with_where_and_what_was_held(
+    observe: tuple[Observer, MemoryLog], tmp_path: Path
+) -> None:
+    observer, log = observe
+    log.begin_phase(7, "update")
+    log.record(7, "update", 3)
+    observer(0, 700 * MIB, 80 * GIB, 30 * MIB)
+    record = OomSnapshot.model_validate_json((tmp_path / "oom" / "policy-2-step7.json").read_text())
+    assert (record.role, record.rank, record.step, record.phase, record.micro_batch) == ("policy", 2, 7, "update", 4)
+    assert (record.requested_bytes, record.device_free_bytes) == (700 * MIB, 30 * MIB)
+    assert record.counters["reserved"] == 2125 * MIB
+    assert record.layout is not None
+    assert record.layout.largest_free_block_bytes == 600 * MIB
+    assert record.layout.segments[0].size_bytes == GIB + 601 * MIB, "the largest first"
+    assert any("test_a_failed_request" in line for line in record.stack)
+    assert pickle.loads((tmp_path / "oom" / "policy-2-step7.pickle").read_bytes()) == SNAPSHOT
+
+
+def test_diagnose_reads_what_was_written(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
+    observer, log = observe
+    log.begin_phase(7, "update")
+    observer(0, 700 * MIB, 80 * GIB, 30 * MIB)
+    failure = read_evidence(tmp_path).failure
+    assert failure is not None
+    assert failure.device is not None
+    assert failure.device.largest_cached_block_bytes == 600 * MIB
+    assert (failure.role, failure.rank, failure.step) == ("policy", 2, 7)
+
+
+def test_a_phase_is_written_down_once_and_its_next_try_again(
+    observe: tuple[Observer, MemoryLog], tmp_path: Path
+) -> None:
+    observer, log = observe
+    path = tmp_path / "oom" / "policy-2-step7.json"
+
+    def requested() -> int:
+        return OomSnapshot.model_validate_json(path.read_text()).requested_bytes
+
+    log.begin_phase(7, "update")
+    observer(0, 700, 80 * GIB, 0)
+    log.record(7, "update", 0)
+    observer(0, 500, 80 * GIB, 0)
+    assert requested() == 700
+    log.begin_phase(7, "update")
+    observer(0, 300, 80 * GIB, 0)
+    assert requested() == 300
+
+
+@pytest.mark.parametrize("fails", ["_snapshot", "get_device_properties"])
+def test_nothing_that_goes_wrong_in_it_hides_the_failure(
+    observe: tuple[Observer, MemoryLog], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the allocator is in no state to be asked")
+
+    monkeypatch.setattr(torch.cuda.memory if fails == "_snapshot" else torch.cuda, fails, broken)
+    observe[0](0, 700, 80 * GIB, 0)
+    assert read_evidence(tmp_path).failure is None
+
+
+def test_a_full_disk_does_not_hide_the_failure_either(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
+    (tmp_path / "oom").write_text("no directory")
+    observe[0](0, 700, 80 * GIB, 0)
+
+
+def test_of_a_large_process_only_the_largest_is_kept() -> None:
+    segments = [segment(*(block(size * MIB, "active_allocated") for size in range(1, 9))) for _ in range(500)]
+    layout = layout_of({"segments": segments})
+    assert (layout.segment_count, len(layout.segments)) == (500, MOST_SEGMENTS)
+    assert layout.largest_blocks_bytes == [8 * MIB] * MOST_BLOCKS
+    assert len(layout.model_dump_json()) < 8_000
+
+
+def test_a_large_snapshot_is_not_pickled() -> None:
+    assert small_pickle(SNAPSHOT) is not None
+    blocks = [block(number, "inactive") for number in range(60_001)]
+    assert small_pickle({"segments": [segment(*blocks)]}) is None
+
+
+def test_in_a_thread_of_autograd_the_main_threads_stack_tells_what_for() -> None:
+    found: list[list[str]] = []
+
+    def backward() -> None:
+        thread = threading.Thread(target=lambda: found.append(stack()))
+        thread.start()
+        thread.join()
+
+    backward()
+    [lines] = found
+    assert len(lines) <= MOST_STACK_LINES
+    assert activity_of(lines) is Activity.BACKWARD

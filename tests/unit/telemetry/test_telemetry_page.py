@@ -1,0 +1,63 @@
+"""docs/telemetry.md says what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from bench import telemetry_cost
+from rljob_memory.diagnosis import FailureClass
+from rljob_trainer.telemetry.memory import MemoryLog, MemorySample, quick_sample, sample_memory
+
+PAGE = telemetry_cost.PAGE.read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def numbers(*, of_micro_batches: bool) -> set[str]:
+    rows = [row.split("|") for row in section("The numbers").splitlines() if row.startswith("| `")]
+    return {
+        name for row in rows for name in re.findall(r"`(\w+)`", row[1]) if row[2].strip() == "·" or not of_micro_batches
+    }
+
+
+def test_every_number_is_explained_and_no_other() -> None:
+    assert numbers(of_micro_batches=False) == {field.name for field in fields(MemorySample)}
+
+
+def test_the_marked_ones_are_those_of_a_micro_batch(tmp_path: Path) -> None:
+    quick, whole = quick_sample("cpu"), sample_memory("cpu")
+    only_whole = {
+        field.name for field in fields(MemorySample) if getattr(whole, field.name) and not getattr(quick, field.name)
+    }
+    assert not only_whole & numbers(of_micro_batches=True)
+
+
+def test_a_line_of_the_log_has_the_keys_that_are_documented(tmp_path: Path) -> None:
+    MemoryLog(tmp_path / "policy-0.jsonl", "cpu").record(1, "update", 0)
+    line = json.loads((tmp_path / "policy-0.jsonl").read_text())
+    assert set(line) <= {"time", "began", "step", "phase", "micro_batch"} | numbers(of_micro_batches=True)
+
+
+def test_the_classes_of_the_warning_are_classes() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", section("The warning"))) - {"MemoryPressure"}
+    assert named <= {str(failure_class) for failure_class in FailureClass}
+
+
+def test_the_costs_are_those_that_were_recorded() -> None:
+    if telemetry_cost.RESULT.exists():
+        recorded = json.loads(telemetry_cost.RESULT.read_text())
+        assert telemetry_cost.page(PAGE, telemetry_cost.table(recorded)) == PAGE
+
+
+def test_an_arm_that_failed_is_left_out_of_the_table() -> None:
+    row = {"arm": "samples alone", "micro_batch_microseconds": 61.0, "phase_microseconds": 900.0, "line_bytes": 300}
+    rows = [row | {"micro_batches": 30, "share_percent": 0.21}, {"arm": "log on and off in turn", "error": "OSError"}]
+    made = telemetry_cost.table({"device": "NVIDIA H200", "versions": {"torch": "2.11.0"}, "rows": rows})
+    assert "| a micro-batch's sample | 61 µs |" in made
+    assert "0.21 % of it" in made
+    assert "in turn" not in made

@@ -1,0 +1,45 @@
+"""What is marked on the memory timeline: failures, and changes of the memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rljob_api.plan_change import PlanChange
+from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_memory.evidence.sizes import human_bytes
+from rljob_trainer.plot.timeline_plot import Mark
+
+_ANSWERED_WITHIN_SECONDS = 120.0
+"""A change of the plan that follows a failure so soon is the answer to it, and says its class."""
+
+
+def timeline_marks(changes: Sequence[PlanChange], snapshots: Path) -> list[Mark]:
+    """`snapshots`: the directory of the processes' `OomSnapshot`s; there need be none. In the order of time."""
+    answers = [change.time.timestamp() for change in changes if not change.preventive]
+    unanswered = [
+        Mark(snapshot.time, f"out of memory: {human_bytes(snapshot.requested_bytes)} asked for", failure=True)
+        for snapshot in _read(snapshots)
+        if not any(0 <= answer - snapshot.time <= _ANSWERED_WITHIN_SECONDS for answer in answers)
+    ]
+    return sorted([*unanswered, *map(_mark, changes)], key=lambda mark: mark.time)
+
+
+def _mark(change: PlanChange) -> Mark:
+    remedy = change.remedy
+    text = f"{change.diagnosis.class_name}: {remedy.setting} {_shown(remedy.before)} → {_shown(remedy.after)}"
+    return Mark(change.time.timestamp(), text, failure=not change.preventive)
+
+
+def _shown(value: str) -> str:
+    """Bytes as people read them; other numbers are small."""
+    return human_bytes(int(value)) if value.isdigit() and int(value) >= 1 << 20 else value
+
+
+def _read(directory: Path) -> Iterator[OomSnapshot]:
+    for path in sorted(directory.glob("*.json")):
+        with suppress(OSError, ValidationError):
+            yield OomSnapshot.model_validate_json(path.read_bytes())
