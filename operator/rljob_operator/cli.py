@@ -94,6 +94,13 @@ def run(
         list[str] | None,
         typer.Option(help="Name of a Secret in the job's namespace to pull with; repeatable.", rich_help_panel=_PODS),
     ] = None,
+    probe_image: Annotated[
+        str,
+        typer.Option(
+            help="Image that holds the probe for jobs with spec.trainer: the operator's own. Default: no probe.",
+            rich_help_panel=_PODS,
+        ),
+    ] = _DEFAULT.probe_image,
     gpu_resources: Annotated[
         list[str] | None,
         typer.Option(
@@ -221,6 +228,7 @@ def run(
         trainer_torch_version=trainer_torch_version,
         trainer_image_pull_policy=trainer_image_pull_policy.value,
         image_pull_secrets=tuple(image_pull_secrets or ()),
+        probe_image=probe_image,
         gpu_resources=tuple(gpu_resources or _DEFAULT.gpu_resources),
         shared_memory_bytes=shared_memory_bytes,
         checkpoint_storage_class=checkpoint_storage_class or None,

@@ -9,6 +9,9 @@ INDEX = "rljob.dev/index"
 ATTEMPT = "rljob.dev/attempt"
 PLAN_GENERATION = "rljob.dev/plan-generation"
 
+SPEC_DIGEST = "rljob.dev/spec-digest"
+"""Annotation of a pod: what tells whether it would be made the same way again."""
+
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY_OPERATOR = "rljob-operator"
 

@@ -39,6 +39,24 @@ JOBS_FINISHED = Counter(
 for _result in ("Complete", "Failed"):
     JOBS_FINISHED.labels(_result)  # counts from 0, so that an alert sees the first one
 JOB_RESTARTS = Counter("rljob_operator_job_restarts", "Restarts of jobs under the same memory plan.", registry=REGISTRY)
+OUT_OF_MEMORY = Counter(
+    "rljob_operator_out_of_memory",
+    "Out-of-memory failures of jobs, by the class of their cause.",
+    ("class",),
+    registry=REGISTRY,
+)
+ADJUSTMENTS = Counter(
+    "rljob_operator_adjustments",
+    "Changes of jobs' memory plans, by the setting that was changed.",
+    ("setting",),
+    registry=REGISTRY,
+)
+SECONDS_TO_RECOVER = Histogram(
+    "rljob_operator_seconds_to_recover",
+    "Time from a change of the memory plan after a failure until the step that failed was done.",
+    buckets=(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
+    registry=REGISTRY,
+)
 WATCH_AGE_SECONDS = Gauge(
     "rljob_operator_watch_age_seconds",
     "Time since the API server was last heard on a watch, by resource; bookmarks count.",

@@ -9,17 +9,16 @@ from datetime import UTC, datetime
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from rljob_api.status import RLJobStatus
 from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
 from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
-from rljob_operator.metrics import JOB_RESTARTS, JOBS_FINISHED, RECONCILE_ERRORS, RECONCILE_SECONDS
-from rljob_operator.observation import Observation
+from rljob_operator.metrics import RECONCILE_ERRORS, RECONCILE_SECONDS
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.settings import OperatorSettings
+from rljob_operator.status_metrics import count
 from rljob_operator.work_queue import WorkQueue
 
 _log = structlog.get_logger(__name__)
@@ -93,7 +92,7 @@ class ReconcileLoop:
         else:
             if desired.apply or desired.create:
                 self._observer.accepted(key)
-            _count(observation, desired.status)
+            count(observation.status, desired.status)
             self._queue.look_again(key, desired.look_again_after_seconds)
             self._queue.succeeded(key)
 
@@ -101,16 +100,3 @@ class ReconcileLoop:
         RECONCILE_ERRORS.labels(cause).inc()
         wait_seconds = self._queue.failed(key)
         _log.info("will try again", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
-
-
-def _count(observation: Observation, written: RLJobStatus | None) -> None:
-    """Metrics about what has just been written down."""
-    if written is None:
-        return
-    before = observation.status
-    restarts = written.restarts - int(before.get("restarts") or 0)
-    if restarts > 0:
-        JOB_RESTARTS.inc(restarts)
-    phase = written.display.phase if written.display else ""
-    if phase in ("Complete", "Failed") and phase != (before.get("display") or {}).get("phase"):
-        JOBS_FINISHED.labels(phase).inc()

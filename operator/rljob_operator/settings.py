@@ -20,6 +20,9 @@ class OperatorSettings:
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each job's namespace, to pull `trainer_image` with."""
 
+    probe_image: str = ""
+    """Image that holds the probe for the pods of jobs with `spec.trainer`: the operator's own. Empty: no probe."""
+
     namespaces: tuple[str, ...] = ()
     """Namespaces that are looked after. Empty: all."""
 

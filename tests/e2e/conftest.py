@@ -55,7 +55,7 @@ class Kubectl:
         end = time.monotonic() + seconds
         while not holds(found := self.get(kind, name)):
             if time.monotonic() > end:
-                raise AssertionError(f"{kind} {name} is not as expected after {seconds:.0f} s: {found['status']}")
+                raise AssertionError(f"{kind} {name} is not as expected after {seconds:.0f} s: {found.get('status')}")
             time.sleep(0.2)
         return found
 

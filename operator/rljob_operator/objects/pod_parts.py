@@ -13,8 +13,11 @@ from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
 
 CONTAINER = "rljob"
 
+RESTART_ALL_CONTAINERS = "RestartAllContainers"
+"""Action of a restart rule: the pod stays where it is, and all its containers start anew."""
+
 _RESTART_IN_PLACE = {
-    "action": "RestartAllContainers",
+    "action": RESTART_ALL_CONTAINERS,
     "exitCodes": {"operator": "In", "values": [int(ExitCode.RESTART_IN_PLACE)]},
 }
 _USER = 10001

@@ -8,6 +8,9 @@ from rljob_operator import labels
 from rljob_operator.kube.resources import Object
 from rljob_operator.reconcile.observed import ObservedNode
 
+RESTARTS_IN_PLACE = "RestartAllContainersOnContainerExits"
+"""Among the features that a kubelet declares, from Kubernetes 1.36 on. Pods that ask for it go to no other node."""
+
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
@@ -28,6 +31,7 @@ def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
             gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
             usable=ready and not spec.get("unschedulable", False),
             tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
+            restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),
         ),
         labelled=(obj["metadata"].get("labels") or {}).get(labels.NODE_HAS_GPUS) == "true",
     )

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
+from rljob_api.quantity import quantity_bytes
 from rljob_api.status import Role
 from rljob_api.termination_message import read_termination_message
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
+from rljob_operator.objects.pod_parts import RESTART_ALL_CONTAINERS
+from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod, PodPhase
 
 CONTAINER = "rljob"
@@ -44,7 +47,7 @@ def pod_fact(obj: Object) -> PodFact:
 
 def observed_pod(obj: Object) -> ObservedPod | None:
     """None where role, index or attempt are not in its labels, as in a pod that somebody else made."""
-    metadata, status = obj["metadata"], obj.get("status") or {}
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     marks = metadata.get("labels") or {}
     role, index, attempt = (marks.get(label, "") for label in (labels.ROLE, labels.INDEX, labels.ATTEMPT))
     if role not in _ROLES or not index.isdecimal() or not attempt.isdecimal():
@@ -52,6 +55,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     ours: Object = next((c for c in status.get("containerStatuses") or () if c["name"] == CONTAINER), {})
+    container: Object = next((c for c in spec.get("containers") or () if c["name"] == CONTAINER), {})
     end = _end(ours)
     return ObservedPod(
         name=metadata["name"],
@@ -61,18 +65,39 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         attempt=int(attempt),
         phase=cast(PodPhase, status.get("phase", "Pending")),
         created_at=moment(metadata["creationTimestamp"]),
-        node=(obj.get("spec") or {}).get("nodeName"),
+        node=spec.get("nodeName"),
         scheduled_at=moment(scheduled["lastTransitionTime"]) if _is_true(scheduled) else None,
         ready=_is_true(conditions.get("Ready") or {}),
         started=end is not None or bool(ours.get("restartCount")) or "running" in (ours.get("state") or {}),
         deleting="deletionTimestamp" in metadata,
-        gated=bool((obj.get("spec") or {}).get("schedulingGates")),
+        gated=bool(spec.get("schedulingGates")),
         unschedulable=scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None,
         waiting=_waiting(status),
         end=end,
         disruption=_disruption(status, conditions.get("DisruptionTarget") or {}, end),
         restart_count=int(ours.get("restartCount") or 0),
+        memory_limit_bytes=_memory_limit_bytes(container),
+        shared_memory_bytes=_shared_memory_bytes(spec),
+        restarts_in_place=any(r["action"] == RESTART_ALL_CONTAINERS for r in container.get("restartPolicyRules") or ()),
+        spec_digest=(metadata.get("annotations") or {}).get(labels.SPEC_DIGEST, ""),
     )
+
+
+def _memory_limit_bytes(container: Object) -> int | None:
+    return _bytes(((container.get("resources") or {}).get("limits") or {}).get("memory"))
+
+
+def _shared_memory_bytes(spec: Object) -> int | None:
+    volume: Object = next((v for v in spec.get("volumes") or () if v["name"] == SHARED_MEMORY_VOLUME), {})
+    return _bytes((volume.get("emptyDir") or {}).get("sizeLimit"))
+
+
+def _bytes(quantity: str | None) -> int | None:
+    """None also for a quantity that the API server takes and that is no whole number of bytes, such as 1500m."""
+    try:
+        return quantity_bytes(quantity) if quantity else None
+    except ValueError:
+        return None
 
 
 def _is_true(condition: Object) -> bool:

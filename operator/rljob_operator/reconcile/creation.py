@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.gang import gang_of
+from rljob_operator.reconcile.observed import ObservedNode
 from rljob_operator.reconcile.placement import controller_placement
 from rljob_operator.reconcile.view import JobView
 
@@ -28,12 +31,20 @@ def build(view: JobView, attempt: int) -> JobObjects | str:
             uid=observed.uid,
             attempt=attempt,
             plan=view.status.plan,
+            plan_changes=view.status.plan_changes,
+            restarts_in_place=_restart_in_place(observed.nodes),
             controller_placement=controller_placement(observed, view.spec),
             gang=gang_of(observed, view.spec),
             ray_token=observed.fresh_token,
         )
     except InvalidTemplate as problem:
         return problem.sentence
+
+
+def _restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
+    """Pods that ask for it find a place on nodes only that know it, so all of them have to."""
+    usable = [node for node in nodes if node.usable]
+    return bool(usable) and all(node.restarts_in_place for node in usable)
 
 
 def foreign_in_the_way(view: JobView) -> list[str]:

@@ -6,13 +6,17 @@ committed, out of memory, bad input) comes before the cluster's doing, and that 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rljob_api.conditions import AttemptReason, ConditionReason
 from rljob_api.exit_codes import ExitCode
-from rljob_api.status import Role
+from rljob_api.termination_message import TerminationMessage
+from rljob_operator.reconcile.memory_evidence import OUT_OF_MEMORY_CODES, evidence_of_exit, evidence_of_kill, pod_of
 from rljob_operator.reconcile.memory_limit import host_memory_advice
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.restart_in_place import not_restarted_in_place
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, Complete, GiveUp, NotCounted, Restart, Verdict
+from rljob_operator.reconcile.verdict import AttemptEnd, Complete, GiveUp, NotCounted, OutOfMemory, Restart, Verdict
 from rljob_operator.reconcile.view import JobView
 
 CONTROLLER_HAS_SECONDS = 20.0
@@ -20,6 +24,9 @@ CONTROLLER_HAS_SECONDS = 20.0
 
 WORKERS_HAVE_SECONDS = 20.0
 """When the controller only knows that it lost a worker, the end of that worker's pod says why: it gets so long."""
+
+WORKERS_SHOW_SECONDS = 5.0
+"""The same, where the controller waits to be restarted and the worker may be well but for the process that died."""
 
 _REASON_OF_CODE = {
     ExitCode.INVALID_MANIFEST: AttemptReason.INVALID_MANIFEST,
@@ -42,9 +49,11 @@ _FINAL = {
 def how_it_ended(view: JobView) -> AttemptEnd | None:
     """None while the attempt goes on, or while it is not clear yet what ended it."""
     return (
-        _completed(view)
+        not_restarted_in_place(view)
+        or _completed(view)
         or _out_of_host_memory(view)
         or _named_by_the_trainer(view)
+        or _cannot_go_on(view)
         or _disrupted(view)
         or _stopped_or_failed(view)
     )
@@ -53,6 +62,7 @@ def how_it_ended(view: JobView) -> AttemptEnd | None:
 def seconds_until_clear(view: JobView) -> float | None:
     """Seconds until a pod that ended is taken for the cause; None where none waits for another pod's word."""
     waits = [_seconds_left_for_others(pod, view) for pod in view.pods if pod.ended]
+    waits.append(_seconds_left_for_its_workers(view))
     return min((seconds for seconds in waits if seconds), default=None)
 
 
@@ -78,18 +88,35 @@ def _completed(view: JobView) -> AttemptEnd | None:
 def _out_of_host_memory(view: JobView) -> AttemptEnd | None:
     for pod in view.pods:
         if pod.end and pod.end.reason == "OOMKilled":
-            sentence = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory; " + host_memory_advice(
-                view.spec, pod.role
-            )
-            return AttemptEnd(AttemptReason.HOST_OUT_OF_MEMORY, sentence, Restart(), pod.end.exit_code)
+            sentence = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
+            evidence = evidence_of_kill(pod, pod.end, sentence, view)
+            verdict = OutOfMemory(evidence, pod, host_memory_advice(pod))
+            return AttemptEnd(AttemptReason.HOST_OUT_OF_MEMORY, sentence, verdict, pod.end.exit_code)
     return None
 
 
 def _named_by_the_trainer(view: JobView) -> AttemptEnd | None:
     for pod in _deciding_first(view):
-        if pod.end and pod.end.exit_code in _NAMES_ITS_CAUSE:
-            return _by_exit_code(pod, pod.end, view)
+        if pod.end and (end := _as_its_probe_tells(pod.end, view)).exit_code in _NAMES_ITS_CAUSE:
+            return _by_exit_code(pod, end, view)
     return None
+
+
+def _as_its_probe_tells(end: ContainerEnd, view: JobView) -> ContainerEnd:
+    """Another trainer has exit codes of its own: where it failed, the message of the probe says what of."""
+    if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
+        return end
+    told = end.message.exit_code
+    return replace(end, exit_code=told) if told in OUT_OF_MEMORY_CODES else end
+
+
+def _cannot_go_on(view: JobView) -> AttemptEnd | None:
+    """The controller says so while it waits for the next attempt."""
+    pending, controller = view.pending_end, view.controller
+    if pending is None or controller is None or _seconds_left_for_its_workers(view):
+        return None
+    words = TerminationMessage(exit_code=pending.exit_code, sentence=pending.sentence)
+    return _by_exit_code(controller, ContainerEnd(pending.exit_code, "Error", None, words), view)
 
 
 def _disrupted(view: JobView) -> AttemptEnd | None:
@@ -138,23 +165,32 @@ def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
     return max(0.0, CONTROLLER_HAS_SECONDS - since_end) if waits else 0.0
 
 
+def _seconds_left_for_its_workers(view: JobView) -> float:
+    """How long the end of a worker's pod may yet say why the waiting controller lost it."""
+    if view.pending_end is None or view.pending_end.exit_code != ExitCode.WORKER_LOST:
+        return 0.0
+    told_at = view.report.update_time if view.report else None
+    return max(0.0, WORKERS_SHOW_SECONDS - elapsed_seconds(told_at, view.now)) if told_at else 0.0
+
+
 def _by_exit_code(pod: ObservedPod, end: ContainerEnd, view: JobView) -> AttemptEnd:
     known = ExitCode(end.exit_code) if end.exit_code in set(ExitCode) else ExitCode.ERROR
+    sentence = _sentence(pod, end)
     verdict: Verdict = Restart()
-    if known in _FINAL:
+    if known in OUT_OF_MEMORY_CODES:
+        verdict = _out_of_memory(known, pod, end, sentence, view)
+    elif known in _FINAL:
         verdict = GiveUp(_FINAL[known])
     elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         verdict = NotCounted()
-    sentence = _sentence(pod, end)
-    if known == ExitCode.HOST_OUT_OF_MEMORY:
-        sentence = f"{sentence} In its pod, {host_memory_advice(view.spec, _role_out_of_memory(pod, end, view))}"
     return AttemptEnd(_REASON_OF_CODE.get(known, AttemptReason.ERROR), sentence, verdict, end.exit_code)
 
 
-def _role_out_of_memory(pod: ObservedPod, end: ContainerEnd, view: JobView) -> Role:
-    """The role whose template says how much memory there is: where engines live in the policy's pods, the policy."""
-    role = end.message.evidence.role if end.message and end.message.evidence else pod.role
-    return "policy" if role == "rollout" and view.spec.topology == "Colocated" else role
+def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> OutOfMemory:
+    evidence = evidence_of_exit(pod, end, sentence, view)
+    whose = pod_of(evidence, pod, view)
+    advice = f"in pod {whose.name}, {host_memory_advice(whose)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
+    return OutOfMemory(evidence, whose, advice)
 
 
 def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:

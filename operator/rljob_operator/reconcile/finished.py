@@ -9,7 +9,10 @@ from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.teardown import next_deletions
+from rljob_operator.reconcile.timing import elapsed_seconds, soonest
 from rljob_operator.reconcile.view import JobView
+
+_ENDS_WITHIN_SECONDS = 30.0
 
 
 def after_the_end(view: JobView, draft: StatusDraft) -> Desired:
@@ -20,13 +23,25 @@ def after_the_end(view: JobView, draft: StatusDraft) -> Desired:
     left = seconds_to_live(view)
     if left == 0.0:
         return Desired(delete_job=True)
+    ends_by_itself = _seconds_to_end_by_itself(view)
     to_go = [pod for pod in view.observed.pods if not _kept_for_its_logs(pod, view)]
-    return Desired(delete_pods=next_deletions(to_go), look_again_after_seconds=left)
+    return Desired(
+        delete_pods=() if ends_by_itself else next_deletions(to_go),
+        look_again_after_seconds=soonest(left, ends_by_itself),
+    )
 
 
 def _kept_for_its_logs(pod: ObservedPod, view: JobView) -> bool:
     """The controller's; without a controller, every pod's. A pod that has ended holds no GPU."""
     return pod.ended and (pod.role == "controller" or not view.own_trainer)
+
+
+def _seconds_to_end_by_itself(view: JobView) -> float | None:
+    """How long a controller that waited for a changed plan may take to see that there is none; deleted, it would take
+    its logs along."""
+    if view.pending_end is None or view.status.completion_time is None:
+        return None
+    return max(0.0, _ENDS_WITHIN_SECONDS - elapsed_seconds(view.status.completion_time, view.now)) or None
 
 
 def _wants_more_steps(view: JobView) -> bool:

@@ -13,7 +13,9 @@ from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.failures import how_it_ended, seconds_until_clear
 from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_too_long
 from rljob_operator.reconcile.invalid_spec import tell_invalid
+from rljob_operator.reconcile.memory_story import tell_pressure, tell_recovery
 from rljob_operator.reconcile.placement import obstacle_to_pods
+from rljob_operator.reconcile.restart_in_place import restart_seconds_left
 from rljob_operator.reconcile.start_story import settling_seconds_left, tell_placement, tell_start
 from rljob_operator.reconcile.starting import cannot_start, start_seconds_left
 from rljob_operator.reconcile.status_draft import StatusDraft
@@ -32,6 +34,8 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
         return conclude(end, draft, view)
     tell_placement(view, draft)
     tell_start(view, draft)
+    tell_recovery(view, draft)
+    tell_pressure(view, draft)
     desired = _complete_the_pods(view, draft) if view.missing else Desired()
     return replace(
         desired,
@@ -42,6 +46,7 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
             start_seconds_left(view),
             settling_seconds_left(view),
             seconds_until_clear(view),
+            restart_seconds_left(view),
         ),
     )
 

@@ -59,6 +59,14 @@ class ObservedPod:
     """Reason of the condition DisruptionTarget (PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager,
     TerminationByKubelet, …), or Evicted, NodeLost, NodeShutdown from the pod's own reason."""
     restart_count: int = 0
+    memory_limit_bytes: int | None = None
+    """Host memory limit of the container `rljob`; None: it has none."""
+    shared_memory_bytes: int | None = None
+    """Size of its /dev/shm; None where the pod's volume for it has no size."""
+    restarts_in_place: bool = False
+    """All its containers are restarted when the container `rljob` asks for it by its exit code."""
+    spec_digest: str = ""
+    """Of the spec that it was made with."""
 
     @property
     def ended(self) -> bool:
@@ -79,6 +87,8 @@ class ObservedNode:
     """Ready and not cordoned."""
     tainted: bool = False
     """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
+    restarts_in_place: bool = False
+    """Its kubelet knows the rule by which an exit code restarts all containers of a pod."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From what the trainer reports to how far the job is: step, reward, memory, and the first memory plan."""
+"""From what the trainer reports to how far the job is: step, reward, memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from rljob_operator.reconcile.view import JobView, Stage
 
 
 def record_progress(view: JobView, draft: StatusDraft) -> None:
-    """Steps committed never become fewer, whichever report comes late. The plan is taken once, and then kept."""
+    """Steps committed never become fewer, whichever report comes late."""
     draft.set(step=committed_steps(view), steps=view.spec.algorithm.steps)
     draft.set(pods=pods_by_role(view) if view.stage is Stage.LIVE else [])
     report = view.report
     if report is None:
         return
-    if view.status.plan is None and report.plan is not None:
-        draft.set(plan=report.plan)
     if report.reward is not None and (report.step or 0) >= (view.status.step or 0):
         draft.set(reward=report.reward)
     if (memory := fullest_gpu(report.memory)) is not None:

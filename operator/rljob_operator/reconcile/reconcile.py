@@ -29,6 +29,7 @@ from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.status_write import wait_before_write
 from rljob_operator.reconcile.stopping_attempt import stop_attempt
 from rljob_operator.reconcile.timing import soonest
+from rljob_operator.reconcile.trainers_changes import record_plan
 from rljob_operator.reconcile.view import Stage, look_at
 from rljob_operator.settings import OperatorSettings
 
@@ -49,6 +50,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
     view = look_at(observed, observed.job, settings, now)
     draft = StatusDraft(view.status, observed.generation, now)
     record_progress(view, draft)
+    record_plan(view, draft)
     if view.stage is not Stage.FINISHED:
         draft.reset(ConditionType.FAILED)  # an invalid spec may have been mended
     match view.stage:

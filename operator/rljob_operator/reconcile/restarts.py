@@ -17,6 +17,7 @@ ASKED_FOR = frozenset(
         AttemptReason.SUSPEND_REQUESTED,
         AttemptReason.STEPS_RAISED,
         AttemptReason.PLACEMENT_TIMED_OUT,
+        AttemptReason.NOT_RESTARTED_IN_PLACE,
         AttemptReason.ALL_STEPS_COMMITTED,
     }
 )
@@ -32,13 +33,14 @@ def restarts_left_standing(restarts: int, ended: AttemptStatus, steps: int) -> i
 
 
 def restart_delay_seconds(attempts: Sequence[AttemptStatus], first_delay_seconds: float) -> float:
-    """Wait between the end of the last of `attempts` and the next: none after progress or an end that was asked for.
+    """Wait between the end of the last of `attempts` and the next.
 
+    None after progress, a change of the memory plan, or an end that was asked for.
     Doubled with each further attempt that committed nothing, whoever was to blame.
     """
     in_vain = 0
     for attempt in reversed(attempts):
-        if attempt.reason in ASKED_FOR or committed_by(attempt) > 0:
+        if attempt.reason in ASKED_FOR or attempt.remedy is not None or committed_by(attempt) > 0:
             break
         in_vain += 1
     if in_vain == 0:
@@ -46,10 +48,9 @@ def restart_delay_seconds(attempts: Sequence[AttemptStatus], first_delay_seconds
     return min(first_delay_seconds * 2.0 ** (in_vain - 1), LONGEST_DELAY_SECONDS)
 
 
-def account_of_restarts(attempts: Sequence[AttemptStatus], max_restarts: int) -> str:
-    """Why the restarts are used up, for the message of the condition."""
-    latest = attempts[-1]
-    sentence = f"attempt {latest.number} ended: {latest.message}"
+def account_of_restarts(why: str, attempts: Sequence[AttemptStatus], max_restarts: int) -> str:
+    """Why the restarts are used up, for the message of the condition. `why`: the end of the last of `attempts`."""
+    sentence = f"attempt {attempts[-1].number} ended: {why}"
     if max_restarts == 0:
         return f"{sentence} (recovery.maxRestarts is 0)"
     earlier = [f"{attempt.number}: {attempt.reason}" for attempt in attempts[:-1] if attempt.reason not in ASKED_FOR]

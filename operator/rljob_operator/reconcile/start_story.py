@@ -22,14 +22,14 @@ def tell_placement(view: JobView, draft: StatusDraft) -> None:
         return
     if not _all_placed(view):
         draft.condition(ConditionType.SCHEDULED, False, *_why_not_placed(view))
-    elif _all_ready(view) or not settling_seconds_left(view):
+    elif view.all_ready or not settling_seconds_left(view):
         _tell_placed(view, draft)
 
 
 def tell_start(view: JobView, draft: StatusDraft) -> None:
     if view.holds(ConditionType.RUNNING):
         _tell_running(view, draft)
-    elif _all_ready(view):
+    elif view.all_ready:
         _tell_begun(view, draft)
     elif problem := start_problem(view):
         draft.condition(ConditionType.RUNNING, False, ConditionReason.POD_CANNOT_START, problem)
@@ -79,10 +79,6 @@ def _tell_placed(view: JobView, draft: StatusDraft) -> None:
 
 
 # --- Running ---
-
-
-def _all_ready(view: JobView) -> bool:
-    return not view.missing and all(pod.ready for pod in view.pods)
 
 
 def _tell_begun(view: JobView, draft: StatusDraft) -> None:

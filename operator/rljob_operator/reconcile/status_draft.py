@@ -17,6 +17,7 @@ _AT_FIRST: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
     ConditionType.SCHEDULED: (ConditionReason.WAITING_FOR_PODS, "the pods are being created"),
     ConditionType.RUNNING: (ConditionReason.STARTING, "the pods have not started"),
+    ConditionType.MEMORY_PRESSURE: (ConditionReason.ENOUGH_MEMORY, "no sign that memory will run out"),
     ConditionType.RECOVERING: (ConditionReason.NO_FAILURE, "nothing has failed"),
     ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
     ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),

@@ -1,4 +1,4 @@
-"""An attempt that has a reason to end: its pods go in their order, and then its end is written down."""
+"""An attempt that has a reason to end: its pods go in their order, or go on in the next one, and its end is written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import conclude
 from rljob_operator.reconcile.failures import how_it_ended
 from rljob_operator.reconcile.next_attempt import next_attempt
+from rljob_operator.reconcile.restart_in_place import go_on_in_place
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.teardown import next_deletions
 from rljob_operator.reconcile.verdict import Complete
@@ -22,6 +23,8 @@ def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     controller = view.controller
     if view.attempt.exit_code is None and controller and controller.end:
         draft.change_attempt(exit_code=controller.end.exit_code, to_step=draft.status.step)
+    if in_place := go_on_in_place(view, draft):
+        return in_place
     if view.observed.pods:
         return Desired(delete_pods=next_deletions(view.observed.pods))
     draft.change_attempt(end_time=view.now, to_step=draft.status.step)

@@ -16,7 +16,9 @@ def unplaceable(view: JobView) -> str | None:
         return lacking
     pod = waiting[0]
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-    return f"pod {pod.name}{others}: {pod.unschedulable}"
+    excluded = view.status.plan.excluded_nodes if view.status.plan else []
+    kept_off = f"; the memory plan keeps workers off {', '.join(excluded)}" if excluded else ""
+    return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}"
 
 
 def _lacking_gpus(view: JobView) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.conditions import AttemptReason, ConditionReason
+from rljob_api.step_report import Evidence
+from rljob_operator.reconcile.observed import ObservedPod
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,24 @@ class NotCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Another attempt under a changed memory plan, where a change is left that may help."""
+
+    evidence: Evidence
+    pod: ObservedPod
+    """The pod whose memory ran out."""
+    advice: str = ""
+    """What the user can do about it, where nothing is changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The job has failed: another attempt could not help."""
 
     reason: ConditionReason
 
 
-Verdict = Complete | Restart | NotCounted | GiveUp
+Verdict = Complete | Restart | OutOfMemory | NotCounted | GiveUp
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum, auto
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
-from rljob_api.step_report import StepReport
+from rljob_api.step_report import PendingEnd, StepReport
 from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_operator.reconcile.observed import Observed, ObservedPod
 from rljob_operator.reconcile.stored_status import trusted_status
@@ -54,6 +54,8 @@ class JobView:
     """What the trainer says, where that can be believed."""
     report_problem: str | None
     """Why the StepReport cannot be believed, where it cannot."""
+    not_restarted: list[ObservedPod]
+    """Pods that the latest attempt goes on in, whose containers are still those of the attempt before."""
 
     @property
     def spec(self) -> RLJobSpec:
@@ -68,6 +70,19 @@ class JobView:
     def controller(self) -> ObservedPod | None:
         """The controller pod of the latest attempt."""
         return next((pod for pod in self.pods if pod.role == "controller"), None)
+
+    @property
+    def pending_end(self) -> PendingEnd | None:
+        """Why the latest attempt cannot go on, where its controller waits for a changed plan."""
+        if self.report is None or self.attempt is None or self.report.attempt != self.attempt.number:
+            return None
+        waits = self.controller is not None and self.controller.end is None
+        return self.report.pending_end if waits else None
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether all pods of the latest attempt are there, and at work."""
+        return not self.missing and all(pod.ready for pod in self.pods)
 
     @property
     def stage(self) -> Stage:
@@ -93,8 +108,9 @@ def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: dat
     report, problem = usable_report(observed, job.spec.algorithm.steps)
     status = trusted_status(observed.status, observed.pods, report, now)
     attempt = status.attempts[-1] if status.attempts else None
-    number = attempt.number if attempt else None
-    pods = [pod for pod in observed.pods if pod.attempt == number]
+    made_for = (attempt.pods_of_attempt or attempt.number) if attempt else None
+    old = [pod for pod in observed.pods if pod.attempt == made_for and _is_to_restart(pod, attempt)]
+    pods = [_as_before_its_restart(pod) if pod in old else pod for pod in observed.pods if pod.attempt == made_for]
     names = {pod.name for pod in pods}
     expected = _pods_of_an_attempt(observed.name, job.spec)
     return JobView(
@@ -105,12 +121,23 @@ def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: dat
         status=status,
         attempt=attempt,
         pods=pods,
-        leftovers=[pod for pod in observed.pods if pod.attempt != number],
+        leftovers=[pod for pod in observed.pods if pod.attempt != made_for],
         expected_pods=expected,
         missing=[name for name, _ in expected if name not in names],
         report=report,
         report_problem=problem,
+        not_restarted=old,
     )
+
+
+def _is_to_restart(pod: ObservedPod, attempt: AttemptStatus | None) -> bool:
+    in_place = attempt is not None and attempt.pods_of_attempt is not None
+    return in_place and attempt is not None and pod.restart_count <= attempt.restarts_before
+
+
+def _as_before_its_restart(pod: ObservedPod) -> ObservedPod:
+    """What its container was or did is none of the attempt that it is about to be restarted for."""
+    return replace(pod, ready=False, end=pod.end if pod.ended else None)
 
 
 def _pods_of_an_attempt(job: str, spec: RLJobSpec) -> list[tuple[str, Role]]:

@@ -69,24 +69,6 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     assert committed == list(range(1, steps + 1))
 
 
-def test_a_worker_beyond_its_memory_limit_shows_as_oom_killed(jobs: Kubectl) -> None:
-    limit = {"limits": {"memory": "1100Mi"}}
-    # Ray ends a process before the kernel has to, unless it is told not to look.
-    without_ray = [{"name": "RAY_memory_monitor_refresh_ms", "value": "0"}]
-    for name, env in (("by-ray", []), ("by-kernel", without_ray)):
-        container = {"name": "rljob", "resources": limit, "env": env}
-        jobs.apply(
-            digits(name, policy={"template": {"spec": {"containers": [container]}}}, recovery={"maxRestarts": 0})
-        )
-
-    for name, words in (("by-ray", "ran low on memory"), ("by-kernel", "OOMKilled")):
-        job = jobs.wait("rljob", name, finished, TRAINED_WITHIN_SECONDS)
-        assert holds("Failed", "RestartsExhausted")(job), status(job)
-        assert attempt(job)["reason"] == "HostOutOfMemory"
-        assert words in attempt(job)["message"]
-        assert "its limit is 1100Mi: raise resources.limits.memory" in attempt(job)["message"]
-
-
 def _ledger(kubectl: Kubectl) -> list[dict[str, object]]:
     """The job's ledger, read from the volume's folder on this machine."""
     claim = kubectl.get("pvc", "digits-checkpoints")

@@ -75,10 +75,16 @@ class KubeletHand:
             "message": text,
             "finishedAt": _now(),
         }
-        status = _status("Failed" if exit_code else "Succeeded", {"terminated": terminated}, ready=False)
+        phase = "Failed" if exit_code else "Succeeded"
+        status = _status(phase, {"terminated": terminated}, ready=False, restarts=_restarts(pod))
         if disruption:
             status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": disruption})
         self._status(pod, status)
+
+    def restart(self, pod: Pod) -> None:
+        """All its containers start anew, in place."""
+        state = {"running": {"startedAt": _now()}}
+        self._status(pod, _status("Running", state, ready=True, restarts=_restarts(pod) + 1))
 
     def vanish(self, pod: Pod) -> None:
         """Gone without a word, as when a node is removed."""
@@ -108,6 +114,11 @@ class KubeletHand:
     def set_gpus(self, node: str, gpus: int) -> None:
         """What a device plugin does as GPUs come and go; 0: the node has never heard of any."""
         self._api.merge("nodes", node, {"status": manifests.node_status(gpus)}, subresource="status")
+
+    def declare(self, *features: str) -> None:
+        """What the kubelets of both nodes say that they know."""
+        for node in (CPU_NODE, GPU_NODE):
+            self._api.merge("nodes", node, {"status": {"declaredFeatures": list(features)}}, subresource="status")
 
     def _work(self) -> None:
         while not self._stop.wait(_ROUND_SECONDS):
@@ -160,17 +171,21 @@ def node_for(pod: Pod) -> str:
     return GPU_NODE if any("gpu" in resource for resource in limits) else CPU_NODE
 
 
+def _restarts(pod: Pod) -> int:
+    return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
+
+
 def _waits(pod: Pod) -> bool:
     return any("waiting" in status["state"] for status in pod["status"].get("containerStatuses", []))
 
 
-def _status(phase: str, state: dict[str, Any], *, ready: bool) -> dict[str, Any]:
+def _status(phase: str, state: dict[str, Any], *, ready: bool, restarts: int = 0) -> dict[str, Any]:
     container = {
         "name": "rljob",
         "state": state,
         "ready": ready,
         "started": "running" in state,
-        "restartCount": 0,
+        "restartCount": restarts,
         "image": "trainer",
         "imageID": "trainer",
     }

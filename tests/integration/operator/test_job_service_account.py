@@ -1,4 +1,4 @@
-"""What a job's own pods may do at the API server: get and patch their StepReport, and nothing else."""
+"""What a job's own pods may do at the API server: get and patch their StepReport, get their RLJob, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORBIDDEN: dict[str, Attempt] = {
         "stepreports", REPORT | {"metadata": {"name": "new"}}, namespace
     ),
     "delete its report": lambda pod, namespace: pod.delete("stepreports", "job", namespace),
-    "read its own RLJob": lambda pod, namespace: pod.get("rljobs", "job", namespace),
+    "read another RLJob": lambda pod, namespace: pod.get("rljobs", "other", namespace),
     "patch its own RLJob": lambda pod, namespace: pod.merge("rljobs", "job", {"spec": {"suspend": True}}, namespace),
     "patch its own status": lambda pod, namespace: pod.merge(
         "rljobs", "job", {"status": {"step": 99}}, namespace, subresource="status"
@@ -63,6 +63,7 @@ def test_a_pod_reports_to_its_own_object_and_may_do_nothing_else(
     report = REPORT | manifests.step_report(attempt=1, step=1)
     pod_client.apply("stepreports", report, namespace, manager=TRAINER_FIELD_MANAGER)
     assert api.get("stepreports", "job", namespace)["step"] == 1
+    assert pod_client.get("rljobs", "job", namespace)["metadata"]["name"] == "job"
 
     answers = {what: refusal(ask, pod_client, namespace) for what, ask in FORBIDDEN.items()}
     assert {what: error and error.status for what, error in answers.items()} == dict.fromkeys(FORBIDDEN, 403)

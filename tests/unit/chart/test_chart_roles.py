@@ -10,8 +10,8 @@ from tests.unit.chart.conftest import Object, Render, is_hook, of_kind
 
 WHY = {
     "rljobs": (
-        "list watch patch delete",
-        "kopf watches; the finalizer is patched; a time to live ends in a delete",
+        "get list watch patch delete",
+        "kopf watches; the finalizer is patched; a time to live ends in a delete; get is granted on",
     ),
     "rljobs/status": ("patch", "the one status write"),
     "rljobs/finalizers": ("update", "owner references that block the owner's deletion"),

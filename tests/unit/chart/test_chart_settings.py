@@ -39,7 +39,9 @@ def run_with(render: Render, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
     settings, log_format, log_level = run_with()
     assert settings == OperatorSettings(
-        trainer_image="localhost/rljob/trainer:0.1.0-gpu", trainer_torch_version="2.11.0"
+        trainer_image="localhost/rljob/trainer:0.1.0-gpu",
+        trainer_torch_version="2.11.0",
+        probe_image="localhost/rljob/operator:0.1.0",
     )
     assert (log_format, log_level) == ("json", "info")
 
@@ -47,6 +49,7 @@ def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
 def test_every_value_reaches_the_operator(run_with: Any) -> None:
     settings, log_format, log_level = run_with(
         fullnameOverride="mine",
+        image={"repository": "registry/operator", "digest": f"sha256:{7:064x}"},
         trainer={
             "image": {"repository": "registry/trainer", "tag": "7", "pullPolicy": "Always"},
             "torchVersion": "2.12.1",
@@ -76,6 +79,7 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
         trainer_torch_version="2.12.1",
         trainer_image_pull_policy="Always",
         image_pull_secrets=("one", "two"),
+        probe_image=f"registry/operator@sha256:{7:064x}",
         namespaces=("team-a", "team-b"),
         gpu_resources=("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"),
         watch_nodes=False,

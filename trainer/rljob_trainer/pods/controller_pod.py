@@ -9,16 +9,26 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
 from rljob_api.termination_message import TerminationMessage
+from rljob_trainer.attempt import Supervision
 from rljob_trainer.job_run import JobRun, Outcome, identity
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.pods.attempt_listener import AttemptListener
 from rljob_trainer.pods.endings import ended_early, tell_ending
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
+from rljob_trainer.pods.restart_in_place import (
+    MAY_RESTART_IN_PLACE,
+    WAIT_SECONDS,
+    JobReader,
+    begin_life,
+    pending_end,
+    wait_for_restart,
+)
 from rljob_trainer.role_settings import ranks_per_replica
+from rljob_trainer.step_report.api_server import ApiServer
 from rljob_trainer.step_report.client import StepReportClient
 from rljob_trainer.step_report.content import role_and_rank
-from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter
+from rljob_trainer.step_report.reporter import NoReportStore, ReportStore
 
 _LOCK_SECONDS = 120.0
 """How long the volume is waited for: the lock of a controller whose node is gone lasts for about a minute on NFS."""
@@ -29,6 +39,7 @@ def run_controller(variables: Mapping[str, str]) -> ExitCode:
     """Train as the pod's environment says; the exit code is the contract's, and the termination message says why."""
     with ended_early(variables) as early:
         environment = ControllerEnvironment.read(variables)
+        begin_life(environment)
         job = load_manifest(environment.manifest)
         _require_as_many_workers(environment, job)
         print(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}", flush=True)
@@ -41,33 +52,46 @@ def run_controller(variables: Mapping[str, str]) -> ExitCode:
 
 
 def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDirectory) -> ExitCode:
-    reporter = StepReporter(_report_store(environment), job.metadata.name, environment.attempt)
-    listener = AttemptListener(reporter, environment.attempt, environment.ready_file)
+    server = _api_server(environment)
+    listener = AttemptListener(
+        _report_store(server, environment), job.metadata.name, environment.attempt, environment.ready_file
+    )
+    placement = PodPlacement(environment, job.spec.policy, directory.logs / "ray-start.log")
     outcome = JobRun(
         job,
         environment.manifest,
         directory,
-        PodPlacement(environment, job.spec.policy, directory.logs / "ray-start.log"),
+        placement,
         listener,
         mounted_model=environment.model_dir,
-        plan=environment.memory_plan,
-        allocator_environments=environment.allocator_environments,
+        supervision=Supervision(
+            attempt=environment.attempt,
+            plan=environment.memory_plan,
+            changes=environment.plan_changes,
+            # What takes new containers or pods is the operator's.
+            levels=frozenset({"Live", "RespawnRole"}),
+            allocator_environments=environment.allocator_environments,
+        ),
         to_go_on="The next attempt goes on at step {step}.",
     ).run()
-    evidence = listener.evidence_of(outcome.error)
-    if evidence is not None:
-        reporter.failed(evidence)
+    if outcome.evidence is not None:
+        listener.failed(outcome.evidence)
+    sentence = _with_pod(outcome, environment, job)
     tell_ending(
         environment.termination_log,
         TerminationMessage(
-            exit_code=outcome.exit_code,
-            sentence=_with_pod(outcome, environment, job),
-            step=outcome.steps,
-            evidence=evidence,
+            exit_code=outcome.exit_code, sentence=sentence, step=outcome.steps, evidence=outcome.evidence
         ),
     )
-    reporter.close(_LAST_REPORT_SECONDS)
-    return outcome.exit_code
+    in_place = False
+    if server is not None and environment.restarts_in_place and outcome.exit_code in MAY_RESTART_IN_PLACE:
+        listener.cannot_go_on(pending_end(outcome.exit_code, sentence))
+        print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
+        in_place = wait_for_restart(JobReader(server, environment.namespace, environment.name), environment.attempt)
+    if in_place:
+        placement.restart_pods()
+    listener.close(_LAST_REPORT_SECONDS)
+    return ExitCode.RESTART_IN_PLACE if in_place else outcome.exit_code
 
 
 def _require_as_many_workers(environment: ControllerEnvironment, job: RLJob) -> None:
@@ -78,11 +102,16 @@ def _require_as_many_workers(environment: ControllerEnvironment, job: RLJob) -> 
         )
 
 
-def _report_store(environment: ControllerEnvironment) -> ReportStore:
+def _api_server(environment: ControllerEnvironment) -> ApiServer | None:
+    """None outside a cluster."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if host is None or environment.step_report is None:
+    return ApiServer(host, port, environment.service_account) if host is not None else None
+
+
+def _report_store(server: ApiServer | None, environment: ControllerEnvironment) -> ReportStore:
+    if server is None or environment.step_report is None:
         return NoReportStore()
-    return StepReportClient(host, port, environment.service_account, environment.namespace, environment.step_report)
+    return StepReportClient(server, environment.namespace, environment.step_report)
 
 
 def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) -> str:

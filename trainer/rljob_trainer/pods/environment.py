@@ -10,6 +10,7 @@ from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, Json, Validat
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange
 from rljob_api.status import Role
 from rljob_trainer.errors import TrainerError
 
@@ -67,6 +68,9 @@ class PodEnvironment(BaseModel):
     join_timeout_seconds: float = Field(default=1800.0, gt=0)
     """How long the pods wait for each other before the attempt is given up."""
 
+    restarts_in_place: bool = False
+    """Whether the exit code that asks for it restarts all containers of the pod."""
+
     pod_ip: str = Field(validation_alias="POD_IP", min_length=1)
 
     ray_auth_token: str = Field(validation_alias="RAY_AUTH_TOKEN", min_length=1, repr=False)
@@ -93,6 +97,16 @@ class PodEnvironment(BaseModel):
         """In a worker's pod: there once the controller has said that its end is in order."""
         return self.run_dir / "controller-ended"
 
+    @property
+    def restart_file(self) -> Path:
+        """In a worker's pod: there once the controller has said that the pod is to be restarted in place."""
+        return self.run_dir / "restart-in-place"
+
+    @property
+    def attempt_file(self) -> Path:
+        """Number of the attempt that the containers last began, which outlives their restart in place."""
+        return self.run_dir / "attempt"
+
     def worker_pod_name(self, index: int) -> str:
         return f"{self.name}-policy-{index}"
 
@@ -110,6 +124,9 @@ class ControllerEnvironment(PodEnvironment):
 
     memory_plan: Json[MemoryPlan] | None = None
     """Absent: the first attempt, which works it out."""
+
+    plan_changes: Json[list[PlanChange]] = Field(default_factory=list)
+    """Changes of the plan that the operator knows of, oldest first."""
 
     policy_environment: Json[dict[str, str]] | None = None
     """Variables of the CUDA allocator for each process of the role. Absent: those that suit the image's torch."""

@@ -13,11 +13,12 @@ HEAD_GONE_SECONDS = 15.0
 @dataclass(frozen=True, slots=True)
 class Seen:
     """`head`, `raylet`: whether the head and this pod's own Ray accept connections. `controller_ended`: whether the
-    controller has said that its end is in order."""
+    controller has said that its end is in order. `to_restart`: whether it has said that the pods start anew."""
 
     head: bool
     raylet: bool
     controller_ended: bool
+    to_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class HeadWatch:
             return (
                 None if seen.raylet or seen.controller_ended else Ending(ExitCode.WORKER_LOST, "Ray ended in this pod")
             )
+        if seen.to_restart:  # not before the head is gone: it must not be joined again
+            return Ending(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
         if seen.controller_ended:
             return Ending(ExitCode.COMPLETE, "the controller has ended, and so does this worker")
         silence = now - self._last_answer

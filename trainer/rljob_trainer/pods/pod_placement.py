@@ -11,10 +11,15 @@ from typing import Any, Self
 
 from rljob_api.roles import PolicySpec
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
+from rljob_trainer.errors import SharedMemoryExhausted, TrainerError, WorkerLost
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.environment import ControllerEnvironment
-from rljob_trainer.pods.worker_calls import call_workers, note_that_the_controller_ended
+from rljob_trainer.pods.worker_calls import (
+    call_workers,
+    note_that_the_controller_ended,
+    note_that_the_pods_restart,
+    own_kills_by_the_kernel,
+)
 from rljob_trainer.pods.worker_facts import role_hosts, worker_facts
 from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.roles.ray_driver import connect
@@ -24,6 +29,7 @@ _POLL_SECONDS = 0.5
 _FIRST_NOTE_SECONDS, _NOTE_EVERY_SECONDS = 30.0, 60.0
 _FACTS_SECONDS = 120.0
 _END_NOTE_SECONDS = 5.0
+_KILLS_SECONDS = 10.0
 _MIB = 1 << 20
 
 
@@ -83,11 +89,33 @@ class PodPlacement:
                     "memory.syncBucketSize"
                 )
 
+    def restart_pods(self) -> None:
+        """Let the workers' pods be restarted in place when the head is gone, after the roles have ended.
+
+        Best effort: pods that are not reached end, and are replaced.
+        """
+        import ray
+
+        with suppress(Exception):
+            self._reach_head()
+            call_workers(note_that_the_pods_restart, self._environment.workers, _END_NOTE_SECONDS)
+            ray.shutdown()
+
+    def kills_by_the_kernel(self) -> int:
+        """In the workers' containers; 0 where one of them does not answer, which is its own failure."""
+        with suppress(TrainerError):
+            kills = call_workers(own_kills_by_the_kernel, self._environment.workers, _KILLS_SECONDS)
+            return sum(kills)
+        return 0
+
     def _connect(self) -> None:
         ray_node.require_started(self._starting.wait(), self._log)
+        self._reach_head()
+        self._connected = True
+
+    def _reach_head(self) -> None:
         _, port = self._environment.ray_head_address
         connect(ray_node.endpoint(self._environment.pod_ip, port))
-        self._connected = True
 
 
 def _wait_for_workers(pods: list[str], timeout_seconds: float, note: Callable[[str], None], stop: StopRequest) -> None:

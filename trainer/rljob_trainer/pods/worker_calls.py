@@ -10,6 +10,7 @@ from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.ray_node import worker_resource
 from rljob_trainer.roles.placement import Bundle
+from rljob_trainer.telemetry.host_memory import host_memory
 
 Result = TypeVar("Result")
 
@@ -39,3 +40,13 @@ def call_workers(function: Callable[[], Result], workers: int, timeout_seconds: 
 def note_that_the_controller_ended() -> None:
     """Tell the pod that this runs in: when the head goes now, that is in order."""
     WorkerEnvironment.read(os.environ).controller_ended_file.touch()
+
+
+def note_that_the_pods_restart() -> None:
+    """Tell the pod that this runs in: when the head goes now, its containers are to start anew."""
+    WorkerEnvironment.read(os.environ).restart_file.touch()
+
+
+def own_kills_by_the_kernel() -> int:
+    """How many processes of this pod's container the kernel has killed for their memory."""
+    return host_memory().oom_kills

@@ -19,6 +19,7 @@ from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.endings import ended_early, tell_ending
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import Ending, HeadWatch, Seen
+from rljob_trainer.pods.restart_in_place import begin_life
 from rljob_trainer.pods.worker_facts import ray_cpus
 from rljob_trainer.stop_request import StopNow
 
@@ -34,6 +35,7 @@ def run_worker(variables: Mapping[str, str]) -> ExitCode:
     """Lend this pod to the job's roles; 0 where the controller ended in order."""
     with ended_early(variables) as early:
         environment = WorkerEnvironment.read(variables)
+        begin_life(environment)
         ending = _life(environment)
         _say(ending.sentence)
         message = TerminationMessage(exit_code=ending.exit_code, sentence=ending.sentence)
@@ -111,7 +113,10 @@ def _stay(environment: WorkerEnvironment, head: Address) -> Ending:
     watch = HeadWatch(environment.ray_head, time.monotonic())
     while True:
         seen = Seen(
-            head=_answers(head), raylet=_answers(raylet), controller_ended=environment.controller_ended_file.exists()
+            head=_answers(head),
+            raylet=_answers(raylet),
+            controller_ended=environment.controller_ended_file.exists(),
+            to_restart=environment.restart_file.exists(),
         )
         if (ending := watch.look(seen, time.monotonic())) is not None:
             return ending

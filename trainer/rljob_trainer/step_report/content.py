@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from rljob_api.status import Role
-from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, Phase, PhaseSeconds, RankMemory
+from rljob_api.plan_change import Phase, Role
+from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, PhaseSeconds, RankMemory
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.telemetry.memory import MemorySample
@@ -74,5 +74,13 @@ def _rank_memory(actor: str, phase: Phase, sample: MemorySample) -> RankMemory:
         peak_reserved_bytes=sample.peak_reserved,
         device_free_bytes=sample.device_free,
         device_total_bytes=sample.device_total,
+        outside_torch_bytes=sample.outside_torch,
+        asleep_bytes=sample.asleep,
+        alloc_retries=sample.alloc_retries,
         peak_rss_bytes=sample.peak_rss,
+        host_used_bytes=sample.host_used,
+        host_limit_bytes=sample.host_limit,
+        oom_kills=sample.oom_kills,
+        shared_memory_used_bytes=sample.shm_used,
+        shared_memory_bytes=sample.shm_size,
     )

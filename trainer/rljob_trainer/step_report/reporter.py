@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
-from rljob_api.step_report import Evidence, Phase, StepReport
+from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
+from rljob_api.step_report import Evidence, MemoryPressure, PendingEnd, StepReport
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.step_report.client import ReportNotWritten
+from rljob_trainer.step_report.api_server import NoAnswer
 from rljob_trainer.step_report.content import rank_memory, reward_of, seconds_of
 from rljob_trainer.step_report.schedule import SendSchedule
 from rljob_trainer.telemetry.memory import MemorySample
@@ -22,7 +24,7 @@ _WARN_EVERY_SECONDS = 60.0
 
 
 class ReportStore(Protocol):
-    """Where the report is kept. Both raise `ReportNotWritten`."""
+    """Where the report is kept. Both raise `NoAnswer`."""
 
     def read(self) -> StepReport | None: ...
     def apply(self, report: StepReport) -> None: ...
@@ -47,6 +49,7 @@ class StepReporter(RunListener):
     def __init__(self, store: ReportStore, job: str, attempt: int) -> None:
         self._store = store
         self._report = StepReport(metadata=Metadata(name=job), attempt=attempt)
+        self._changes: dict[int, PlanChange] = {}
         self._changed = threading.Condition()
         self._to_send = self._urgent = False
         self._close_by: float | None = None
@@ -64,6 +67,10 @@ class StepReporter(RunListener):
         last = _of_step(committed[-1]) if committed else {}
         self._say(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
 
+    def facts_found(self, facts: MemoryFacts, changes: Sequence[PlanChange]) -> None:
+        self._changes = {change.generation: change for change in changes}
+        self._say(facts=facts, plan_changes=self._latest_changes())
+
     def phase_began(self, step: int, phase: Phase) -> None:
         self._say(phase=phase)
 
@@ -73,6 +80,21 @@ class StepReporter(RunListener):
     def failed(self, evidence: Evidence) -> None:
         self._say(urgent=True, last_evidence=evidence)
 
+    def cannot_go_on(self, end: PendingEnd) -> None:
+        """The attempt waits for a changed plan, and ends with `end` where none comes."""
+        self._say(urgent=True, pending_end=end)
+
+    def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
+        self._changes[change.generation] = change
+        self._say(urgent=True, plan=plan, plan_generation=plan.generation, plan_changes=self._latest_changes())
+
+    def recovered(self, change: PlanChange) -> None:
+        self._changes[change.generation] = change
+        self._say(urgent=True, plan_changes=self._latest_changes())
+
+    def pressure(self, pressure: MemoryPressure | None) -> None:
+        self._say(memory_pressure=pressure)
+
     def close(self, timeout_seconds: float) -> None:
         """Try to send what is not sent yet, for at most `timeout_seconds`."""
         with self._changed:
@@ -80,6 +102,9 @@ class StepReporter(RunListener):
             self._schedule = SendSchedule()  # whatever it was waiting for
             self._changed.notify()
         self._thread.join(timeout_seconds)
+
+    def _latest_changes(self) -> list[PlanChange]:
+        return [self._changes[generation] for generation in sorted(self._changes)][-MAX_PLAN_CHANGES_KEPT:]
 
     def _say(self, *, urgent: bool = False, **fields: Any) -> None:
         with self._changed:
@@ -95,7 +120,7 @@ class StepReporter(RunListener):
             try:
                 self._carry_over_evidence()
                 self._store.apply(self._take())
-            except ReportNotWritten as failure:
+            except NoAnswer as failure:
                 self._not_sent(str(failure), failure.retry_after_seconds)
             except Exception as error:
                 self._not_sent(f"{type(error).__name__}: {error}", 0.0)

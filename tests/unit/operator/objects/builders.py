@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.settings import OperatorSettings
 
@@ -25,6 +27,19 @@ PLAN = MemoryPlan(
     activation_checkpointing=False,
     optimizer_offload=False,
     sync_bucket_bytes=256 << 20,
+)
+
+CHANGE = PlanChange.model_validate(
+    {
+        "generation": 3,
+        "time": datetime(2026, 1, 1, tzinfo=UTC),
+        "attempt": 1,
+        "step": 2,
+        "role": "policy",
+        "diagnosis": {"class": "ActivationSpike", "confidence": 0.9, "message": "one pass needs more than is left"},
+        "remedy": {"setting": "microBatchTokens", "before": "8192", "after": "4096"},
+        "level": "ReplacePods",
+    }
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.objects.builders import (
+    CHANGE,
     NAMESPACE,
     PLAN,
     UID,
@@ -196,7 +197,6 @@ def test_every_pod_of_a_job_knows_its_place() -> None:
         "RLJOB_NAME": "sums",
         "RLJOB_NAMESPACE": NAMESPACE,
         "RLJOB_UID": UID,
-        "RLJOB_ATTEMPT": "4",
         "RLJOB_ROLE": "rollout",
         "RLJOB_INDEX": "2",
         "RLJOB_WORKERS": "5",
@@ -214,8 +214,14 @@ def test_plan_token_and_role_environments_come_by_reference() -> None:
         for variable, source in references.items()
         if "configMapKeyRef" in source
     }
-    data = of_kind("ConfigMap", objects(job(), plan=PLAN))["data"]
-    assert keys.keys() == {"RLJOB_MEMORY_PLAN", "RLJOB_POLICY_ENVIRONMENT", "RLJOB_ROLLOUT_ENVIRONMENT"}
+    data = of_kind("ConfigMap", objects(job(), plan=PLAN, plan_changes=[CHANGE]))["data"]
+    assert keys.keys() == {
+        "RLJOB_ATTEMPT",
+        "RLJOB_MEMORY_PLAN",
+        "RLJOB_PLAN_CHANGES",
+        "RLJOB_POLICY_ENVIRONMENT",
+        "RLJOB_ROLLOUT_ENVIRONMENT",
+    }
     assert set(keys.values()) < data.keys()
     assert all(source["configMapKeyRef"]["optional"] for source in references.values() if "configMapKeyRef" in source)
     token = references["RAY_AUTH_TOKEN"]["secretKeyRef"]
@@ -278,3 +284,24 @@ def test_building_twice_gives_the_same_and_leaves_the_job_as_it_was(spec: dict[s
     before = a_job.model_dump_json()
     assert objects(a_job) == objects(a_job)
     assert a_job.model_dump_json() == before
+
+
+@pytest.mark.parametrize("role", ["controller", "policy"])
+def test_where_nodes_know_how_the_containers_restart_in_place_by_exit_code(role: str) -> None:
+    container = container_of(pod_of(objects(job(), restarts_in_place=True), role))
+    assert container["restartPolicy"] == "Never"
+    assert container["restartPolicyRules"] == [
+        {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [86]}}
+    ]
+    assert "restartPolicyRules" not in container_of(pod_of(objects(job()), role))
+
+
+def test_pods_of_another_attempt_differ_in_labels_alone() -> None:
+    first, second = (objects(job(), attempt=number, plan=PLAN, restarts_in_place=True) for number in (1, 2))
+    for before, after in zip(first.pods, second.pods, strict=True):
+        assert before["spec"] == after["spec"]
+        assert before["metadata"]["annotations"] == after["metadata"]["annotations"]
+    changed = objects(job(), attempt=2, plan=PLAN, restarts_in_place=False)
+    digests = [pod["metadata"]["annotations"]["rljob.dev/spec-digest"] for pod in (*first.pods, *changed.pods)]
+    assert len(set(digests)) == len(digests)
+    assert of_kind("ConfigMap", second)["data"]["attempt"] == "2"

@@ -51,10 +51,16 @@ def test_everything_goes_with_the_job_and_can_be_found_by_it() -> None:
         assert manifest["metadata"]["labels"]["rljob.dev/job-uid"] == UID
 
 
-def test_the_controller_may_read_and_patch_its_report_and_nothing_else() -> None:
+def test_the_controller_may_read_its_job_read_and_patch_its_report_and_nothing_else() -> None:
     built = objects(job())
     assert of_kind("Role", built)["rules"] == [
-        {"apiGroups": ["rljob.dev"], "resources": ["stepreports"], "resourceNames": ["sums"], "verbs": ["get", "patch"]}
+        {
+            "apiGroups": ["rljob.dev"],
+            "resources": ["stepreports"],
+            "resourceNames": ["sums"],
+            "verbs": ["get", "patch"],
+        },
+        {"apiGroups": ["rljob.dev"], "resources": ["rljobs"], "resourceNames": ["sums"], "verbs": ["get"]},
     ]
     binding = of_kind("RoleBinding", built)
     assert binding["roleRef"]["name"] == of_kind("Role", built)["metadata"]["name"]

@@ -145,6 +145,10 @@ def test_answers_to_writes_are_known_at_once(observer: Observer) -> None:
             NodeFact(ObservedNode("cpu-node", 6, usable=False), labelled=False),
         ),
         (
+            node(status={"declaredFeatures": ["RestartAllContainersOnContainerExits"]}),
+            NodeFact(ObservedNode("cpu-node", 0, usable=False, restarts_in_place=True), labelled=False),
+        ),
+        (
             node(spec={"taints": [{"key": "a", "effect": "NoSchedule"}]}),
             NodeFact(ObservedNode("cpu-node", 0, usable=True, tainted=True), labelled=False),
         ),

@@ -137,3 +137,29 @@ def test_when_the_cluster_took_it_away(status: dict[str, Any], disruption: str |
 
 def test_a_pod_that_is_being_deleted() -> None:
     assert read(deletionTimestamp="2026-01-02T04:00:00Z").deleting
+
+
+def test_what_a_pod_has_of_host_memory_and_shared_memory() -> None:
+    container = {"name": "rljob", "resources": {"limits": {"memory": "1536Mi"}}}
+    found = read(spec={"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "4Gi"}}]})
+    assert (found.memory_limit_bytes, found.shared_memory_bytes) == (3 << 29, 4 << 30)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"containers": [{"name": "sidecar", "resources": {"limits": {"memory": "1Gi"}}}]},
+        {"containers": [{"name": "rljob", "resources": {}}], "volumes": [{"name": "shm", "hostPath": {}}]},
+        {"containers": [{"name": "rljob", "resources": {"limits": {"memory": "1500m"}}}]},
+    ],
+)
+def test_no_limit_and_none_that_can_be_read_are_none(spec: dict[str, Any]) -> None:
+    assert (read(spec=spec).memory_limit_bytes, read(spec=spec).shared_memory_bytes) == (None, None)
+
+
+def test_whether_a_pod_restarts_in_place_is_read_from_what_the_api_server_kept_of_it() -> None:
+    rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [86]}}
+    assert read(spec={"containers": [{"name": "rljob", "restartPolicyRules": [rule]}]}).restarts_in_place
+    assert not read(spec={"containers": [{"name": "rljob"}]}).restarts_in_place
+    assert read(annotations={"rljob.dev/spec-digest": "abc"}).spec_digest == "abc"

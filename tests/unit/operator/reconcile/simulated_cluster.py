@@ -13,7 +13,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import Evidence, RankMemory, StepReport
 from rljob_api.termination_message import TerminationMessage
-from rljob_operator import labels
+from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ContainerEnd, Observed, ObservedNode, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
@@ -153,19 +153,14 @@ class SimulatedCluster:
             self.finalizer, self.gone = False, self.deleting
 
     def _create_pod(self, manifest: dict[str, Any]) -> None:
-        name, marks = manifest["metadata"]["name"], manifest["metadata"]["labels"]
-        if name in self.pods or self.deleting:
+        metadata = manifest["metadata"]
+        if metadata["name"] in self.pods or self.deleting:
             return
         self._uids += 1
-        self.pods[name] = ObservedPod(
-            name=name,
-            uid=f"uid-{self._uids}",
-            role=marks[labels.ROLE],
-            index=int(marks[labels.INDEX]),
-            attempt=int(marks[labels.ATTEMPT]),
-            phase="Pending",
-            created_at=self.now,
-        )
+        stored = {"uid": f"uid-{self._uids}", "creationTimestamp": self.now.isoformat()}
+        pod = observed_pod({**manifest, "metadata": metadata | stored, "status": {"phase": "Pending"}})
+        assert pod is not None
+        self.pods[pod.name] = pod
 
     # --- people ---
 
@@ -221,18 +216,26 @@ class SimulatedCluster:
         exit_code: int,
         *,
         sentence: str | None = None,
+        told_code: int | None = None,
         step: int | None = None,
         evidence: Evidence | None = None,
         reason: str = "Error",
         text: str = "",
     ) -> None:
+        """`told_code`: of the message, where it is not the container's own."""
+        told = exit_code if told_code is None else told_code
         message = (
-            TerminationMessage(exit_code=exit_code, sentence=sentence, step=step, evidence=evidence)
+            TerminationMessage(exit_code=told, sentence=sentence, step=step, evidence=evidence)
             if sentence is not None
             else None
         )
         end = ContainerEnd(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
         self._change(name, phase="Failed" if exit_code else "Succeeded", ready=False, started=True, end=end)
+
+    def restart(self, *names: str) -> None:
+        """All containers of the pods start anew, in place."""
+        for name in names or tuple(self.pods):
+            self._change(name, restart_count=self.pods[name].restart_count + 1, ready=False, end=None)
 
     def vanish(self, name: str) -> None:
         del self.pods[name]

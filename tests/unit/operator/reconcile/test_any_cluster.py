@@ -24,7 +24,7 @@ from tests.unit.operator.reconcile.simulated_cluster import (
     job_spec,
 )
 
-_EXIT_CODES = [0, 1, 80, 81, 83, 84, 85, 137, 143]
+_EXIT_CODES = [0, 1, 80, 81, 82, 83, 84, 85, 137, 143]
 
 
 class AnyCluster(RuleBasedStateMachine):
@@ -35,9 +35,17 @@ class AnyCluster(RuleBasedStateMachine):
         self.cluster = SimulatedCluster()
         self.old: tuple[Observed, int] | None = None
 
-    @initialize(restarts=st.integers(0, 2), deadline=st.sampled_from([None, 3600]), suspend=st.booleans())
-    def create(self, restarts: int, deadline: int | None, suspend: bool) -> None:
-        spec = job_spec(recovery={"maxRestarts": restarts}, suspend=suspend)
+    @initialize(
+        restarts=st.integers(0, 2),
+        adjustments=st.integers(0, 3),
+        deadline=st.sampled_from([None, 3600]),
+        suspend=st.booleans(),
+        in_place=st.booleans(),
+    )
+    def create(self, restarts: int, adjustments: int, deadline: int | None, suspend: bool, in_place: bool) -> None:
+        self.cluster.nodes = tuple(replace(node, restarts_in_place=in_place) for node in self.cluster.nodes)
+        recovery = {"maxRestarts": restarts, "maxAdjustments": adjustments, "maxHostMemory": "16Gi"}
+        spec = job_spec(recovery=recovery, suspend=suspend)
         if deadline is not None:
             spec["activeDeadlineSeconds"] = deadline
         self.cluster.spec = spec
@@ -97,14 +105,21 @@ class AnyCluster(RuleBasedStateMachine):
         if name in self.cluster.pods:
             self.cluster.delete_pod(name) if gracefully else self.cluster.vanish(name)
 
+    @rule(names=st.sets(st.sampled_from([CONTROLLER, POLICY_0, POLICY_1])))
+    def containers_start_anew(self, names: set[str]) -> None:
+        for name in names & self.cluster.pods.keys():
+            if not self.cluster.pods[name].ended:
+                self.cluster.restart(name)
+
     @rule()
     def pods_that_are_going_go(self) -> None:
         self.cluster.finish_deletions()
 
     @precondition(lambda self: self.cluster.status is not None and self.cluster.status.attempts)
-    @rule(step=st.integers(0, 60))
-    def the_trainer_reports(self, step: int) -> None:
-        self.cluster.reports(step)
+    @rule(step=st.integers(0, 60), pending=st.sampled_from([None, 80, 81, 83]))
+    def the_trainer_reports(self, step: int, pending: int | None) -> None:
+        end = {"exitCode": pending, "sentence": "it cannot go on"} if pending else None
+        self.cluster.reports(step, pending_end=end)
 
     # --- people ---
 
@@ -128,6 +143,18 @@ class AnyCluster(RuleBasedStateMachine):
         status = self.cluster.status
         numbers = [attempt.number for attempt in status.attempts] if status else []
         assert numbers == sorted(set(numbers))
+
+    @invariant()
+    def changes_of_the_plan_are_kept_in_order_and_led_to_the_plan(self) -> None:
+        status = self.cluster.status
+        generations = [change.generation for change in status.plan_changes] if status else []
+        assert generations == sorted(set(generations))
+        assert status is None or status.plan is None or not generations or generations[-1] <= status.plan.generation
+
+    @invariant()
+    def what_the_plan_gives_does_not_exceed_its_bound(self) -> None:
+        plan = self.cluster.status.plan if self.cluster.status else None
+        assert plan is None or (plan.host_memory_bytes or 0) <= 16 << 30
 
     @invariant()
     def complete_and_failed_exclude_each_other(self) -> None:
@@ -173,9 +200,10 @@ TestAnyCluster.settings = settings(
 )
 
 
-def _a_job_with_a_lost_worker(dies_at_write: int | None) -> SimulatedCluster:
-    """From apply to Complete, with one restart; the operator dies after that many writes of its whole life."""
+def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_place: bool = False) -> SimulatedCluster:
+    """From apply to Complete, with one failure; the operator dies after that many writes of its whole life."""
     cluster = SimulatedCluster()
+    cluster.nodes = tuple(replace(node, restarts_in_place=in_place) for node in cluster.nodes)
 
     def settle() -> None:
         for _ in range(20):
@@ -200,7 +228,10 @@ def _a_job_with_a_lost_worker(dies_at_write: int | None) -> SimulatedCluster:
         cluster.ready()
         settle()
         if pass_ == 1:
-            cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="a worker was lost", step=30)
+            pending = {"exitCode": int(code), "sentence": "it failed"} if in_place else None
+            cluster.reports(30, pending_end=pending)
+            settle()
+            cluster.restart() if in_place else cluster.end(CONTROLLER, code, sentence="it failed", step=30)
             cluster.tick(20)
     cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
     settle()
@@ -209,18 +240,29 @@ def _a_job_with_a_lost_worker(dies_at_write: int | None) -> SimulatedCluster:
     return cluster
 
 
-def test_the_end_is_the_same_wherever_the_operator_is_killed_between_two_writes() -> None:
-    undisturbed = _a_job_with_a_lost_worker(None)
+@pytest.mark.parametrize(
+    ("code", "restarts", "adjustments", "in_place"),
+    [
+        (ExitCode.WORKER_LOST, 1, 0, False),
+        (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, False),
+        (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, True),
+    ],
+)
+def test_the_end_is_the_same_wherever_the_operator_is_killed_between_two_writes(
+    code: ExitCode, restarts: int, adjustments: int, in_place: bool
+) -> None:
+    undisturbed = _a_job_that_fails_once(code, None, in_place=in_place)
     assert undisturbed.phase == "Complete"
     assert undisturbed.status is not None
-    assert undisturbed.status.restarts == 1
+    assert (undisturbed.status.restarts, undisturbed.status.adjustments) == (restarts, adjustments)
+    assert undisturbed.attempt.pods_of_attempt == (1 if in_place else None)
     for write in range(undisturbed.writes):
-        disturbed = _a_job_with_a_lost_worker(write)
+        disturbed = _a_job_that_fails_once(code, write, in_place=in_place)
         assert disturbed.status == undisturbed.status, f"killed after {write} writes"
         assert set(disturbed.pods) == set(undisturbed.pods) == {CONTROLLER}
 
 
-@pytest.mark.parametrize("most", [14])
-def test_a_job_with_a_restart_takes_few_writes_beside_its_objects(most: int) -> None:
-    cluster = _a_job_with_a_lost_worker(None)
+@pytest.mark.parametrize(("code", "most"), [(ExitCode.WORKER_LOST, 14), (ExitCode.DEVICE_OUT_OF_MEMORY, 15)])
+def test_a_job_that_goes_on_after_a_failure_takes_few_writes_beside_its_objects(code: ExitCode, most: int) -> None:
+    cluster = _a_job_that_fails_once(code, None)
     assert cluster.status_writes <= most

@@ -18,8 +18,6 @@ from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0
     ("code", "reason"),
     [
         (ExitCode.ERROR, "Error"),
-        (ExitCode.DEVICE_OUT_OF_MEMORY, "DeviceOutOfMemory"),
-        (ExitCode.SHARED_MEMORY_EXHAUSTED, "SharedMemoryExhausted"),
         (ExitCode.OUTPUT_UNAVAILABLE, "OutputUnavailable"),
         (137, "Error"),
         (42, "Error"),
@@ -158,7 +156,7 @@ def test_a_worker_killed_for_host_memory_is_named_with_its_limit_and_what_to_rai
     assert cluster.attempt.reason == "HostOutOfMemory"
     assert cluster.attempt.message == (
         "pod demo-policy-1 (policy) was OOMKilled: it ran out of host memory; its limit is 8Gi: "
-        "raise resources.limits.memory of container rljob in spec.policy.template"
+        "raise resources.limits.memory of container rljob in spec.policy.template, or recovery.maxHostMemory"
     )
     assert cluster.status is not None
     assert cluster.status.restarts == 1
@@ -175,16 +173,19 @@ def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_gi
 
 
 @pytest.mark.parametrize(
-    ("role", "template"), [("rollout", "policy"), ("policy", "policy"), ("controller", "controller")]
+    ("role", "pod", "template"),
+    [("rollout", POLICY_1, "policy"), ("policy", POLICY_1, "policy"), ("controller", CONTROLLER, "controller")],
 )
-def test_where_the_trainer_names_the_role_its_template_is_the_one_to_change(role: Role, template: str) -> None:
+def test_where_the_trainer_names_the_process_the_template_of_its_pod_is_the_one_to_change(
+    role: Role, pod: str, template: str
+) -> None:
     cluster = SimulatedCluster().run()
-    evidence = Evidence(time=cluster.now, attempt=1, role=role, rank=0, step=4, message="low on memory")
+    evidence = Evidence(time=cluster.now, attempt=1, role=role, rank=1, step=4, message="low on memory")
     cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="low on memory.", step=3, evidence=evidence)
     cluster.round()
     assert cluster.attempt.reason == "HostOutOfMemory"
     assert cluster.attempt.message == (
-        "low on memory. In its pod, it has no limit of its own, so its node ran out: "
+        f"low on memory; in pod {pod}, it has no limit of its own, so its node ran out: "
         f"give it room by resources.limits.memory of container rljob in spec.{template}.template"
     )
 

@@ -1,0 +1,121 @@
+"""What is known of an attempt that ran out of memory: the trainer's own evidence, else what its pods show."""
+
+from __future__ import annotations
+
+import math
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.plan_change import DiagnosisStatus, Phase
+from rljob_api.status import Role
+from rljob_api.step_report import Evidence
+from rljob_memory.diagnosis import FailureClass
+from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.progress import committed_steps
+from rljob_operator.reconcile.view import JobView
+
+OUT_OF_MEMORY_CODES = frozenset(
+    {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
+)
+_CLASS_OF_CODE = {
+    ExitCode.HOST_OUT_OF_MEMORY: FailureClass.HOST_MEMORY,
+    ExitCode.SHARED_MEMORY_EXHAUSTED: FailureClass.SHARED_MEMORY,
+}
+_BY_THE_KERNEL, _BY_THE_EXIT_CODE = 0.98, 0.9
+_LONGEST_SENTENCE = 2048
+
+
+def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
+    """Of a container that ended with one of the out-of-memory exit codes: by the trainer's words, where it left some.
+
+    The StepReport has them whole, the termination message at most 4,096 bytes of them.
+    """
+    said = end.message.evidence if end.message else None
+    reported = view.report.last_evidence if view.report else None
+    fresh = [words for words in (reported, said) if words is not None and _is_unanswered(words, view)]
+    class_ = _CLASS_OF_CODE.get(ExitCode(end.exit_code))
+    if not fresh:
+        return _made(pod, end, sentence, class_, _BY_THE_EXIT_CODE, view)
+    words = max(fresh, key=lambda words: words.time)
+    if class_ is None or any(cause.class_name != FailureClass.UNKNOWN for cause in words.diagnoses):
+        return words
+    by_code = _diagnosis(class_, _BY_THE_EXIT_CODE, words.message, pod_of(words, pod, view))
+    return words.model_copy(update={"diagnoses": [by_code]})
+
+
+def evidence_of_kill(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
+    """Of a container that the kernel killed for its memory: it had no time for words."""
+    return _made(pod, end, sentence, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, view)
+
+
+def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedPod:
+    """The pod whose memory ran out: that of the process in the evidence, else the one that told of it.
+
+    A controller that finds /dev/shm too small has looked at every pod's: the smallest is meant.
+    """
+    if evidence.role == "controller" and _is_about_shared_memory(evidence):
+        return min(view.pods, key=lambda pod: pod.shared_memory_bytes or math.inf)
+    role = _role_of_its_pod(evidence.role, view)
+    index = 0 if role == "controller" else evidence.rank // _processes_a_pod(view)
+    return next((pod for pod in view.pods if pod.role == role and pod.index == index), said_by)
+
+
+def _is_about_shared_memory(evidence: Evidence) -> bool:
+    return any(cause.class_name == FailureClass.SHARED_MEMORY for cause in evidence.diagnoses[:1])
+
+
+def _role_of_its_pod(role: Role, view: JobView) -> Role:
+    """Colocated engines live in the policy's pods."""
+    return "policy" if role == "rollout" and view.spec.topology == "Colocated" else role
+
+
+def _is_unanswered(words: Evidence, view: JobView) -> bool:
+    """Whether they are about the latest attempt, and about a failure that no change of the plan has answered."""
+    assert view.attempt is not None
+    changes = [*view.status.plan_changes, *(view.report.plan_changes if view.report else [])]
+    answered = any(change.attempt == words.attempt and change.time >= words.time for change in changes)
+    return words.attempt == view.attempt.number and not answered
+
+
+def _made(
+    pod: ObservedPod,
+    end: ContainerEnd,
+    sentence: str,
+    class_: FailureClass | None,
+    confidence: float,
+    view: JobView,
+) -> Evidence:
+    assert view.attempt is not None
+    # A controller has no GPU: where it does not say whose ran out, the policy's is the likeliest.
+    role: Role = "policy" if end.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY and pod.role == "controller" else pod.role
+    return Evidence(
+        time=end.finished_at or view.now,
+        attempt=view.attempt.number,
+        role=role,
+        rank=pod.index * _processes_a_pod(view),
+        step=min((committed_steps(view) or 0) + 1, view.spec.algorithm.steps),
+        phase=_phase(view),
+        message=sentence,
+        diagnoses=[_diagnosis(class_, confidence, sentence, pod)] if class_ else [],
+    )
+
+
+def _diagnosis(class_: FailureClass, confidence: float, sentence: str, pod: ObservedPod) -> DiagnosisStatus:
+    limit = pod.memory_limit_bytes if class_ is FailureClass.HOST_MEMORY else None
+    return DiagnosisStatus.model_validate(
+        {
+            "class": class_.value,
+            "confidence": confidence,
+            "message": sentence[:_LONGEST_SENTENCE],
+            "numbers": {"limit_bytes": limit} if limit is not None else {},
+        }
+    )
+
+
+def _phase(view: JobView) -> Phase | None:
+    """The phase that the attempt was in when it last reported."""
+    assert view.attempt is not None
+    return view.report.phase if view.report and view.report.attempt == view.attempt.number else None
+
+
+def _processes_a_pod(view: JobView) -> int:
+    return max(view.spec.policy.gpus_per_replica, 1)

@@ -1,0 +1,96 @@
+"""A new attempt in the same pods: their containers are restarted with its environment, and keep node and GPUs.
+
+A controller that cannot go on says so in its StepReport and waits. A changed plan is written down, then the ConfigMap,
+then the record of the next attempt; the controller sees the record, and all containers end with the exit code that
+restarts them. Where anything is not as it should be, the pods are replaced, which takes longer.
+"""
+
+from __future__ import annotations
+
+from rljob_api.conditions import AttemptReason, ConditionType
+from rljob_api.status import AttemptStatus
+from rljob_operator import labels
+from rljob_operator.objects.job_objects import JobObjects
+from rljob_operator.reconcile.creation import build
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.memory_plan import plan_for_next_attempt
+from rljob_operator.reconcile.progress import pods_by_role
+from rljob_operator.reconcile.restarts import restart_delay_seconds
+from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.timing import elapsed_seconds
+from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
+from rljob_operator.reconcile.view import JobView
+
+_MENDED_BY_FRESH_PROCESSES = (
+    AttemptReason.DEVICE_OUT_OF_MEMORY,
+    AttemptReason.HOST_OUT_OF_MEMORY,
+    AttemptReason.WORKER_LOST,
+)
+PODS_HAVE_SECONDS = 60.0
+"""For all of them to be restarted, once the attempt has begun."""
+
+
+def can_restart_in_place(view: JobView) -> bool:
+    """Whether the controller waits for the next attempt, in pods that are all there and know how to restart."""
+    whole = not view.missing and not view.leftovers and not view.not_restarted
+    fit = all(pod.restarts_in_place and not (pod.ended or pod.deleting or pod.disruption) for pod in view.pods)
+    return view.pending_end is not None and whole and fit and not view.spec.suspend
+
+
+def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
+    """Begin the next attempt in the pods of this one, which has ended; None where they have to be replaced."""
+    assert view.attempt is not None
+    plan = view.status.plan
+    if not can_restart_in_place(view) or _takes_new_pods(view) or plan_for_next_attempt(view.spec, plan) != plan:
+        return None
+    objects = build(view, view.attempt.number + 1)
+    if isinstance(objects, str) or not _same_pods(objects, view):
+        return None
+    draft.change_attempt(end_time=view.now, to_step=draft.status.step)
+    draft.begin_attempt(
+        AttemptStatus(
+            number=view.attempt.number + 1,
+            plan_generation=plan.generation if plan else 1,
+            start_time=view.now,
+            from_step=(draft.status.step or 0) + 1,
+            pods_of_attempt=view.attempt.pods_of_attempt or view.attempt.number,
+            restarts_before=max(pod.restart_count for pod in view.pods),
+        )
+    )
+    draft.set(pods=pods_by_role(view))
+    draft.reset(ConditionType.RUNNING)
+    return Desired(apply=objects.apply)
+
+
+def not_restarted_in_place(view: JobView) -> AttemptEnd | None:
+    """The end of an attempt whose pods ended or went on instead of starting anew."""
+    late = restart_seconds_left(view) == 0.0
+    for pod in view.not_restarted:
+        if pod.ended or late:
+            how = "ended" if pod.ended else f"did not start anew within {PODS_HAVE_SECONDS:.0f} s"
+            sentence = f"pod {pod.name} {how} when it was to be restarted in place; the pods are replaced"
+            return AttemptEnd(AttemptReason.NOT_RESTARTED_IN_PLACE, sentence, NotCounted())
+    return None
+
+
+def restart_seconds_left(view: JobView) -> float | None:
+    """Seconds until pods that have not started anew are replaced; None where all have."""
+    if not view.not_restarted or view.attempt is None:
+        return None
+    return max(0.0, PODS_HAVE_SECONDS - elapsed_seconds(view.attempt.start_time, view.now))
+
+
+def _takes_new_pods(view: JobView) -> bool:
+    """Whether the attempt ended for something that a restart does not mend, or has to be waited after."""
+    assert view.attempt is not None
+    change = view.status.plan_changes[-1] if view.attempt.remedy else None
+    if change is not None:
+        return change.level == "ReplacePods"
+    delay_seconds = restart_delay_seconds(view.status.attempts, view.settings.restart_delay_seconds)
+    return view.attempt.reason not in _MENDED_BY_FRESH_PROCESSES or delay_seconds > 0
+
+
+def _same_pods(objects: JobObjects, view: JobView) -> bool:
+    """Whether the next attempt's pods would differ in nothing but their labels."""
+    wanted = {pod["metadata"]["name"]: pod["metadata"]["annotations"][labels.SPEC_DIGEST] for pod in objects.pods}
+    return wanted == {pod.name: pod.spec_digest for pod in view.pods}

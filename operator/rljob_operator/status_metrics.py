@@ -1,0 +1,41 @@
+"""Counts what happened to a job, from what a write of its status has changed."""
+
+from __future__ import annotations
+
+from rljob_api.plan_change import PlanChange
+from rljob_api.status import RLJobStatus
+from rljob_operator.kube.resources import Object
+from rljob_operator.metrics import ADJUSTMENTS, JOB_RESTARTS, JOBS_FINISHED, OUT_OF_MEMORY, SECONDS_TO_RECOVER
+
+
+def count(before: Object, written: RLJobStatus | None) -> None:
+    """`before`: the status as it was stored. `written`: None where it was left as it was."""
+    if written is None:
+        return
+    restarts = written.restarts - int(before.get("restarts") or 0)
+    if restarts > 0:
+        JOB_RESTARTS.inc(restarts)
+    phase = written.display.phase if written.display else ""
+    if phase in ("Complete", "Failed") and phase != (before.get("display") or {}).get("phase"):
+        JOBS_FINISHED.labels(phase).inc()
+    known = {change["generation"]: change for change in before.get("planChanges") or ()}
+    for change in written.plan_changes:
+        _count_change(known.get(change.generation), change)
+    if set(known) >= {change.generation for change in written.plan_changes}:
+        _count_unanswered_failure(before, written)
+
+
+def _count_change(before: Object | None, change: PlanChange) -> None:
+    if before is None:
+        ADJUSTMENTS.labels(change.remedy.setting).inc()
+        if not change.preventive:
+            OUT_OF_MEMORY.labels(change.diagnosis.class_name).inc()
+    if change.seconds_to_recover is not None and (before is None or before.get("secondsToRecover") is None):
+        SECONDS_TO_RECOVER.observe(change.seconds_to_recover)
+
+
+def _count_unanswered_failure(before: Object, written: RLJobStatus) -> None:
+    """One after which nothing was changed."""
+    latest = written.last_out_of_memory
+    if latest and latest.model_dump(mode="json", by_alias=True, exclude_none=True) != before.get("lastOutOfMemory"):
+        OUT_OF_MEMORY.labels(latest.diagnosis.class_name).inc()

@@ -1,0 +1,145 @@
+"""Memory runs out, and the job goes on under a changed plan: in larger pods, or restarted in the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_api.exit_codes import ExitCode
+from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
+from tests.integration.operator import manifests
+from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.eventually import eventually
+from tests.integration.operator.fault_proxy import FaultProxy
+from tests.integration.operator.kubelet_hand import KubeletHand
+from tests.integration.operator.operator_process import OperatorProcess
+from tests.integration.operator.test_operator_restart import killed_after_each_change, outcome
+from tests.integration.operator.watched_job import WatchedJob
+
+Fail = Callable[[WatchedJob, float], None]
+
+PATIENT = {"gang": "Disabled"}
+"""Pods of which the operator dies before it has made them all are not released, however slowly it comes back."""
+
+SPEC: dict[str, Any] = {
+    "policy": {"template": {"spec": {"containers": [{"resources": {"limits": {"memory": "8Gi"}}}]}}},
+    "recovery": {"maxHostMemory": "10Gi"},
+    **PATIENT,
+}
+PLAN = manifests.PLAN | {"rolloutSleepLevel": 2}
+"""Nothing is left in it that would take less host memory."""
+EVIDENCE: dict[str, Any] = {
+    "time": "2026-01-01T00:00:00Z",
+    "attempt": 1,
+    "role": "controller",
+    "rank": 0,
+    "step": 5,
+    "message": "a context of the controller's on the GPU",
+    "diagnoses": [{"class": "ControllerContext", "confidence": 0.9, "message": "4 contexts hold 2.00 GiB"}],
+}
+
+
+@pytest.fixture
+def restarting_nodes(kubelet: KubeletHand) -> Iterator[None]:
+    kubelet.declare(RESTARTS_IN_PLACE)
+    yield
+    kubelet.declare()
+
+
+def kill_worker(job: WatchedJob, timeout: float) -> None:
+    """The kernel kills a worker for its memory; the job goes on in new pods."""
+    job.kubelet.end(job.policy_pod(), 137, reason="OOMKilled")
+
+
+def restart_in_place(job: WatchedJob, timeout: float) -> None:
+    """The controller cannot go on, and waits; as it would, both pods restart once there is a new attempt for them."""
+    pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "sentence": "a GPU ran out of memory"}
+    number = job.attempt
+    job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingEnd=pending)
+    eventually(
+        lambda: job.attempts[-1].get("podsOfAttempt"), "an attempt in the same pods", timeout, lambda: job.status
+    )
+    for pod in job.pods.values():
+        job.kubelet.restart(pod)
+
+
+def live_through(job: WatchedJob, fail: Fail, timeout: float = 20) -> None:
+    job.kubelet.follow(job.namespace)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    first = job.attempt
+    job.report(4, first, plan=PLAN)
+    eventually(lambda: job.status.get("step") == 4 and job.status.get("plan"), "the report in the status", timeout)
+    fail(job, timeout)
+    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    job.report(10, job.attempt)
+    job.end_controller(0)
+    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
+    job.wait_for_pods(1, timeout)
+
+
+def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
+    changes = job.status["planChanges"]
+    return [(c["remedy"]["setting"], c["remedy"]["after"], c["level"]) for c in changes]
+
+
+def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient, kubelet: KubeletHand, namespace: str
+) -> None:
+    undisturbed = WatchedJob(api, kubelet, namespace, "undisturbed").create(**SPEC)
+    live_through(undisturbed, kill_worker)
+    assert what_was_changed(undisturbed) == [("hostMemoryBytes", str(10 << 30), "ReplacePods")]
+    assert (undisturbed.status["adjustments"], undisturbed.status.get("restarts", 0)) == (1, 0)
+    reasons = undisturbed.event_reasons()
+    assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
+    proxy.wait_until_quiet()
+    with killed_after_each_change(operator, proxy, api) as kills:
+        live_through(job.create(**SPEC), kill_worker, timeout=90)
+    assert (outcome(job), what_was_changed(job)) == (outcome(undisturbed), what_was_changed(undisturbed))
+    assert len(kills) >= 15
+
+
+def test_the_pods_of_the_next_attempt_have_the_raised_limit(job: WatchedJob) -> None:
+    job.create(**SPEC).run()
+    job.report(4, plan=PLAN)
+    eventually(lambda: job.status.get("plan"), "the plan in the status")
+    kill_worker(job, 20)
+    eventually(lambda: job.attempt == 2, "another attempt")
+    pods = job.wait_for_pods(2)
+    assert job.policy_pod()["spec"]["containers"][0]["resources"]["limits"]["memory"] == "10Gi", list(pods)
+
+
+@pytest.mark.usefixtures("restarting_nodes")
+def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient
+) -> None:
+    with killed_after_each_change(operator, proxy, api) as kills:
+        job.create(**PATIENT)
+        job.kubelet.follow(job.namespace)
+        job.wait_for(ConditionType.RUNNING, timeout=90)
+        before = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
+        live_through(job, restart_in_place, timeout=90)
+    assert what_was_changed(job) == [("processes", "fresh", "RestartInPlace")]
+    *_, failed, last = job.attempts
+    assert (failed["reason"], last["podsOfAttempt"]) == ("DeviceOutOfMemory", failed["number"])
+    (controller,) = job.pods.values()
+    assert before[controller["metadata"]["name"]] == controller["metadata"]["uid"]
+    config_map = api.get("configmaps", "job-rljob", job.namespace)
+    assert config_map["data"]["attempt"] == str(last["number"])
+    assert len(kills) >= 12
+
+
+@pytest.mark.usefixtures("restarting_nodes")
+def test_pods_that_do_not_restart_are_replaced(job: WatchedJob) -> None:
+    job.create().run(step=4)
+    eventually(lambda: job.status.get("plan"), "the plan in the status")
+    job.report(4, 1, lastEvidence=EVIDENCE, pendingEnd={"exitCode": 80, "sentence": "a GPU ran out of memory"})
+    eventually(lambda: job.attempt == 2, "an attempt in the same pods")
+    job.end_controller(80, step=4)
+    eventually(lambda: job.attempt == 3, "an attempt in new pods", context=lambda: job.status)
+    job.wait_for(ConditionType.RUNNING)
+    assert [attempt.get("reason") for attempt in job.attempts] == ["DeviceOutOfMemory", "NotRestartedInPlace", None]
+    assert (job.status["adjustments"], job.status.get("restarts", 0)) == (1, 0)

@@ -1,0 +1,384 @@
+"""Memory runs out, the plan is changed, and the job goes on; or it says what stands in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.plan_change import PlanChange
+from rljob_api.status import RLJobStatus
+from rljob_api.step_report import Evidence
+from tests.unit.operator.reconcile.simulated_cluster import (
+    CONTROLLER,
+    PLAN,
+    POLICY_0,
+    POLICY_1,
+    SimulatedCluster,
+    job_spec,
+)
+
+GIB = 1 << 30
+FRAGMENTED = (
+    "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 60.00 GiB "
+    "is allocated by PyTorch, and 6.10 GiB is reserved by PyTorch but unallocated."
+)
+FACTS = MemoryFacts(
+    policy_ranks=2,
+    longest_sequence_tokens=512,
+    smallest_kv_cache_bytes=1 << 26,
+    largest_parameter_bytes=1 << 26,
+    weight_bytes=GIB,
+    optimizer_bytes=4 * GIB,
+    activation_bytes_per_token=1 << 20,
+    checkpointed_activation_bytes_per_token=1 << 18,
+    logits_bytes_per_token=1 << 20,
+    device_total_bytes=80 * GIB,
+    host_memory_bytes=64 * GIB,
+)
+
+
+def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
+    """A job whose trainer has reported its plan. `limit`: host memory of the workers."""
+    if limit:
+        container = {"name": "rljob", "resources": {"limits": {"memory": limit}}}
+        spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
+    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
+    cluster.tick(10)
+    cluster.reports(step, facts=FACTS, phase="update")
+    cluster.settle()
+    return cluster
+
+
+def status_of(cluster: SimulatedCluster) -> RLJobStatus:
+    assert cluster.status is not None
+    return cluster.status
+
+
+def evidence(cluster: SimulatedCluster, **overrides: Any) -> Evidence:
+    values = {"time": cluster.now, "attempt": 1, "role": "policy", "rank": 1, "step": 4, "phase": "update"}
+    return Evidence.model_validate(values | {"message": FRAGMENTED} | overrides)
+
+
+def trainers_change(cluster: SimulatedCluster, generation: int = 2, **overrides: Any) -> PlanChange:
+    values = {
+        "generation": generation,
+        "time": cluster.now,
+        "attempt": 1,
+        "step": 4,
+        "phase": "update",
+        "role": "policy",
+        "diagnosis": {"class": "ActivationSpike", "confidence": 0.9, "message": "one pass needs more than is left"},
+        "remedy": {"setting": "microBatchTokens", "before": "4096", "after": "2048", "expectedBytes": 2 * GIB},
+        "level": "Live",
+    }
+    return PlanChange.model_validate(values | overrides)
+
+
+def out_of_device_memory(cluster: SimulatedCluster, step: int = 3) -> None:
+    words = evidence(cluster, attempt=cluster.attempt.number, step=step + 1)
+    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=step, evidence=words)
+
+
+# --- a changed plan ---
+
+
+def test_the_changed_plan_is_written_down_before_anything_acts_on_it() -> None:
+    cluster = running()
+    out_of_device_memory(cluster)
+    desired = cluster.round()
+    assert (desired.apply, desired.create, desired.delete_pods) == ((), (), ())
+    plan, (change,) = status_of(cluster).plan, status_of(cluster).plan_changes
+    assert plan is not None
+    assert (plan.generation, change.generation, change.attempt, change.step) == (2, 2, 1, 4)
+    assert plan.model_copy(update={"generation": 1}) != PLAN
+    assert (change.phase, change.role, change.rank, change.level) == ("update", "policy", 1, "ReplacePods")
+
+
+def test_a_job_that_ran_out_of_memory_goes_on_under_the_changed_plan_at_once() -> None:
+    cluster = running(step=0)
+    out_of_device_memory(cluster, step=0)
+    cluster.settle()
+    assert cluster.phase == "Recovering"
+    recovering = cluster.condition(ConditionType.RECOVERING)
+    assert recovering.reason == "MemoryPlanChanged"
+    assert "6.10 GiB" in recovering.message
+    assert recovering.message.endswith("(adjustment 1 of 6)")
+    first = cluster.attempt
+    assert first.diagnosis is not None
+    assert (first.reason, first.message) == ("DeviceOutOfMemory", "policy-1 ran out")
+    for _ in range(3):
+        cluster.finish_deletions()
+        cluster.settle()
+    assert (cluster.attempt.number, cluster.attempt.plan_generation) == (2, 2), "no delay, though no step was committed"
+    assert (status_of(cluster).adjustments, status_of(cluster).restarts) == (1, 0)
+    assert status_of(cluster).attempts[0].remedy == status_of(cluster).plan_changes[0].remedy
+    last = status_of(cluster).last_out_of_memory
+    assert last is not None
+    assert (last.step, last.diagnosis) == (1, first.diagnosis)
+
+
+def test_events_tell_the_failure_the_change_and_the_recovery() -> None:
+    cluster = running()
+    cluster.events.clear()
+    out_of_device_memory(cluster)
+    cluster.next_attempt_runs()
+    cluster.reports(4)
+    cluster.settle()
+    assert cluster.events == ["OutOfMemory", "PlanChanged", "AttemptStarted", "Recovered"]
+    (change,) = status_of(cluster).plan_changes
+    assert change.seconds_to_recover == (cluster.now - change.time).total_seconds() > 0
+
+
+@pytest.mark.parametrize(("failures", "most"), [(1, 0), (3, 2)])
+def test_when_the_adjustments_are_used_up_the_job_has_failed_and_accounts_for_them(failures: int, most: int) -> None:
+    cluster = running(recovery={"maxAdjustments": most})
+    for _ in range(failures):
+        out_of_device_memory(cluster)
+        cluster.next_attempt_runs()
+    failed = cluster.condition(ConditionType.FAILED)
+    assert failed.reason == "AdjustmentsExhausted"
+    for change in status_of(cluster).plan_changes:
+        assert f"generation {change.generation}" in failed.message
+    assert len(status_of(cluster).plan_changes) == most
+    assert cluster.condition(ConditionType.RECOVERING).reason == "GivenUp"
+
+
+def test_progress_gives_adjustments_back() -> None:
+    cluster = running(recovery={"maxAdjustments": 1}, steps=1000)
+    for step in (20, 40, 60):
+        out_of_device_memory(cluster, step=step)
+        cluster.next_attempt_runs()
+        assert status_of(cluster).adjustments == 1
+    out_of_device_memory(cluster, step=62)
+    cluster.settle()
+    assert cluster.condition(ConditionType.FAILED).reason == "AdjustmentsExhausted"
+
+
+def test_a_pinned_setting_in_the_way_is_named_with_what_to_write() -> None:
+    cluster = SimulatedCluster(spec=job_spec(memory={"detachMetrics": "Disabled"})).run()
+    cluster.reports(3, plan=PLAN.model_copy(update={"detach_metrics": False}))
+    kept_graphs = {"class": "RetainedGraph", "confidence": 0.9, "message": "tensors in use grow with every step"}
+    words = evidence(cluster, diagnoses=[kept_graphs])
+    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=3, evidence=words)
+    cluster.settle()
+    failed = cluster.condition(ConditionType.FAILED)
+    assert failed.reason == "PinnedSettingInTheWay"
+    assert "memory.detachMetrics is pinned to Disabled: write Enabled, or Auto" in failed.message
+    assert status_of(cluster).restarts == 0
+
+
+def test_with_the_plan_kept_by_the_user_a_failure_is_a_restart_that_says_why() -> None:
+    cluster = running(memory={"mode": "Disabled"})
+    out_of_device_memory(cluster)
+    cluster.settle()
+    assert (status_of(cluster).restarts, status_of(cluster).adjustments) == (1, 0)
+    assert cluster.condition(ConditionType.RECOVERING).reason == "SamePlanRestart"
+    assert status_of(cluster).plan == PLAN
+    assert cluster.attempt.diagnosis is not None
+    assert status_of(cluster).last_out_of_memory is not None
+
+
+def test_a_trainer_that_dies_before_it_has_a_plan_is_restarted() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out while loading")
+    cluster.settle()
+    assert (status_of(cluster).restarts, status_of(cluster).plan) == (1, None)
+
+
+# --- what the pods are given ---
+
+
+def test_a_worker_killed_for_its_memory_gets_more_within_the_bound() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "10Gi"})
+    cluster.end(POLICY_1, 137, reason="OOMKilled")
+    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-1 is gone")
+    cluster.next_attempt_runs()
+    assert {pod.memory_limit_bytes for pod in cluster.pods.values()} == {None, 10 * GIB}
+    diagnosis = status_of(cluster).attempts[0].diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.class_name, diagnosis.numbers["limit_bytes"]) == ("HostMemory", 8 * GIB)
+    assert status_of(cluster).plan_changes[0].phase == "update"
+
+
+def test_without_a_bound_to_raise_it_to_restarts_are_left_and_the_account_says_what_to_write() -> None:
+    cluster = running(limit="8Gi", recovery={"maxRestarts": 1})
+    for _ in range(2):
+        cluster.end(POLICY_1, 137, reason="OOMKilled")
+        cluster.next_attempt_runs()
+    failed = cluster.condition(ConditionType.FAILED)
+    assert failed.reason == "RestartsExhausted"
+    assert "recovery.maxHostMemory is absent, so the limit of 8.00 GiB stays: write 12288Mi" in failed.message
+
+
+def test_a_full_dev_shm_is_made_larger() -> None:
+    cluster = running(recovery={"maxSharedMemory": "64Gi"})
+    before = cluster.pods[POLICY_0].shared_memory_bytes
+    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="/dev/shm is full", step=3)
+    cluster.next_attempt_runs()
+    assert before is not None
+    assert cluster.pods[POLICY_0].shared_memory_bytes == 2 * before
+    assert status_of(cluster).attempts[0].diagnosis is not None
+
+
+def test_the_smallest_dev_shm_is_the_one_that_the_controller_found_too_small() -> None:
+    small = {"name": "shm", "emptyDir": {"sizeLimit": "600Mi"}}
+    policy = {"replicas": 2, "template": {"spec": {"volumes": [small]}}}
+    cluster = running(policy=policy, recovery={"maxSharedMemory": "4Gi"})
+    words = evidence(cluster, role="controller", rank=0, phase=None, message="found 480 MiB in /dev/shm")
+    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", step=3, evidence=words)
+    cluster.next_attempt_runs()
+    assert cluster.pods[POLICY_0].shared_memory_bytes == 1200 << 20
+
+
+def test_pods_that_find_no_node_are_told_which_ones_the_plan_keeps_them_off() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    plan = PLAN.model_copy(update={"excluded_nodes": ["gpu-7"]})
+    cluster.set_status(status_of(cluster).model_copy(update={"plan": plan}))
+    cluster.unschedulable("0/2 nodes are available", POLICY_0)
+    cluster.settle()
+    message = cluster.condition(ConditionType.SCHEDULED).message
+    assert message.endswith("0/2 nodes are available; the memory plan keeps workers off gpu-7")
+
+
+# --- evidence ---
+
+
+def test_the_step_report_has_the_trainers_words_where_the_termination_message_has_none() -> None:
+    cluster = running()
+    cluster.reports(3, last_evidence=evidence(cluster, rank=0))
+    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY)
+    cluster.settle()
+    (change,) = status_of(cluster).plan_changes
+    assert (change.rank, change.diagnosis.class_name) == (0, "Fragmentation")
+
+
+def test_an_exit_code_that_names_the_memory_says_more_than_words_that_do_not() -> None:
+    cluster = running()
+    nobody_knows = {"class": "Unknown", "confidence": 0.5, "message": "memory ran out"}
+    words = evidence(cluster, message="found 10 MiB, expected more", diagnoses=[nobody_knows])
+    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", evidence=words)
+    cluster.settle()
+    diagnosis = cluster.attempt.diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.class_name, diagnosis.message) == ("SharedMemory", "found 10 MiB, expected more")
+
+
+def test_words_about_a_failure_that_was_answered_are_not_taken_for_the_next_one() -> None:
+    cluster = running()
+    words, change = evidence(cluster, rank=0), trainers_change(cluster)
+    plan = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
+    cluster.reports(3, last_evidence=words, plan=plan, plan_changes=[change])
+    cluster.settle()
+    cluster.tick(5)
+    cluster.end(POLICY_1, ExitCode.SHARED_MEMORY_EXHAUSTED, text="No space left on device")
+    cluster.settle()
+    diagnosis = cluster.attempt.diagnosis
+    assert diagnosis is not None
+    assert diagnosis.class_name == "SharedMemory"
+
+
+# --- what the trainer does by itself ---
+
+
+def test_a_change_that_the_trainer_made_is_taken_over_counted_and_told() -> None:
+    cluster = running()
+    cluster.events.clear()
+    change = trainers_change(cluster)
+    plan = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
+    cluster.reports(3, plan=plan, plan_changes=[change])
+    cluster.settle()
+    assert (status_of(cluster).plan, status_of(cluster).plan_changes) == (plan, [change])
+    assert (status_of(cluster).adjustments, cluster.phase) == (1, "Recovering")
+    assert cluster.holds(ConditionType.RUNNING)
+    last = status_of(cluster).last_out_of_memory
+    assert last is not None
+    assert last.diagnosis.class_name == "ActivationSpike"
+
+    cluster.tick(5)
+    remedy = change.remedy.model_copy(update={"observed_bytes": GIB})
+    done = change.model_copy(update={"remedy": remedy, "seconds_to_recover": 4.0})
+    cluster.reports(4, plan=plan, plan_changes=[done])
+    cluster.settle()
+    assert status_of(cluster).plan_changes == [done]
+    assert cluster.condition(ConditionType.RECOVERING).message == "resumed at step 4 after 4 s; freed 1.00 GiB"
+    assert (cluster.phase, cluster.events) == ("Running", ["OutOfMemory", "PlanChanged", "Recovered"])
+    assert status_of(cluster).adjustments == 1
+
+
+def test_a_preventive_change_costs_no_adjustment() -> None:
+    cluster = running()
+    plan = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
+    cluster.reports(3, plan=plan, plan_changes=[trainers_change(cluster, preventive=True)])
+    cluster.settle()
+    assert (status_of(cluster).adjustments, cluster.phase) == (0, "Running")
+    assert status_of(cluster).last_out_of_memory is None
+
+
+def test_changes_made_while_the_operator_was_away_are_caught_up_with_in_order() -> None:
+    cluster = running()
+    changes = [trainers_change(cluster, generation) for generation in (2, 3, 4)]
+    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes)
+    cluster.tick(60)
+    out_of_device_memory(cluster)
+    cluster.settle()
+    assert [change.generation for change in status_of(cluster).plan_changes] == [2, 3, 4, 5]
+    assert status_of(cluster).adjustments == 4
+
+
+def test_the_trainer_does_not_say_what_its_pods_are_given() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "12Gi"})
+    cluster.end(POLICY_1, 137, reason="OOMKilled")
+    cluster.next_attempt_runs()
+    greedy = PLAN.model_copy(update={"generation": 9, "host_memory_bytes": 900 * GIB, "excluded_nodes": ["gpu-node"]})
+    cluster.reports(3, plan=greedy)
+    cluster.tick(10)
+    cluster.settle()
+    plan = status_of(cluster).plan
+    assert plan is not None
+    assert (plan.generation, plan.host_memory_bytes, plan.excluded_nodes) == (9, 12 * GIB, [])
+
+
+def test_a_report_that_cannot_be_believed_changes_no_plan() -> None:
+    cluster = running()
+    plan = PLAN.model_copy(update={"generation": 2})
+    cluster.reports(3, attempt=7, plan=plan, plan_changes=[trainers_change(cluster)])
+    cluster.tick(10)
+    cluster.settle()
+    assert (status_of(cluster).plan, status_of(cluster).adjustments) == (PLAN, 0)
+
+
+# --- what is about to happen ---
+
+
+def test_memory_that_is_about_to_run_out_is_told_until_it_is_not() -> None:
+    cluster = running()
+    leak = {"class": "RetainedGraph", "confidence": 0.8, "message": "tensors in use grow by 1.00 GiB a step"}
+    pressure = {"diagnosis": leak, "role": "policy", "rank": 1, "stepsLeft": 12}
+    cluster.reports(4, memory_pressure=pressure)
+    cluster.settle()
+    condition = cluster.condition(ConditionType.MEMORY_PRESSURE)
+    assert (condition.status, condition.reason) == ("True", "MemoryRunningOut")
+    assert "policy rank 1 runs out of memory in 12 steps" in condition.message
+    cluster.tick(20)
+    cluster.reports(5, memory_pressure=pressure | {"stepsLeft": 11})
+    cluster.settle()
+    assert cluster.events.count("MemoryPressure") == 1
+    cluster.reports(6)
+    cluster.settle()
+    assert cluster.condition(ConditionType.MEMORY_PRESSURE).reason == "EnoughMemory"
+
+
+def test_an_attempt_that_ends_takes_its_forecast_with_it() -> None:
+    cluster = running()
+    leak = {"class": "RetainedGraph", "confidence": 0.8, "message": "tensors in use grow"}
+    cluster.reports(4, memory_pressure={"diagnosis": leak, "role": "policy", "stepsLeft": 1})
+    cluster.settle()
+    cluster.end(CONTROLLER, 1, sentence="it broke", step=4)
+    cluster.settle()
+    assert not cluster.holds(ConditionType.MEMORY_PRESSURE)

@@ -1,0 +1,86 @@
+"""Another trainer runs out of memory: its probe or the kernel tells; what its pods get or what it honours changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from rljob_api.exit_codes import ExitCode
+from rljob_api.step_report import Evidence
+from tests.unit.operator.reconcile.simulated_cluster import POLICY_0, POLICY_1, SimulatedCluster, job_spec
+
+GIB = 1 << 30
+FRAGMENTED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 79.10 GiB "
+    "of which 1.00 GiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 16.10 GiB is reserved "
+    "by PyTorch but unallocated."
+)
+
+
+def running(trainer: dict[str, Any] | None = None, **spec: Any) -> SimulatedCluster:
+    container = {"name": "rljob", "resources": {"limits": {"memory": "1Gi"}}}
+    policy = {"replicas": 2, "gpusPerReplica": 1, "template": {"spec": {"containers": [container]}}}
+    given = {"trainer": {"image": "registry.example/trl:1", **(trainer or {})}, "policy": policy, **spec}
+    return SimulatedCluster(spec=job_spec(**given)).run()
+
+
+def evidence(cluster: SimulatedCluster, message: str = FRAGMENTED) -> Evidence:
+    values = {"time": cluster.now, "attempt": 1, "role": "policy", "rank": 1, "step": 7, "message": message}
+    return Evidence.model_validate(values)
+
+
+def test_the_job_has_a_plan_from_its_first_attempt_on() -> None:
+    cluster = running()
+    assert cluster.status is not None
+    assert cluster.status.plan is not None
+    assert cluster.status.plan.generation == 1
+    assert cluster.attempt.plan_generation == 1
+
+
+def test_a_kill_by_the_kernel_raises_the_limit() -> None:
+    cluster = running(recovery={"maxHostMemory": "4Gi"})
+    cluster.end(POLICY_0, 137, reason="OOMKilled")
+    cluster.settle()
+    assert cluster.status is not None
+    assert cluster.status.plan is not None
+    assert cluster.status.plan.host_memory_bytes is not None
+    assert GIB < cluster.status.plan.host_memory_bytes <= 4 * GIB
+    cluster.next_attempt_runs()
+    assert (cluster.phase, cluster.attempt.number, cluster.status.restarts) == ("Running", 2, 0)
+
+
+def test_what_the_probe_tells_counts_more_than_the_exit_code_of_the_trainer() -> None:
+    cluster = running()
+    cluster.end(
+        POLICY_1, 1, sentence="out of memory", told_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
+    )
+    cluster.settle()
+    assert cluster.attempt.diagnosis is not None
+    assert cluster.attempt.diagnosis.class_name == "Fragmentation"
+    assert cluster.attempt.remedy is not None
+    assert (cluster.attempt.remedy.setting, cluster.attempt.remedy.after) == ("expandableSegments", "true")
+    assert cluster.status is not None
+    assert (cluster.status.adjustments, cluster.status.restarts) == (1, 0)
+
+
+def test_a_setting_that_the_trainer_does_not_honour_stays() -> None:
+    cluster = running({"honours": []})
+    cluster.end(
+        POLICY_1, 1, sentence="out of memory", told_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
+    )
+    cluster.settle()
+    assert cluster.status is not None
+    assert cluster.status.plan is not None
+    assert not cluster.status.plan.expandable_segments
+
+
+@pytest.mark.parametrize("code", [ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY])
+def test_a_message_about_memory_that_was_outlived_does_not_end_a_job_that_is_complete(code: ExitCode) -> None:
+    cluster = running()
+    cluster.end(POLICY_0, 0, sentence="out of memory", told_code=code, evidence=evidence(cluster))
+    cluster.end(POLICY_1, 0)
+    cluster.settle()
+    assert cluster.phase == "Complete"
+    assert not cluster.holds(ConditionType.FAILED)

@@ -1,0 +1,109 @@
+"""What a controller waits for that cannot go on, and how containers begin that were restarted in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rljob_api.exit_codes import ExitCode
+from rljob_trainer.pods import restart_in_place
+from rljob_trainer.pods.environment import WorkerEnvironment
+from rljob_trainer.pods.head_watch import HeadWatch, Seen
+from rljob_trainer.pods.restart_in_place import StaleEnvironment, begin_life, next_for, wait_for_restart
+from rljob_trainer.step_report.api_server import NoAnswer
+from tests.unit.pods.pod_variables import pod_variables
+
+ENDED: dict[str, Any] = {"number": 3, "reason": "DeviceOutOfMemory"}
+IN_PLACE: dict[str, Any] = {"number": 4, "podsOfAttempt": 3}
+
+
+def status(*attempts: dict[str, Any], failed: str = "False") -> dict[str, Any]:
+    return {"attempts": list(attempts), "conditions": [{"type": "Failed", "status": failed}]}
+
+
+@pytest.mark.parametrize(
+    ("found", "decided"),
+    [
+        ({}, "Wait"),
+        (status({"number": 3}), "Wait"),
+        (status(ENDED), "Wait"),
+        (status(ENDED, IN_PLACE), "Restart"),
+        (status(ENDED, {"number": 4}), "End"),
+        (status(ENDED, failed="True"), "End"),
+    ],
+    ids=[
+        "no status yet",
+        "not seen yet",
+        "the plan is changed",
+        "the next attempt is in these pods",
+        "the next attempt has pods of its own",
+        "the job has failed",
+    ],
+)
+def test_the_status_says_whether_to_restart_to_end_or_to_wait(found: dict[str, Any], decided: str) -> None:
+    assert next_for(found, attempt=3) == decided
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time passes by pauses alone."""
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(restart_in_place, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return now
+
+
+def test_an_api_server_that_is_away_for_a_moment_is_waited_for(no_pause: list[float]) -> None:
+    answers = iter([NoAnswer("away"), status(ENDED), status(ENDED, IN_PLACE)])
+
+    def read() -> Mapping[str, Any]:
+        answer = next(answers)
+        if isinstance(answer, NoAnswer):
+            raise answer
+        return {"status": answer}
+
+    assert wait_for_restart(read, attempt=3)
+    assert no_pause == [102.0]
+
+
+def test_the_wait_for_an_operator_that_is_away_ends_after_a_minute(no_pause: list[float]) -> None:
+    assert not wait_for_restart(lambda: {"status": status({"number": 3})}, attempt=3)
+    assert no_pause == [160.0]
+
+
+def environment(directory: Path, attempt: int) -> WorkerEnvironment:
+    variables = pod_variables(directory, RLJOB_ATTEMPT=str(attempt), RLJOB_RESTARTS_IN_PLACE="1")
+    return WorkerEnvironment.read(variables)
+
+
+def test_a_life_begins_without_what_the_last_one_left(tmp_path: Path) -> None:
+    begin_life(environment(tmp_path, attempt=3))
+    left = environment(tmp_path, attempt=3)
+    for file in (left.ready_file, left.controller_ended_file, left.restart_file):
+        file.touch()
+    begin_life(environment(tmp_path, attempt=4))
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["attempt"]
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_containers_that_came_too_early_for_their_new_environment_are_restarted_once_more(tmp_path: Path) -> None:
+    begin_life(environment(tmp_path, attempt=3))
+    with pytest.raises(StaleEnvironment) as caught:
+        begin_life(environment(tmp_path, attempt=3))
+    assert caught.value.exit_code == ExitCode.RESTART_IN_PLACE
+    begin_life(environment(tmp_path, attempt=4))
+
+
+def test_a_worker_that_is_to_be_restarted_stays_until_the_old_head_is_gone() -> None:
+    watch = HeadWatch("digits-controller.train.svc:6379", now=100.0)
+    assert watch.look(Seen(head=True, raylet=True, controller_ended=True, to_restart=True), 101.0) is None
+    ending = watch.look(Seen(head=False, raylet=False, controller_ended=True, to_restart=True), 102.0)
+    assert ending is not None
+    assert ending.exit_code == ExitCode.RESTART_IN_PLACE
