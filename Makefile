@@ -61,11 +61,13 @@ images: model ## Build the images of operator, trainer and model, with buildah o
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster
+	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator $(TYPED_BENCHMARKS)
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
 	$(BIN)/python bench/tables.py --check
+	$(BIN)/python -m bench.telemetry_cost --check
+	$(BIN)/python -m bench.confusion_matrix --check
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
@@ -101,6 +103,8 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
+TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) \
+  bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/bounded_process.py tests/gpu
 PARTS := crds memory operator trainer cluster probe
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster

@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md from the recorded results. `--check` fails where it is not up to date."""
+"""Writes docs/benchmarks.md and docs/mitigations.md from the recorded results. `--check`: fails where one is stale."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mitigations_page
+
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parent.parent / "docs"
 GIB = 2**30
 
 Result = dict[str, Any]
@@ -187,15 +189,20 @@ def _versions(result: Result) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not up to date")
-    check, text = parser.parse_args().check, page()
-    if PAGE.is_file() and PAGE.read_text() == text:
-        return 0
-    if check:
-        print(f"{PAGE.relative_to(PAGE.parents[1])} is not up to date: run bench/tables.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    return 0
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
+    check = parser.parse_args().check
+    pages = {"benchmarks.md": page(), "mitigations.md": mitigations_page.page()}
+    stale = {name: text for name, text in pages.items() if _text(DOCS / name) != text}
+    for name, text in stale.items():
+        if check:
+            print(f"docs/{name} is not up to date: run bench/tables.py", file=sys.stderr)
+        else:
+            (DOCS / name).write_text(text)
+    return int(check and bool(stale))
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.is_file() else None
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[
     )
 
 
-def rljob_run(manifest: Path, output: Path, **environment: str) -> Run:
+def rljob_run(manifest: Path, output: Path, *options: str | Path, **environment: str) -> Run:
     """Run the job to its end, whatever that is."""
-    process = start_rljob("run", manifest, "--output", output, "--device", "cpu", **environment)
+    process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options, **environment)
     printed, _ = process.communicate(timeout=300)
     return Run(process.returncode, printed, output)

@@ -41,7 +41,8 @@ def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
 
 
 def other_trainer_environment(expandable_segments: Toggle) -> dict[str, str]:
-    """Environment variables of a process of another trainer: what is pinned, in terms that every torch since 2.6 knows.
+    """Environment variables of a process of another trainer: what is pinned or planned, in terms that every torch since
+    2.6 knows.
 
     Auto sets nothing: where such a trainer runs vLLM in the same process, expandable segments may break it.
     """

@@ -36,6 +36,8 @@ _LARGEST_MICRO_BATCH_TOKENS = 16_384
 _LARGEST_LOGPROB_CHUNK_BYTES = 256 * MIB
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _SMALLEST_KV_CACHE_BYTES = 64 * MIB
+_AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
+"""Between syncs this keeps no buffer; bench/memory_small_card.py measures both."""
 
 
 def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, workload: Workload) -> MemoryPlan:
@@ -71,6 +73,8 @@ def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, 
         sync_bucket_bytes=(
             _auto_sync_bucket_bytes(model) if settings.sync_bucket_size == "Auto" else settings.sync_bucket_size
         ),
+        detach_metrics=_switch(settings.detach_metrics, True),
+        weight_export=_AUTO_WEIGHT_EXPORT if settings.weight_export == "Auto" else settings.weight_export,
     )
 
 

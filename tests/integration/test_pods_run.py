@@ -23,7 +23,8 @@ from rljob_api.termination_message import TerminationMessage
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.errors import ClusterError
-from rljob_trainer.step_report.client import ReportNotWritten, StepReportClient
+from rljob_trainer.step_report.api_server import ApiServer, NoAnswer
+from rljob_trainer.step_report.client import StepReportClient
 from tests.integration.pod_processes import Attempt, Pods
 from tests.runs import ROOT, write_manifest
 
@@ -171,7 +172,7 @@ def client(cluster: Cluster) -> StepReportClient:
 
 def report_client(cluster: Cluster, service_account: Path, name: str) -> StepReportClient:
     host, port = (cluster.variables()[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
-    return StepReportClient(host, port, service_account, "default", name)
+    return StepReportClient(ApiServer(host, port, service_account), "default", name)
 
 
 def report_named(name: str, **fields: Any) -> StepReport:
@@ -189,21 +190,21 @@ class TestTheReportsClient:
 
     def test_a_refusal_is_told_in_the_servers_words(self, cluster: Cluster) -> None:
         other = report_client(cluster, cluster.service_account, "other")
-        with pytest.raises(ReportNotWritten, match=r'403: stepreports.* "other" is forbidden'):
+        with pytest.raises(NoAnswer, match=r'403: stepreports.* "other" is forbidden'):
             other.apply(report_named("other", attempt=1))
 
     def test_a_token_that_was_replaced_is_read_again(self, cluster: Cluster, tmp_path: Path) -> None:
         (tmp_path / "ca.crt").write_bytes((cluster.service_account / "ca.crt").read_bytes())
         (tmp_path / "token").write_text("expired")
         client = report_client(cluster, tmp_path, "digits")
-        with pytest.raises(ReportNotWritten, match="401"):
+        with pytest.raises(NoAnswer, match="401"):
             client.read()
         (tmp_path / "token").write_text((cluster.service_account / "token").read_text())
         assert client.read() is not None
 
     def test_an_api_server_that_is_away_is_told_as_such(self, cluster: Cluster) -> None:
-        away = StepReportClient("127.0.0.1", "1", cluster.service_account, "default", "digits")
-        with pytest.raises(ReportNotWritten, match="cannot be reached"):
+        away = StepReportClient(ApiServer("127.0.0.1", "1", cluster.service_account), "default", "digits")
+        with pytest.raises(NoAnswer, match="cannot be reached"):
             away.apply(report_named("digits"))
 
 

@@ -21,6 +21,8 @@ STEPS = 14
 JOB: dict[str, dict[str, Any]] = {
     "algorithm": {"steps": STEPS, "promptsPerStep": 4, "groupSize": 4},
     "checkpoint": {"everySteps": 4, "keep": 2},
+    # A lost process ends the run, as it does where somebody else begins the next attempt.
+    "recovery": {"maxRestarts": 0},
 }
 
 

@@ -17,11 +17,14 @@ from rljob_trainer.roles.colocated import ColocatedRoles
 
 @dataclass(slots=True)
 class Checkpointing:
+    """`on_begin`: told the step of each checkpoint before it is begun."""
+
     roles: ColocatedRoles
     store: CheckpointStore
     journal: RolloutJournal
     every_steps: int
     warn: Callable[[str], None]
+    on_begin: Callable[[int], None] = lambda _step: None
     _writing: int | None = field(default=None, init=False)
     _naming: Future[Checkpoint] | None = field(default=None, init=False)
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
@@ -33,7 +36,7 @@ class Checkpointing:
             self.warn(problem)
         if found.checkpoint is None:
             return 0
-        self.roles.load_checkpoint(found.checkpoint.path)
+        self.roles.load_checkpoint(found.checkpoint.path, found.checkpoint.step)
         return found.checkpoint.step
 
     def advance(self, committed: int) -> None:
@@ -53,6 +56,12 @@ class Checkpointing:
             self._begin_writing(committed)
             self._end_open()
 
+    def abandon(self) -> None:
+        """Let go of a checkpoint whose writing failed, or whose writers have ended; a whole one still gets its name."""
+        if self._naming is not None:
+            self._end_naming(self._naming)
+        self._writing = None
+
     def _end_open(self) -> None:
         if self._writing is not None and self._naming is None:
             self._begin_naming(self._writing)
@@ -60,6 +69,7 @@ class Checkpointing:
             self._end_naming(self._naming)
 
     def _begin_writing(self, step: int) -> None:
+        self.on_begin(step)
         self.roles.start_checkpoint(self.store.begin(step))
         self._writing = step
 

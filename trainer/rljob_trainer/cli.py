@@ -38,6 +38,16 @@ def run(
         DeviceChoice.AUTO
     ),
     plot: Annotated[bool, typer.Option("--plot", help="Draw the plots when the run ends.")] = False,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLASS@PHASE:STEP[xTIMES]",
+            help="Make the job fail on purpose, such as ActivationSpike@update:3; its manifest has to allow it.",
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="The memory plan to begin with, as JSON. Default: it is worked out.")
+    ] = None,
 ) -> None:
     """Train as MANIFEST says, on this machine. Started again after a stop, it goes on at the step it was in.
 
@@ -55,9 +65,10 @@ def run(
       130  stopped by SIGINT
       143  stopped by SIGTERM
     """
-    from rljob_trainer.run import run_manifest
+    from rljob_trainer.run import RunOptions, run_manifest
 
-    raise typer.Exit(run_manifest(manifest, output, device.value, plot=plot))
+    options = RunOptions(output, device.value, tuple(fault or ()), plan, plot)
+    raise typer.Exit(run_manifest(manifest, options))
 
 
 @app.command()

@@ -4,22 +4,34 @@ A step is a transaction. Its scored rollouts go to the journal before anything i
 ledger is its commit. A checkpoint holds the state after some step; the journal holds the rollouts of every step since.
 So whatever moment the job is stopped at, the next run loads the checkpoint, replays the updates of the committed steps
 after it from the journal (nothing is generated or scored again), and goes on at the first step that is not committed.
+
+The same holds within an attempt: each phase says at which step it needs the policy and the engines, and roles that a
+failure has taken are brought there before the phase is tried again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
+from rljob_api.plan_change import Phase
 from rljob_trainer.algorithm.advantage import group_advantages
 from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import TrainerError
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.records import ReadyRecord, RestoreRecord
 from rljob_trainer.phase_clock import PhaseClock
+from rljob_trainer.recovery.early_warning import EarlyWarning
+from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.recovery.recovery import Recovery
 from rljob_trainer.roles.colocated import ColocatedRoles
 from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
@@ -27,6 +39,8 @@ from rljob_trainer.step_record import memory_by_phase, step_record
 from rljob_trainer.stop_request import StopRequest
 from rljob_trainer.tasks.task import Task
 from rljob_trainer.telemetry.memory import MemorySample
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,10 @@ class LoopSettings:
 
 @dataclass(slots=True)
 class Controller:
-    """Runs one attempt of a job. It holds no weights and no GPU: the roles do."""
+    """Runs one attempt of a job. It holds no weights and no GPU: the roles do.
+
+    `export`: writes the trained model, once all steps are committed.
+    """
 
     settings: LoopSettings
     task: Task
@@ -50,47 +67,55 @@ class Controller:
     ledger: Ledger
     journal: RolloutJournal
     checkpointing: Checkpointing
+    recovery: Recovery
+    faults: FaultSchedule
+    early_warning: EarlyWarning
+    export: Callable[[], None]
     display: RunDisplay
     listener: RunListener
     stop: StopRequest
     attempt: int
+    _phase: Phase | None = field(default=None, init=False)
 
     def run(self) -> None:
         """Go on where the job stopped, until every step is committed or a stop is asked for."""
-        self.restore()
+        self._start()
         for step in self.ledger.remaining(self.settings.steps):
             if self.stop:
                 break
             self.run_step(step)
-        self.checkpointing.close(self.ledger.last_step)
-
-    def restore(self) -> None:
-        """Bring the policy to the state after the last committed step, and the engines to its weights."""
-        restored = self.checkpointing.restore(self.ledger.last_step)
-        replay = range(restored + 1, self.ledger.last_step + 1)
-        for step in replay:
-            self.display.phase(f"replaying step {step} of {replay.stop - 1} from the journal")
-            self.listener.phase_began(step, "update")
-            self.roles.update(self.journal.load(step))
-        self.ledger.record_restore(restored)
-        self.display.phase("sending the weights to the engine")
-        self.listener.phase_began(self.ledger.next_step, "sync")
-        self.roles.sync(version=self.ledger.last_step)
+        self._finish()
 
     def run_step(self, step: int) -> None:
-        clock = PhaseClock(partial(self.listener.phase_began, step))
-        with clock.phase("checkpoint"):
-            self.checkpointing.advance(committed=step - 1)
+        clock = PhaseClock(partial(self._phase_began, step))
+        before = step - 1
+        self._do(step, "checkpoint", clock, partial(self.checkpointing.advance, before), policy_at=before)
         batch, engine_memory = self.rollouts(step, clock)
-        with clock.phase("update"):
-            updates = self.roles.update(batch)
-        with clock.phase("sync"):
-            self.roles.sync(version=step)
+        updates = self._do(step, "update", clock, partial(self.roles.update, batch), policy_at=before)
+        self._do(step, "sync", clock, partial(self.roles.sync, step), policy_at=step)
         memory = memory_by_phase(updates, engine_memory)
         record = step_record(self.attempt, batch, updates, memory, clock)
         self.ledger.commit(record)
         self.display.step(record)
         self.listener.step_committed(record, memory)
+        self.early_warning.look(step, memory)
+
+    # --- the beginning and the end ---
+
+    def _start(self) -> None:
+        """Bring the policy to the state after the last committed step, and the engines to its weights."""
+        last = self.ledger.last_step
+        self._until_done(self.ledger.next_step, partial(self._make_ready, self.ledger.next_step, last, last))
+        self.ledger.record(ReadyRecord(attempt=self.attempt, seconds=self.roles.clock.take()))
+
+    def _finish(self) -> None:
+        """Make the last state durable; where it is that of a finished job, write the model too."""
+        last = self.ledger.last_step
+        clock = PhaseClock(partial(self._phase_began, max(last, 1)))
+        self._do(max(last, 1), "checkpoint", clock, partial(self.checkpointing.close, last), policy_at=last)
+        if last >= self.settings.steps:
+            self.display.phase("writing the model")
+            self._do(last, "checkpoint", clock, self.export, policy_at=last)
 
     # --- the rollouts of a step ---
 
@@ -100,8 +125,8 @@ class Controller:
             return self.journal.load(step), {}
         prompts = self.task.prompts(step, self.settings.prompts_per_step)
         seeds = [sampling_seed(self.settings.seed, step, position) for position in range(len(prompts))]
-        with clock.phase("rollout"):
-            completions, memory = self.roles.generate(step, prompts, self.settings.group_size, seeds)
+        generate = partial(self.roles.generate, step, prompts, self.settings.group_size, seeds)
+        completions, memory = self._do(step, "rollout", clock, generate, policy_at=step - 1, engines_at=step - 1)
         with clock.phase("reward"):
             batch = self.score(step, prompts, completions)
             self.journal.save(batch)
@@ -113,6 +138,82 @@ class Controller:
         rewards = np.asarray(scores, np.float32)
         advantages = group_advantages(rewards, group_size, scale=self.settings.scale_advantages)
         return RolloutBatch.of(step, group_size, prompts, completions).scored(rewards, advantages)
+
+    # --- phases that can fail, and are tried again ---
+
+    def _do(
+        self,
+        step: int,
+        phase: Phase,
+        clock: PhaseClock,
+        work: Callable[[], Result],
+        *,
+        policy_at: int,
+        engines_at: int | None = None,
+    ) -> Result:
+        """Carry out a phase of `step`, which needs the policy as it was after one step, and the engines after another.
+
+        None: whatever weights the engines have.
+        """
+
+        def attempted() -> Result:
+            self._make_ready(step, policy_at, engines_at)
+            with clock.phase(phase):
+                self.faults.arm(step, phase)
+                return work()
+
+        return self._until_done(step, attempted)
+
+    def _until_done(self, step: int, work: Callable[[], Result]) -> Result:
+        while True:
+            try:
+                result = work()
+            except TrainerError as failure:
+                self.recovery.recover(failure, step, self._phase)
+                self.early_warning.forget()
+            else:
+                self.recovery.phase_done(step, self._phase)
+                return result
+
+    def _make_ready(self, step: int, policy_at: int, engines_at: int | None) -> None:
+        """Bring up roles that are not, with the weights that are asked for. Costs nothing where all is as it should."""
+        if not self.roles.up:
+            self._phase = None
+            self.display.phase("loading the policy and the engine")
+            self.roles.construct()
+            self.faults.arm(step, None)
+            self.roles.load()
+        if self.roles.policy_at != policy_at:
+            self._restore_policy(step, policy_at)
+        if engines_at is not None and self.roles.engines_at != engines_at:
+            self.display.phase("sending the weights to the engine")
+            self._phase_began(step, "sync")
+            with self._part("sync"):
+                self.roles.sync(engines_at)
+
+    def _restore_policy(self, step: int, policy_at: int) -> None:
+        """The newest checkpoint, and the updates after it once more, from the journal.
+
+        A policy that failed while it was replaying goes on from the last update that it did.
+        """
+        restored = self.roles.policy_at
+        if not restored:
+            with self._part("checkpoint"):
+                restored = self.checkpointing.restore(self.ledger.last_step)
+        replayed = range(restored + 1, policy_at + 1)
+        for replay in replayed:
+            self.display.phase(f"replaying step {replay} of {policy_at} from the journal")
+            self._phase_began(step, "update")
+            with self._part("replay"):
+                self.roles.update(self.journal.load(replay))
+        self.ledger.record(RestoreRecord(attempt=self.attempt, checkpoint_step=restored, replayed_steps=len(replayed)))
+
+    def _phase_began(self, step: int, phase: Phase) -> None:
+        self._phase = phase
+        self.listener.phase_began(step, phase)
+
+    def _part(self, name: str) -> AbstractContextManager[None]:
+        return self.roles.clock.part(name)
 
 
 def sampling_seed(seed: int, step: int, position: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.step_report import Evidence
 
 
 class TrainerError(Exception):
@@ -14,6 +15,15 @@ class TrainerError(Exception):
 
     actor: str | None = None
     """Process of a role that it happened in, such as policy-1. None: the controller."""
+
+    trace: str = ""
+    """The traceback of that process, which tells what it was doing; empty where it left none."""
+
+    given_up: bool = False
+    """Whether the message is the account of all that was tried, and of what a person can change."""
+
+    evidence: Evidence | None = None
+    """What was seen around it, where it was a failure of memory and somebody has looked."""
 
     def of(self, actor: str) -> Self:
         """The same failure, said to be that of `actor`."""

@@ -1,4 +1,4 @@
-"""How long each phase of one step took."""
+"""How long each phase of one step took, and each part of bringing roles up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rljob_api.step_report import Phase
+from rljob_api.plan_change import Phase
 
 
 class PhaseClock:
@@ -23,13 +23,36 @@ class PhaseClock:
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
         self._on_phase(name)
-        begun = time.perf_counter()
-        try:
+        with _added(self.seconds, name):
             yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
 
     @property
     def total_seconds(self) -> float:
         """Since the clock was made, time between phases included."""
         return time.perf_counter() - self._begun
+
+
+class PartClock:
+    """Seconds by part of what takes several, until they are taken; a part entered twice adds up."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        with _added(self._seconds, name):
+            yield
+
+    def take(self) -> dict[str, float]:
+        """What has added up since the last time."""
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+
+@contextmanager
+def _added(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun

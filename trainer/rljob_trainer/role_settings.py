@@ -143,7 +143,6 @@ def role_settings(
         rollout=_rollout_config(spec, plan, model_dir, device, dtype, ranks),
         policy_environment={**threads, **allocator("policy")},
         rollout_environment={**engine_environment(device), **threads, **allocator("rollout")},
-        sync_bucket_bytes=plan.sync_bucket_bytes,
         output_dir=output_dir,
         bundles=hosts.bundles,
     )
@@ -173,6 +172,9 @@ def _policy_config(
             optimizer_offload=plan.optimizer_offload,
             empty_cache=plan.empty_cache,
             expandable_segments=plan.expandable_segments,
+            detach_metrics=plan.detach_metrics,
+            sync_bucket_bytes=plan.sync_bucket_bytes,
+            weight_export=plan.weight_export,
         ),
         loss=LossConfig(
             clip_low=algorithm.clip_low,

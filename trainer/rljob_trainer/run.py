@@ -2,38 +2,78 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from pydantic import ValidationError
+
 from rljob_api.exit_codes import ExitCode
-from rljob_api.job import RLJobSpec
+from rljob_api.fault_injection import Fault
+from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import ManifestError, load_manifest
+from rljob_api.memory_plan import MemoryPlan
+from rljob_trainer.attempt import Supervision
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_version
 from rljob_trainer.job_run import JobRun, identity
 from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.recovery.restarts import Restarts
 from rljob_trainer.role_settings import policy_ranks
 from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.telemetry.host_memory import host_memory
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _CPUS_OF_A_RANK = 4
 """What Ray counts for a rank and its engine, with room to spare: how many threads they use is set elsewhere."""
 
 
-def run_manifest(manifest: Path, output: Path | None, device: DeviceChoice, *, plot: bool = False) -> ExitCode:
+class InvalidCommandLine(TrainerError):
+    """What the options say cannot be done; nothing was started."""
+
+    exit_code = ExitCode.INVALID_MANIFEST
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line says beside the manifest.
+
+    `output`: None: runs/NAME-OF-THE-JOB. `faults`: as `CLASS@PHASE:STEP`. `plan`: a file with the memory plan to begin
+    with, as JSON; None: it is worked out. `plot`: draw the plots when the run ends.
+    """
+
+    output: Path | None = None
+    device: DeviceChoice = "auto"
+    faults: Sequence[str] = ()
+    plan: Path | None = None
+    plot: bool = False
+
+
+def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
     """Run the job on this machine and tell people how it went; the exit code is the contract's."""
     try:
-        job = load_manifest(manifest)
-        directory = OutputDirectory(output or Path("runs") / job.metadata.name)
+        job = _with_faults(load_manifest(manifest), options.faults)
+        supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
+        directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         with directory.open(manifest.read_text(), identity(job)):
-            outcome = JobRun(job, manifest, directory, LocalPlacement(job.spec, device)).run()
-            if plot:
+            outcome = JobRun(
+                job,
+                manifest,
+                directory,
+                LocalPlacement(job.spec, options.device),
+                supervision=supervision,
+                restarts=Restarts(job.spec.recovery.max_restarts),
+            ).run()
+            if options.plot:
                 _plot(directory)
     except ManifestError as error:
         print(error, file=sys.stderr)
@@ -44,6 +84,34 @@ def run_manifest(manifest: Path, output: Path | None, device: DeviceChoice, *, p
     return outcome.exit_code
 
 
+def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
+    """`job` with these faults beside its own. Raises `InvalidCommandLine` where it does not allow any."""
+    if not faults:
+        return job
+    injection = job.spec.fault_injection
+    if not injection.enabled:
+        raise InvalidCommandLine(
+            "--fault makes the job fail on purpose, which its manifest does not allow: write faultInjection: "
+            "{enabled: true} in its spec, or leave the option out"
+        )
+    try:
+        given = [Fault.parse(text) for text in faults]
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidCommandLine(f"--fault {problem['input']}: {problem['msg']}") from None
+    except ValueError as error:
+        raise InvalidCommandLine(f"--fault: {error}") from None
+    changed = injection.model_copy(update={"faults": [*injection.faults, *given]})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"fault_injection": changed})})
+
+
+def _read_plan(path: Path) -> MemoryPlan:
+    try:
+        return MemoryPlan.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InvalidCommandLine(f"--plan {path}: expected a memory plan as JSON, found: {error}") from error
+
+
 class LocalPlacement:
     """All roles on this machine, in a Ray of this run's own."""
 
@@ -51,8 +119,10 @@ class LocalPlacement:
         self._spec = spec
         self._device_choice = device_choice
         self._hosts: RoleHosts | None = None
+        self._visible_gpus: str | None = None
 
     def __enter__(self) -> Self:
+        self._visible_gpus = os.environ.get(_VISIBLE_GPUS)
         return self
 
     def __exit__(
@@ -62,6 +132,10 @@ class LocalPlacement:
             import ray
 
             ray.shutdown()
+        # Hidden from this process while its Ray runs; the next attempt looks at them again.
+        os.environ.pop(_VISIBLE_GPUS, None)
+        if self._visible_gpus is not None:
+            os.environ[_VISIBLE_GPUS] = self._visible_gpus
 
     def survey(self, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
         """This machine. Raises `BadInput` where it has fewer GPUs than the job asks for."""
@@ -85,6 +159,10 @@ class LocalPlacement:
             gpus=self._hosts.ranks if self._hosts.device == "cuda" else 0,
             object_store_bytes=object_store_bytes,
         )
+
+    def kills_by_the_kernel(self) -> int:
+        """In the cgroup of this process, which its Ray's processes share."""
+        return host_memory().oom_kills
 
 
 def _plot(directory: OutputDirectory) -> None:

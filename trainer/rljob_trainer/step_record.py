@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from rljob_api.step_report import Phase
+from rljob_api.plan_change import Phase
 from rljob_trainer.algorithm.advantage import uniform_groups
 from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.phase_clock import PhaseClock

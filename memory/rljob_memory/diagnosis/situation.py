@@ -63,6 +63,17 @@ class Situation:
         return device.foreign_bytes if device.foreign_bytes >= least else 0
 
     @property
+    def engine_was_put_to_sleep(self) -> bool:
+        """Whether RLJob's own trainer had put the engine to sleep at the time, as the plan says."""
+        plan, failure = self.evidence.plan, self.failure
+        return (
+            plan is not None
+            and plan.rollout_sleep_level > 0
+            and failure.role == "policy"
+            and failure.phase in (None, "update")
+        )
+
+    @property
     def policy_cache_bytes(self) -> int | None:
         """Reserved but in no tensor, in the policy process that has most of it, when it was last seen."""
         caches = [
@@ -71,6 +82,16 @@ class Situation:
             if series.is_policy and (sample := series.samples[-1]).reserved_bytes is not None
         ]
         return max(caches, default=None)
+
+    @property
+    def policy_reserved_bytes(self) -> int:
+        """What torch held in the policy process that has most, when it was last seen; 0 where none was."""
+        held = [
+            series.samples[-1].reserved_bytes or series.samples[-1].allocated_bytes
+            for series in self.evidence.series
+            if series.is_policy
+        ]
+        return max(held, default=0)
 
     def numbers(self) -> dict[str, int]:
         """What the first failure's message named."""

@@ -71,7 +71,9 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.SHARED_MEMORY,
         r"unable to (?:write to file|(?:open|allocate) shared memory).{0,30}</torch_[^>]{0,100}>.{0,300}"
-        r"(?:No space left on device|Cannot allocate memory)|unable to write to file </torch_[^>]{0,100}>",
+        r"(?:No space left on device|Cannot allocate memory)"
+        # Both of these end in whatever errno an earlier call left behind.
+        r"|unable to (?:write to file|allocate shared memory\(shm\) for file) </torch_[^>]{0,100}>",
     ),
     _signature(FailureKind.SHARED_MEMORY, r"out of shared memory|insufficient shared memory \(shm\)"),
     _signature(

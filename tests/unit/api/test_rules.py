@@ -91,6 +91,11 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         job(checkpoint={"volume": {"emptyDir": {}}, "size": "1Gi"}),
         job(checkpoint={"size": "1Gi", "storageClassName": "fast"}),
     ),
+    (
+        "spec.faultInjection.faults",
+        job(faultInjection={"faults": [{"class": "WorkerLost", "phase": "update", "step": 1}]}),
+        job(faultInjection={"enabled": True, "faults": [{"class": "WorkerLost", "phase": "update", "step": 1}]}),
+    ),
     ("spec.gang", job(queueName="gpus", gang="Volcano"), job(queueName="gpus", gang="Native")),
 ]
 

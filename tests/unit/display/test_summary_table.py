@@ -9,7 +9,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_trainer.display.summary_table import print_summary
 from rljob_trainer.ledger.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_trainer.ledger.summary import summarize
-from tests.unit.ledger.samples import step_record
+from tests.unit.ledger.samples import plan_change_record, step_record
 
 
 def printed(records: list[LedgerRecord], exit_code: ExitCode) -> str:
@@ -51,3 +51,11 @@ def test_a_run_without_a_step_claims_no_reward_and_no_speed() -> None:
     assert "0 of 12" in text
     assert "reward " not in text.replace("reward function", "")
     assert "tokens/s" not in text
+
+
+def test_it_tells_the_latest_changes_of_the_plan() -> None:
+    changes: list[LedgerRecord] = [plan_change_record(generation, seconds=38.0) for generation in range(2, 9)]
+    text = printed([step_record(1), *changes], ExitCode.COMPLETE)
+    assert "2 before these" in text
+    told = "microBatchTokens 4096 → 2048, after ActivationSpike at step 1, recovered in 38.0 s"
+    assert " ".join(text.split()).count(told) == 5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_build.inputs import input_files
-from image_build.recipes import locked_version, operator, trainer
+from image_build.recipes import locked_version, operator, trainer, trl
 
 IMAGES = Path(__file__).parents[3] / "images"
 REQUIREMENTS = IMAGES.parent / "requirements"
@@ -63,7 +63,7 @@ def test_the_trainer_declares_its_torch_version() -> None:
 
 
 def test_the_torch_version_that_a_plain_build_declares_is_the_locked_one() -> None:
-    assert f"ARG TORCH_VERSION={locked_version('torch', 'cpu')}" in instructions("trainer")
+    assert f"ARG TORCH_VERSION={locked_version('torch', 'trainer-cpu.txt')}" in instructions("trainer")
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
@@ -86,15 +86,16 @@ def test_everything_that_is_installed_is_checked_against_a_hash(name: str) -> No
     assert all("--require-hashes" in command or "--no-index" in command for command in commands)
 
 
-@pytest.mark.parametrize("recipe", [operator(), trainer("cpu")], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", [operator(), trainer("cpu"), trl()], ids=lambda recipe: recipe.name)
 def test_a_build_sees_what_its_containerfile_copies_and_no_more(recipe) -> None:
     copied = " ".join(line for line in instructions(recipe.name) if line.startswith("COPY ") and "--from" not in line)
     files = {path.relative_to(recipe.context) for path in input_files(recipe)}
     for source in re.findall(
-        r"(?:crds|memory|operator|trainer|requirements|images)\b[\w./-]*", copied.replace("${DEVICE}", "cpu")
+        r"(?:crds|memory|operator|trainer|probe|requirements|images)\b[\w./-]*", copied.replace("${DEVICE}", "cpu")
     ):
         assert any(file.is_relative_to(source) for file in files), source
-    assert {file.parts[0] for file in files} <= {"crds", "memory", "requirements", "images", recipe.name}
+    probe = {"probe"} if recipe.name == "operator" else set()
+    assert {file.parts[0] for file in files} <= {"crds", "memory", "requirements", "images", recipe.name} | probe
     assert not any("__pycache__" in file.parts for file in files)
 
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
+from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.rollouts import RolloutBatch
 
 GIB = 2**30
+PLAN = MemoryPlan(
+    empty_cache=True,
+    expandable_segments=True,
+    rollout_sleep_level=2,
+    kv_cache_bytes=GIB,
+    micro_batch_tokens=4096,
+    logprob_chunk_tokens=8192,
+    activation_checkpointing=False,
+    optimizer_offload=False,
+    sync_bucket_bytes=GIB // 4,
+)
 
 
 def step_record(step: int, reward: float = 0.5, **changes: Any) -> StepRecord:
@@ -31,6 +45,32 @@ def step_record(step: int, reward: float = 0.5, **changes: Any) -> StepRecord:
         "committed_at": 1000.0 + step,
     }
     return StepRecord(**{**values, **changes})
+
+
+def plan_change(
+    generation: int, *, step: int = 1, seconds: float | None = None, preventive: bool = False
+) -> PlanChange:
+    """Smaller micro-batches after an update that failed; `seconds`: until it was done."""
+    return PlanChange(
+        generation=generation,
+        time=datetime(2026, 1, 2, tzinfo=UTC),
+        attempt=1,
+        step=step,
+        phase="update",
+        role="policy",
+        diagnosis=DiagnosisStatus(class_name="ActivationSpike", confidence=0.8, message="Too much."),
+        remedy=RemedyStatus(setting="microBatchTokens", before="4096", after="2048"),
+        level="Live",
+        preventive=preventive,
+        seconds_to_recover=seconds,
+    )
+
+
+def plan_change_record(
+    generation: int, micro_batch_tokens: int = 2048, seconds: float | None = None
+) -> PlanChangeRecord:
+    plan = PLAN.model_copy(update={"generation": generation, "micro_batch_tokens": micro_batch_tokens})
+    return PlanChangeRecord(change=plan_change(generation, seconds=seconds), plan=plan)
 
 
 def write_ledger(directory: Path, rewards: list[float]) -> Path:

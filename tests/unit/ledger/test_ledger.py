@@ -50,7 +50,7 @@ def test_attempts_are_numbered_and_know_where_they_went_on(tmp_path: Path) -> No
     path = write_ledger(tmp_path, [0.1, 0.2])
     with Ledger(path) as ledger:
         attempt = ledger.begin_attempt(2000.0, {"torch": "2"}, {"generation": 1}, {"controller": 7})
-        ledger.record_restore(checkpoint_step=1)
+        ledger.record(RestoreRecord(attempt=2, checkpoint_step=1, replayed_steps=1))
     assert (attempt.attempt, attempt.resumed_from) == (2, 2)
     reread = read_ledger(path).records
     assert reread[-2] == attempt

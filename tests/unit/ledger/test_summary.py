@@ -7,7 +7,7 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_trainer.ledger.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_trainer.ledger.summary import PeakMemory, Summary, summarize
-from tests.unit.ledger.samples import GIB, step_record
+from tests.unit.ledger.samples import GIB, plan_change_record, step_record
 
 
 def attempt(number: int, started_at: float, resumed_from: int = 0) -> AttemptRecord:
@@ -88,3 +88,9 @@ def test_a_run_that_died_before_its_first_step_has_a_summary_of_valid_json() -> 
     assert written["first_reward"] is None
     assert written["startup_seconds"] is None
     assert written["exit_code"] == 84
+
+
+def test_changes_of_the_plan_are_told_once_each_with_what_they_brought() -> None:
+    records: list[LedgerRecord] = [plan_change_record(2), step_record(1), plan_change_record(2, seconds=3.5)]
+    summary = summary_of([*records, plan_change_record(3)])
+    assert [(c.generation, c.seconds_to_recover) for c in summary.plan_changes] == [(2, 3.5), (3, None)]

@@ -1,54 +1,229 @@
+"""What keeps the policy out of its neighbour's memory, as far as it shows without a GPU: what the allocator is told."""
+
 from __future__ import annotations
 
+import weakref
+
 import pytest
+import structlog
 import torch
 
-from rljob_trainer.policy import memory_mitigations
-from rljob_trainer.policy.memory_mitigations import allocator_settings, classic_segments, optimizer_on_device
+from rljob_memory.allocator_settings import setting_problems
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.policy.config import PolicyMemory
+from rljob_trainer.policy.memory_mitigations import expandable_segments, optimizer_offload, weight_export
+from rljob_trainer.policy.memory_mitigations.cached_memory import WORTH_A_FLUSH_BYTES, cache_handed_back
+from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
+from rljob_trainer.policy.memory_mitigations.optimizer_offload import optimizer_on_device
+from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
 
-
-def test_the_whole_settings_string_is_kept_with_one_key_changed() -> None:
-    inherited = "garbage_collection_threshold:0.8,expandable_segments:False,roundup_power2_divisions:[256:1,512:2]"
-    assert allocator_settings(inherited, expandable_segments=True) == (
-        "garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
-    )
-    assert allocator_settings("", expandable_segments=False) == "expandable_segments:False"
+ON, OFF = "expandable_segments:True", "expandable_segments:False"
+NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
 
 
 @pytest.fixture
-def settings_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the allocator is told, in order; a cache that is handed back shows as `flush`."""
     told: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("flush"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: told.append("collect"))
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(expandable_segments, "torch_release", lambda _version: OLD_TORCH)
     return told
 
 
-def test_expandable_segments_come_back_also_when_the_export_fails(settings_made: list[str]) -> None:
+def expandable() -> ExpandableSegments:
+    segments = ExpandableSegments()
+    segments.enable()
+    return segments
+
+
+# --- expandable segments ---
+
+
+def test_the_whole_settings_string_is_kept_with_one_key_changed() -> None:
+    inherited = "garbage_collection_threshold:0.8,expandable_segments:False,roundup_power2_divisions:[256:1,512:2]"
+    assert settings_with(inherited, OLD_TORCH, expandable_segments=True) == (
+        "garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
+    )
+    assert settings_with("", OLD_TORCH, expandable_segments=False) == OFF
+
+
+def test_expandable_segments_grow_by_large_pages_where_torch_can_and_nobody_chose_otherwise() -> None:
+    def settings(inherited: str, enabled: bool) -> str:
+        made = settings_with(inherited, NEW_TORCH, expandable_segments=enabled)
+        assert setting_problems(made, NEW_TORCH) == []
+        return made
+
+    assert settings("", True) == f"{ON},large_segment_size_mb:256"
+    assert settings("", False) == f"{OFF},large_segment_size_mb:20", "classic segments keep torch's own size"
+    assert settings("large_segment_size_mb:64", True) == f"large_segment_size_mb:64,{ON}"
+
+
+def test_expandable_segments_come_back_also_when_the_export_fails(told: list[str]) -> None:
     def export() -> None:
-        with classic_segments(expandable_segments=True):
-            assert settings_made == ["expandable_segments:False", "flush"]
+        with expandable().disabled():
+            assert told == [ON, OFF, "flush"]
             raise RuntimeError("engine died")
 
     with pytest.raises(RuntimeError, match="engine died"):
         export()
-    assert settings_made[2:] == ["expandable_segments:True"]
+    assert told[3:] == [ON]
 
 
-def test_where_segments_are_classic_anyway_nothing_is_set(settings_made: list[str]) -> None:
-    with classic_segments(expandable_segments=False):
+def test_nested_switches_restore_the_state_that_was(told: list[str]) -> None:
+    segments = expandable()
+    with segments.disabled():
+        with segments.disabled():
+            pass
+        assert not segments.enabled, "the inner block must not switch on what the outer one needs off"
+    assert told == [ON, OFF, "flush", ON]
+
+
+def test_where_segments_are_classic_anyway_nothing_is_set(told: list[str]) -> None:
+    with ExpandableSegments().disabled():
         pass
-    assert settings_made == []
+    assert told == []
 
 
-def test_older_torch_is_told_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_the_state_at_the_start_is_that_of_the_environment(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"max_split_size_mb:64,{ON}")
+    segments = ExpandableSegments()
+    assert segments.enabled
+    with segments.disabled():
+        pass
+    assert told == [f"max_split_size_mb:64,{OFF}", "flush", f"max_split_size_mb:64,{ON}"]
+
+
+def test_a_switch_off_that_fails_ends_the_sync_with_a_sentence_and_one_on_only_warns(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = expandable()
+
+    def refuse(_settings: str) -> None:
+        raise ValueError("no such setting")
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse)
+    with pytest.raises(TrainerError, match=r"no such setting; set memory\.expandableSegments: Disabled"):
+        segments.disable()
+    assert segments.enabled
+
+    classic = ExpandableSegments()
+    with structlog.testing.capture_logs() as logs:
+        classic.enable()
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+    assert not classic.enabled
+
+
+def test_older_torch_is_told_under_its_own_name(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    by_old_name: list[str] = []
     monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", told.append)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    memory_mitigations.set_expandable_segments(True)
-    assert told == ["max_split_size_mb:64,expandable_segments:True"]
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", by_old_name.append)
+    ExpandableSegments().enable()
+    assert (told, by_old_name) == ([], [ON])
+
+
+# --- weight export ---
+
+
+class KeptBuffer:
+    """In the place of the real one, which is GPU memory."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+
+
+def reserving(bucket_bytes: int) -> PolicyMemory:
+    return PolicyMemory(64, 64, sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
+
+
+def test_switching_makes_classic_memory_for_the_sync_alone_and_gives_it_back(told: list[str]) -> None:
+    export = WeightExport(expandable(), largest_parameter_bytes=10)
+    export.arrange(PolicyMemory(64, 64, weight_export="SwitchSegments"))
+    with export.exporting():
+        assert told == [ON, OFF, "flush"]
+    assert told[3:] == ["collect", "flush", ON]
+    assert export.buffer is None
+
+
+def test_a_reserved_buffer_is_classic_memory_and_a_sync_from_it_switches_and_flushes_nothing(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_export, "ReservedBuffer", lambda size: told.append("allocate") or KeptBuffer(size))
+    export = WeightExport(expandable(), largest_parameter_bytes=10)
+    export.arrange(reserving(100))
+    assert told == [ON, OFF, "flush", "allocate", ON]
+    told.clear()
+    with export.exporting():
+        pass
+    assert told == []
+
+
+def test_a_reserved_buffer_holds_the_largest_parameter_and_grows_but_does_not_shrink(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_export, "ReservedBuffer", KeptBuffer)
+    export = WeightExport(ExpandableSegments(), largest_parameter_bytes=30)
+    sizes = []
+    for bucket_bytes in (20, 100, 50):
+        export.arrange(reserving(bucket_bytes))
+        assert export.buffer is not None
+        sizes.append(export.buffer.capacity_bytes)
+    assert sizes == [30, 100, 100]
+    export.arrange(PolicyMemory(64, 64))
+    assert export.buffer is None
+
+
+# --- cached memory ---
+
+
+@pytest.fixture
+def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that the allocator pretends to cache beside 7 that are in use."""
+    cached = [WORTH_A_FLUSH_BYTES]
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_stats",
+        lambda: {"reserved_bytes.all.current": cached[0] + 7, "allocated_bytes.all.current": 7},
+    )
+    return cached
+
+
+def test_cached_memory_goes_back_where_it_is_worth_a_flush(told: list[str], caching: list[int]) -> None:
+    for cached, flushes in ((WORTH_A_FLUSH_BYTES, ["flush"]), (WORTH_A_FLUSH_BYTES - 1, [])):
+        caching[0] = cached
+        with cache_handed_back(enabled=True):
+            pass
+        assert told == flushes
+        told.clear()
+
+
+def test_cached_memory_stays_where_the_plan_says_so(told: list[str], caching: list[int]) -> None:
+    with cache_handed_back(enabled=False):
+        pass
+    assert told == []
+
+
+def test_a_phase_that_failed_gives_back_what_it_held_though_its_error_is_kept(
+    told: list[str], caching: list[int]
+) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def phase() -> None:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError) as kept, cache_handed_back(enabled=True):
+        phase()
+    assert kept.value.__traceback__ is not None
+    assert held[0]() is None
+    assert told == ["flush"]
+
+
+# --- optimizer offload ---
 
 
 def test_an_offloaded_optimizer_state_is_on_the_device_only_within() -> None:
@@ -57,8 +232,28 @@ def test_an_offloaded_optimizer_state_is_on_the_device_only_within() -> None:
     parameter.grad = torch.ones(3)
     optimizer.step()
     state = optimizer.state[parameter]
-    # Any second device shows the moves; `meta` is one that every machine has.
+    # Any second device shows the moves; `meta` is one that every machine has, though nothing comes back from it.
     with optimizer_on_device(optimizer, torch.device("meta"), offload=False):
         assert state["exp_avg"].device.type == "cpu"
     with pytest.raises(NotImplementedError), optimizer_on_device(optimizer, torch.device("meta"), offload=True):
         assert state["exp_avg"].device.type == "meta"
+
+
+def test_an_optimizer_state_that_does_not_fit_on_the_device_is_in_host_memory_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moves: list[str] = []
+
+    def move(_optimizer: object, device: torch.device) -> None:
+        moves.append(device.type)
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory (made up)")
+
+    monkeypatch.setattr(optimizer_offload, "move_optimizer_state", move)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        optimizer_on_device(optimizer, torch.device("cuda"), offload=True),
+    ):
+        pass
+    assert moves == ["cuda", "cpu"]

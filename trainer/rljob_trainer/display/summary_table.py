@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rljob_trainer.display.numbers import short_seconds
+from rljob_api.plan_change import PlanChange
+from rljob_trainer.display.numbers import gibibytes, short_seconds
 from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS, Summary
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}
 _BAR_WIDTH = 24
+_MOST_PLAN_CHANGES = 5
 
 
 def print_summary(summary: Summary, console: Console, output: Path) -> None:
@@ -45,6 +47,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield from _phase_rows(summary, summary.step_seconds.sum)
     if summary.startup_seconds is not None:
         yield "start-up", short_seconds(summary.startup_seconds)
+    yield from _plan_change_rows(summary)
     for role, peak in sorted(summary.peak_memory.items()):
         yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}[/]"
 
@@ -56,6 +59,29 @@ def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, s
         share = seconds.sum / whole_seconds
         bar = "━" * max(1, round(share * _BAR_WIDTH))
         yield f"  {name}", f"[cyan]{bar:<{_BAR_WIDTH}}[/] {share:>4.0%}  {short_seconds(seconds.mean)}"
+
+
+def _plan_change_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    """The latest changes of the memory plan, each with what it answered and what it brought."""
+    hidden = len(summary.plan_changes) - _MOST_PLAN_CHANGES
+    if hidden > 0:
+        yield "plan changes", f"[dim]{hidden} before these[/]"
+    for number, change in enumerate(summary.plan_changes[-_MOST_PLAN_CHANGES:]):
+        yield "plan changes" if number == 0 and hidden <= 0 else "", escape(_plan_change(change))
+
+
+def _plan_change(change: PlanChange) -> str:
+    """`microBatchTokens 192 → 96, ActivationSpike at step 2, freed 5.7 GiB, recovered in 6.0 s`."""
+    when = "before" if change.preventive else "after"
+    parts = [
+        f"{change.remedy.setting} {change.remedy.before} → {change.remedy.after}",
+        f"{when} {change.diagnosis.class_name} at step {change.step}",
+    ]
+    if (freed := change.remedy.observed_bytes) is not None:
+        parts.append(f"freed {gibibytes(freed)}")
+    if change.seconds_to_recover is not None:
+        parts.append(f"recovered in {short_seconds(change.seconds_to_recover)}")
+    return ", ".join(parts)
 
 
 def _history(summary: Summary) -> str:

@@ -15,7 +15,10 @@ from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.durable_files import sync_directory, writing
 from rljob_trainer.ledger.records import (
     AttemptRecord,
+    FaultRecord,
     LedgerRecord,
+    PlanChangeRecord,
+    ReadyRecord,
     RestoreRecord,
     StepRecord,
     attempt_records,
@@ -119,15 +122,9 @@ class Ledger:
         self.attempts.append(record)
         return record
 
-    def record_restore(self, checkpoint_step: int) -> None:
-        """Note that the current attempt loaded the checkpoint of that step and replayed the steps since."""
-        self._append(
-            RestoreRecord(
-                attempt=len(self.attempts),
-                checkpoint_step=checkpoint_step,
-                replayed_steps=self.last_step - checkpoint_step,
-            )
-        )
+    def record(self, record: RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord) -> None:
+        """Make a record durable that commits no step."""
+        self._append(record)
 
     def commit(self, record: StepRecord) -> None:
         """Make the step durable. Raises `ValueError` unless it is the next one, `OutputUnavailable` on a full disk."""
@@ -162,7 +159,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> LedgerRecord:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         found = f"{field}: {first['msg']}" if field else first["msg"]
-        raise _corrupt(path, number, "an attempt, a restore or a step", found) from error
+        raise _corrupt(path, number, "one of the ledger's records", found) from error
 
 
 def _corrupt(path: Path, number: int, expected: str, found: str) -> OutputUnavailable:

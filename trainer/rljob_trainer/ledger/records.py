@@ -8,6 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from rljob_api.fault_injection import FaultClass, FaultPhase
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange
+from rljob_api.step_report import Evidence
+
 PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
 """The phases of a step, in their order."""
 
@@ -39,7 +44,7 @@ class AttemptRecord(_Record):
 
 
 class RestoreRecord(_Record):
-    """How the attempt came to the state after the last committed step: a checkpoint, and updates replayed on top.
+    """How the policy came to the state after a step: a checkpoint, and updates replayed on top.
 
     `checkpoint_step` is 0 where there was no checkpoint.
     """
@@ -48,6 +53,41 @@ class RestoreRecord(_Record):
     attempt: int = Field(ge=1)
     checkpoint_step: int = Field(ge=0)
     replayed_steps: int = Field(ge=0)
+
+
+class ReadyRecord(_Record):
+    """The attempt's roles are up, and work on a step. `seconds`: what each part of that took, from the attempt's start:
+    reading (model and task), ray, processes, policy, engine, checkpoint, replay, sync."""
+
+    kind: Literal["ready"] = "ready"
+    attempt: int = Field(ge=1)
+    seconds: dict[str, float]
+
+
+class PlanChangeRecord(_Record):
+    """One change of the memory plan, written before anything acts on it; and once more when the failed phase is done.
+
+    Of two with the same generation the later one counts: it knows what the change brought. `plan`: as it is from then
+    on. `evidence`: what it answers; absent for a change on an early warning. `seconds`: in the later one, what each
+    part of the recovery took, as in `ReadyRecord`; empty where it took a new attempt, or nothing but trying again.
+    """
+
+    kind: Literal["plan_change"] = "plan_change"
+    change: PlanChange
+    plan: MemoryPlan
+    evidence: Evidence | None = None
+    seconds: dict[str, float] = {}
+
+
+class FaultRecord(_Record):
+    """One fault that was asked for and is given, written before it is: none is given once too often."""
+
+    kind: Literal["fault"] = "fault"
+    attempt: int = Field(ge=1)
+    fault_class: FaultClass
+    phase: FaultPhase
+    step: int = Field(ge=1)
+    rank: int = Field(ge=0)
 
 
 class RewardStatistics(_Record):
@@ -104,7 +144,7 @@ class StepRecord(_Record):
         return peaks
 
 
-LedgerRecord = AttemptRecord | RestoreRecord | StepRecord
+LedgerRecord = AttemptRecord | RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord | StepRecord
 _RECORD: TypeAdapter[LedgerRecord] = TypeAdapter(Annotated[LedgerRecord, Field(discriminator="kind")])
 
 
@@ -119,3 +159,13 @@ def step_records(records: Sequence[LedgerRecord]) -> list[StepRecord]:
 
 def attempt_records(records: Sequence[LedgerRecord]) -> list[AttemptRecord]:
     return [record for record in records if isinstance(record, AttemptRecord)]
+
+
+def plan_change_records(records: Sequence[LedgerRecord]) -> list[PlanChangeRecord]:
+    """The latest of each generation, in the order of the generations."""
+    latest = {record.change.generation: record for record in records if isinstance(record, PlanChangeRecord)}
+    return [latest[generation] for generation in sorted(latest)]
+
+
+def fault_records(records: Sequence[LedgerRecord]) -> list[FaultRecord]:
+    return [record for record in records if isinstance(record, FaultRecord)]

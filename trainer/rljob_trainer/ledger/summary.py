@@ -9,12 +9,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.plan_change import PlanChange
 from rljob_trainer.ledger.records import (
     PHASES,
     LedgerRecord,
     RestoreRecord,
     StepRecord,
     attempt_records,
+    plan_change_records,
     step_records,
 )
 
@@ -47,7 +49,8 @@ class Summary(_SummaryPart):
     `tokens`: prompt and response tokens of all committed steps; `tokens_per_second`: a second of the step loop.
     `step_seconds`: whole steps, so more than the sum of the phases. `startup_seconds`: from the start of the last
     attempt that committed a step to the beginning of its first step, replayed updates included; null without a step.
-    `replayed_steps`: updates done again from the journal, over all attempts.
+    `replayed_steps`: updates done again from the journal, over all attempts. `plan_changes`: of the memory plan, oldest
+    first.
     """
 
     job: str
@@ -66,6 +69,7 @@ class Summary(_SummaryPart):
     step_seconds: PhaseSeconds | None
     seconds_by_phase: dict[str, PhaseSeconds]
     peak_memory: dict[str, PeakMemory]
+    plan_changes: list[PlanChange]
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
@@ -96,6 +100,7 @@ def summarize(
         step_seconds=PhaseSeconds(sum=sum(seconds), mean=fmean(seconds)) if seconds else None,
         seconds_by_phase=_seconds_by_phase(steps),
         peak_memory=_peak_memory(steps),
+        plan_changes=[record.change for record in plan_change_records(records)],
     )
 
 

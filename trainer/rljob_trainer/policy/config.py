@@ -16,8 +16,10 @@ class PolicyMemory:
     `micro_batch_tokens`: most tokens in one forward and backward pass, padding included. `logprob_chunk_tokens`: tokens
     whose logits over the vocabulary exist at a time. `activation_checkpointing`: keep only each layer's input, and
     compute the rest again in backward. `optimizer_offload`: AdamW's moments lie in host memory between updates.
-    `empty_cache`: hand cached GPU memory back after an update. `expandable_segments`: let the caching allocator grow
-    its segments, which ends fragmentation by sequences of changing lengths.
+    `empty_cache`: hand cached GPU memory back when a phase has ended. `expandable_segments`: let the caching allocator
+    grow its segments, which ends fragmentation by sequences of changing lengths. `detach_metrics`: keep the numbers of
+    a micro-batch, not its graph. `sync_bucket_bytes`: weights that are sent to the engines at once. `weight_export`:
+    where they are packed on a GPU, see `memory_mitigations.weight_export`.
     """
 
     micro_batch_tokens: int
@@ -26,6 +28,9 @@ class PolicyMemory:
     optimizer_offload: bool = False
     empty_cache: bool = True
     expandable_segments: bool = True
+    detach_metrics: bool = True
+    sync_bucket_bytes: int = 256 << 20
+    weight_export: Literal["ReservedBuffer", "SwitchSegments"] = "SwitchSegments"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self._temperature = temperature
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
 
     def forward(self, input_ids: Tensor, hidden_rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each of `targets`, [T] float32.
@@ -43,7 +43,7 @@ class PolicyModel(nn.Module):
             self.causal_lm.get_output_embeddings().weight,
             targets,
             temperature=self._temperature,
-            chunk_tokens=self._chunk_tokens,
+            chunk_tokens=self.chunk_tokens,
         )
 
     @property
@@ -74,9 +74,12 @@ def read_policy_model(model_dir: Path, *, temperature: float, chunk_tokens: int)
     return PolicyModel(causal_lm.train(), temperature=temperature, chunk_tokens=chunk_tokens)
 
 
-def checkpoint_activations(model: PolicyModel) -> None:
-    """Keep only each layer's input for backward; the layer runs a second time there."""
-    model.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
+    """Whether a layer keeps its input alone for backward, and runs a second time there, or keeps all it needs."""
+    if enabled:
+        model.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.causal_lm.gradient_checkpointing_disable()
 
 
 def fuse_kernels(model: PolicyModel) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -15,14 +16,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from rljob_trainer.policy import checkpoint, export
-from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.memory_mitigations import (
-    classic_segments,
-    optimizer_on_device,
-    release_cached_memory,
-    release_exported_memory,
-    set_expandable_segments,
-)
+from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass
+from rljob_trainer.policy.memory_mitigations.cached_memory import cache_handed_back
+from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.kept_graphs import allow_kept_graphs
+from rljob_trainer.policy.memory_mitigations.optimizer_offload import move_optimizer_state, optimizer_on_device
+from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, fuse_kernels, read_policy_model, shard
 from rljob_trainer.policy.optimizer import adamw
 from rljob_trainer.policy.process_group import Rendezvous, init_process_group
@@ -30,6 +30,8 @@ from rljob_trainer.policy.result import ModelInfo, UpdateResult
 from rljob_trainer.policy.update import PolicyUpdate
 from rljob_trainer.rollouts import FloatArray, RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
+from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
+from rljob_trainer.weight_sync.ipc import ReservedBuffer
 
 
 class PolicyRank:
@@ -42,8 +44,8 @@ class PolicyRank:
         self.rank, self.world_size, self.config = rank, world_size, config
         self._device = torch.device(config.device)
         self._dtype: torch.dtype = getattr(torch, config.dtype)
-        # Only where there are GPUs is there an allocator to set.
-        self._expandable_segments = config.memory.expandable_segments and config.device == "cuda"
+        self._on_gpu = config.device == "cuda"
+        self._segments = ExpandableSegments()
         self._rendezvous = Rendezvous(world_size)
         self._memory_log = MemoryLog(config.output_dir / "memory" / f"policy-{rank}.jsonl", config.device)
         self._step = 0
@@ -54,6 +56,11 @@ class PolicyRank:
 
     def connect(self, master_address: str, master_port: int) -> None:
         """Join the process group; returns when all ranks have."""
+        self._memory_log.begin_phase(self._step, "load")
+        if self.config.device == "cuda":
+            attach_out_of_memory_observer(
+                self.config.output_dir / "oom", "policy", self.rank, lambda: self._memory_log.where
+            )
         if self.config.device == "cpu":
             _make_deterministic()
         init_process_group(
@@ -64,11 +71,13 @@ class PolicyRank:
         """Read and shard the model, and make its optimizer. Raises `BadInput` where the model cannot be used."""
         self._model = self._sharded_model()
         if self.config.memory.activation_checkpointing:
-            checkpoint_activations(self._model)
+            checkpoint_activations(self._model, enabled=True)
+        if not self.config.memory.detach_metrics:
+            allow_kept_graphs()
         reference = self._sharded_model().requires_grad_(False) if self.config.loss.kl_coefficient > 0 else None
-        if self._expandable_segments:
-            # Only now: the weights lie in classic memory, from which they can be exported.
-            set_expandable_segments(True)
+        self._weight_export = WeightExport(self._segments, self._largest_parameter_bytes())
+        if self._on_gpu:
+            self._arrange_gpu_memory()
         self._optimizer = adamw(self._model, self.config)
         self._update = PolicyUpdate(
             self.config, self._model, self._optimizer, reference, self._device, self._log_micro_batch
@@ -83,14 +92,10 @@ class PolicyRank:
         self._step = batch.step
         # Random numbers, where a model draws any, follow from the step's number, so that a replayed step repeats.
         torch.manual_seed(self.config.seed + batch.step)
-        self._memory_log.begin_phase()
-        try:
-            with self._optimizer_on_device():
-                metrics = self._update.run(batch)
-        finally:
-            self._optimizer.zero_grad(set_to_none=True)
-            if self.config.device == "cuda" and self.config.memory.empty_cache:
-                release_cached_memory()
+        self._memory_log.begin_phase(batch.step, "update")
+        self._update.parameters_touched = False
+        with self._cache_handed_back(), self._clean_afterwards():
+            metrics = self._update.run(batch)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
 
@@ -98,11 +103,12 @@ class PolicyRank:
         """The policy's log-probabilities of all response tokens, parallel to `batch.response_ids`."""
         updates = self._update.micro_batches(batch)
         micro_batches = chain.from_iterable(updates)
-        mine = {
-            completion: part
-            for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(updates), strict=True)
-            for completion, part in micro_batch.by_completion(logprobs.cpu().numpy())
-        }
+        with self._cache_handed_back():
+            mine = {
+                completion: part
+                for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(updates), strict=True)
+                for completion, part in micro_batch.by_completion(logprobs.cpu().numpy())
+            }
         shares: list[dict[int, FloatArray]] = [{} for _ in range(self.world_size)]
         dist.all_gather_object(shares, mine)
         found = {completion: values for share in shares for completion, values in share.items()}
@@ -117,14 +123,16 @@ class PolicyRank:
     @contextmanager
     def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
         """`named_full_parameters`, within memory that another process can be given a handle of (CUDA IPC)."""
-        self._memory_log.begin_phase()
-        with classic_segments(expandable_segments=self._expandable_segments):
-            try:
-                yield self.named_full_parameters()
-            finally:
-                if self.config.device == "cuda":
-                    release_exported_memory()
+        self._memory_log.begin_phase(self._step, "sync")
+        exporting = self._weight_export.exporting() if self._on_gpu else nullcontext()
+        with self._cache_handed_back(), exporting:
+            yield self.named_full_parameters()
         self._memory_log.record(self._step, "sync")
+
+    @property
+    def export_buffer(self) -> ReservedBuffer | None:
+        """Where exported weights are packed; None: in a buffer for each bucket."""
+        return self._weight_export.buffer
 
     def weights_digest(self) -> str:
         """SHA-256 of all parameters, in float32; the same on every rank."""
@@ -132,14 +140,39 @@ class PolicyRank:
 
     def export_pretrained(self, directory: Path) -> None:
         """Write the model in Hugging Face format, with the tokenizer of the model it came from."""
-        export.export_pretrained(self._model, self._dtype, self.config.model_dir, directory)
+        with self._cache_handed_back():
+            export.export_pretrained(self._model, self._dtype, self.config.model_dir, directory)
+
+    # --- the memory plan ---
+
+    def change_memory(self, memory: PolicyMemory) -> None:
+        """Go on under other memory settings. The weights, and what is learnt from a batch, stay the same."""
+        offload, checkpointing = memory.optimizer_offload, memory.activation_checkpointing
+        if not memory.detach_metrics and self.config.memory.detach_metrics:
+            allow_kept_graphs()
+        if offload != self.config.memory.optimizer_offload:
+            move_optimizer_state(self._optimizer, torch.device("cpu") if offload else self._device)
+        if checkpointing != self.config.memory.activation_checkpointing:
+            checkpoint_activations(self._model, enabled=checkpointing)
+        self._model.chunk_tokens = memory.logprob_chunk_tokens
+        self.config = self._update.config = replace(self.config, memory=memory)
+        if self._on_gpu:
+            self._arrange_gpu_memory()
+
+    def parameters_touched(self) -> bool:
+        """Whether the latest update, complete or not, has begun to write parameters.
+
+        If not, a single rank whose update raised can run it again: the result is that of a first run.
+        """
+        return self._update.parameters_touched
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
         """Copy policy and optimizer, and begin to write the copy into `directory`; updates may go on meanwhile."""
-        self._memory_log.begin_phase()
-        self._checkpoint_writer.start(self._model, self._optimizer, directory)
+        self._memory_log.begin_phase(self._step, "checkpoint")
+        with self._cache_handed_back():
+            self._checkpoint_writer.start(self._model, self._optimizer, directory)
         self._memory_log.record(self._step, "checkpoint")
 
     def checkpoint_written(self) -> bool:
@@ -152,7 +185,8 @@ class PolicyRank:
 
     def load_checkpoint(self, directory: Path) -> None:
         """Set policy and optimizer to a checkpoint, bit for bit."""
-        with self._optimizer_on_device():
+        offload = self.config.memory.optimizer_offload
+        with self._cache_handed_back(), optimizer_on_device(self._optimizer, self._device, offload=offload):
             checkpoint.load_checkpoint(self._model, self._optimizer, directory)
 
     # --- how ---
@@ -168,11 +202,34 @@ class PolicyRank:
         shard(model, init_device_mesh(self.config.device, (self.world_size,)), self._dtype)
         return model
 
-    def _optimizer_on_device(self) -> AbstractContextManager[None]:
-        return optimizer_on_device(self._optimizer, self._device, offload=self.config.memory.optimizer_offload)
+    def _cache_handed_back(self) -> AbstractContextManager[None]:
+        """Around what ends with the GPU in other hands: the engine's, the checkpoint's, another process's."""
+        return cache_handed_back(enabled=self._on_gpu and self.config.memory.empty_cache)
+
+    @contextmanager
+    def _clean_afterwards(self) -> Iterator[None]:
+        """Afterwards there are no gradients, and a single rank can be given the next update, or this one again."""
+        try:
+            yield
+        except BaseException:
+            if self.world_size == 1:
+                forget_interrupted_pass(self._model)
+            raise
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
 
     def _log_micro_batch(self, number: int) -> None:
         self._memory_log.record(self._step, "update", number)
+
+    def _arrange_gpu_memory(self) -> None:
+        # First: a buffer that is kept for exports shall lie in classic memory, as the weights do.
+        self._weight_export.arrange(self.config.memory)
+        wanted = self.config.memory.expandable_segments
+        if wanted != self._segments.enabled:
+            (self._segments.enable if wanted else self._segments.disable)()
+
+    def _largest_parameter_bytes(self) -> int:
+        return max(parameter.numel() for parameter in self._model.parameters()) * self._dtype.itemsize
 
     def _model_info(self) -> ModelInfo:
         causal_lm = self._model.causal_lm

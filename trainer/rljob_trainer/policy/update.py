@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -18,6 +18,7 @@ from rljob_trainer.algorithm.batching import split_updates
 from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, policy_loss
 from rljob_trainer.algorithm.micro_batch import MicroBatch, completions_with_tokens, micro_batches_of
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.memory_mitigations.optimizer_offload import optimizer_on_device
 from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollouts import RolloutBatch
@@ -28,7 +29,8 @@ class PolicyUpdate:
     """Updates `model` from scored rollouts. Every rank is given the whole batch and takes its share of it.
 
     `reference`: the initial model, where the loss has a KL term. `after_micro_batch`: called with the number of each
-    micro-batch of the step once its backward is done.
+    micro-batch of the step once its backward is done. `parameters_touched`: set by a run that comes as far as an
+    optimizer step.
     """
 
     config: PolicyConfig
@@ -37,18 +39,22 @@ class PolicyUpdate:
     reference: PolicyModel | None
     device: torch.device
     after_micro_batch: Callable[[int], None]
+    parameters_touched: bool = False
 
     def run(self, batch: RolloutBatch) -> dict[str, float]:
         """The step's updates; the metrics of `UpdateResult`, the same on every rank."""
-        updates = self.micro_batches(batch)
+        updates = [deque(micro_batches) for micro_batches in self.micro_batches(batch)]
         # With one update a step, the policy before it is the policy itself.
         old_logprobs = deque(self.logprobs(updates) if len(updates) > 1 else [])
         self._set_learning_rate(batch.step)
 
-        metrics, grad_norms, number = UpdateMetrics(), [], 0
+        metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
+        grad_norms: list[float] = []
+        number = 0
         for micro_batches in updates:
-            for micro_batch in micro_batches:
-                metrics.add(self._backward(micro_batch, old_logprobs.popleft() if old_logprobs else None))
+            while micro_batches:
+                # Taken out, so that nothing of it is left once its backward is done.
+                metrics.add(self._backward(micro_batches.popleft(), old_logprobs.popleft() if old_logprobs else None))
                 self.after_micro_batch(number)
                 number += 1
             grad_norms.append(self._optimizer_step())
@@ -80,12 +86,15 @@ class PolicyUpdate:
         ]
 
     @torch.no_grad()
-    def logprobs(self, updates: list[list[MicroBatch]]) -> list[Tensor]:
+    def logprobs(self, updates: Iterable[Iterable[MicroBatch]]) -> list[Tensor]:
         """The policy's log-probabilities of the tokens of every micro-batch, in order."""
         return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
 
     def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
-        """Add the micro-batch's gradient to the parameters' gradients; nothing of its graph outlives the call."""
+        """Add the micro-batch's gradient to the parameters' gradients; nothing of its graph outlives the call.
+
+        But where metrics are not detached: then the graph stays, with all that it has saved for backward.
+        """
         logprobs, entropy = self._forward(self.model, micro_batch)
         loss, metrics = policy_loss(
             TokenValues(
@@ -101,8 +110,9 @@ class PolicyUpdate:
             self.config.loss,
         )
         # FSDP averages gradients over the ranks; the weights have already divided by the whole batch.
-        (loss * dist.get_world_size()).backward()
-        return metrics
+        keeps_graph = not self.config.memory.detach_metrics
+        (loss * dist.get_world_size()).backward(retain_graph=keeps_graph)
+        return replace(metrics, sums=metrics.sums | {"loss": loss}) if keeps_graph else metrics
 
     def _optimizer_step(self) -> float:
         """Clip and apply the gradients; the norm before clipping. A gradient that is not finite is thrown away."""
@@ -110,7 +120,10 @@ class PolicyUpdate:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if math.isfinite(total):
-            self.optimizer.step()
+            # Only here, where no activations are left: the state need not lie beside them.
+            with optimizer_on_device(self.optimizer, self.device, offload=self.config.memory.optimizer_offload):
+                self.parameters_touched = True
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return total
 

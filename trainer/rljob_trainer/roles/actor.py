@@ -9,10 +9,25 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import DeviceOutOfMemory, OutputUnavailable, SharedMemoryExhausted, TrainerError
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.time_mark import time_mark
+from rljob_trainer.errors import (
+    DeviceOutOfMemory,
+    HostOutOfMemory,
+    OutputUnavailable,
+    SharedMemoryExhausted,
+    TrainerError,
+)
+from rljob_trainer.roles.faults import ArmedFault
+
+_HOST = {FailureKind.HOST}
+_SHARED_MEMORY = {FailureKind.SHARED_MEMORY, FailureKind.SHARED_SEGMENT, FailureKind.OBJECT_STORE}
+_NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR}
 
 
 class RoleActor:
@@ -22,22 +37,32 @@ class RoleActor:
     vLLM. Failures that a person can act on leave the process as a `TrainerError`, for the same reason.
     """
 
-    def __init__(self, role: str, log: Path) -> None:
-        """`role`: the class, as `module:Class`. stdout and stderr are appended to `log`."""
+    def __init__(self, name: str, role: str, log: Path) -> None:
+        """`name`: `policy-0`. `role`: the class, as `module:Class`. stdout and stderr are appended to `log`."""
         _redirect_output(log)
+        _mark_log(f"{name} begins as process {os.getpid()}")
+        self._name = name
         self._class_name = role
         self._role: Any = None
+        self._faults: list[ArmedFault] = []
 
     def construct(self, *arguments: Any) -> int:
         """Make the role's object; returns the process id."""
         module, _, name = self._class_name.partition(":")
-        with _readable_failures():
+        with _readable_failures(self._name):
             self._role = getattr(importlib.import_module(module), name)(*arguments)
         return os.getpid()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        with _readable_failures():
+        with _readable_failures(self._name):
+            if fault := next((fault for fault in self._faults if fault.method == method), None):
+                self._faults.remove(fault)
+                fault.strike(self._role)
             return getattr(self._role, method)(*arguments)
+
+    def arm(self, fault: ArmedFault) -> None:
+        """Fail in the next call of the fault's method."""
+        self._faults.append(fault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +86,55 @@ class RemoteMethod:
         return self.actor.call.remote(self.method, *arguments)
 
 
-def spawn(role: str, log: Path, options: Mapping[str, Any]) -> RoleHandle:
+def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHandle:
     """Start the role's process with Ray's actor `options`; returns before it is up."""
     import ray
 
-    return RoleHandle(ray.remote(RoleActor).options(**options).remote(role, log))
+    return RoleHandle(ray.remote(RoleActor).options(**options).remote(name, role, log))
 
 
 @contextmanager
-def _readable_failures() -> Iterator[None]:
+def _readable_failures(actor: str) -> Iterator[None]:
+    """A failure of the block that is known leaves it as a `TrainerError` that says which actor it was in."""
     try:
         yield
-    except TrainerError:
-        raise
+    except TrainerError as error:
+        # Ray's own class for what another actor raised cannot be raised again in this one.
+        raise (_of_another_actor(error) or error.of(error.actor or actor)) from None
     except Exception as error:
-        known = _known_failure(error)
+        known = known_failure(error)
         if known is None:
             raise
-        traceback.print_exc()
+        _mark_log(f"{actor} failed")
+        known.trace = traceback.format_exc()
+        print(known.trace, file=sys.stderr, flush=True)
         # `from None`: the cause may hold torch objects.
-        raise known from None
+        raise known.of(actor) from None
 
 
-def _known_failure(error: Exception) -> TrainerError | None:
-    names = {cls.__name__ for cls in type(error).__mro__}
+def _of_another_actor(error: TrainerError) -> TrainerError | None:
+    """What an actor that was called from here raised."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, TrainerError) else None
+
+
+def known_failure(error: Exception) -> TrainerError | None:
+    """What `error` is to people: which memory ran out, or that a disk is full; None where it is something else."""
     text = str(error)
-    if "OutOfMemoryError" in names or "CUDA out of memory" in text or "CUDA Error: out of memory" in text:
+    if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
         return DeviceOutOfMemory(text)
-    if "No space left on device" in text:
-        return SharedMemoryExhausted(text) if "/dev/shm" in text else OutputUnavailable(f"the disk is full: {text}")
-    return None
+    if "No space left on device" in text and "/dev/shm" not in text:
+        return OutputUnavailable(f"the disk is full: {text}")
+    found = match_signature(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    if found is None or found[0] in _NOT_OF_MEMORY:
+        return None
+    if found[0] in _HOST:
+        return HostOutOfMemory(text or type(error).__name__)
+    return SharedMemoryExhausted(text) if found[0] in _SHARED_MEMORY else DeviceOutOfMemory(text)
+
+
+def _mark_log(what: str) -> None:
+    print(time_mark(datetime.now(UTC), what), file=sys.stderr, flush=True)
 
 
 def _redirect_output(log: Path) -> None:

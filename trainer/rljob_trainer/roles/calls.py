@@ -35,7 +35,7 @@ def _result(reference: Any, name: str, doing: str) -> Any:
         return ray.get(reference)
     except exceptions.RayTaskError as error:
         if isinstance(error.cause, TrainerError):
-            raise error.cause.of(name) from None
+            raise error.cause.of(error.cause.actor or name) from None
         failure = TrainerError(f"{name} failed while {doing}: {type(error.cause).__name__}: {error.cause}")
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:

@@ -6,24 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from rljob_trainer.errors import WorkerLost
-from rljob_trainer.hardware import Device
+from rljob_api.plan_change import Role
+from rljob_trainer.errors import DeviceOutOfMemory, TrainerError
+from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.placement import Bundle
+from rljob_trainer.roles.role_processes import RoleProcesses, placement_group
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
 from rljob_trainer.telemetry.memory import MemorySample
 
 POLICY = "rljob_trainer.roles.policy_actor:PolicyActor"
 ENGINE = "rljob_trainer.roles.rollout_actor:RolloutActor"
-
-_PLACEMENT_SECONDS = 60
-"""The room is there when it is asked for, but for a worker that died just then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +35,75 @@ class RoleSettings:
     rollout: RolloutConfig
     policy_environment: dict[str, str]
     rollout_environment: dict[str, str]
-    sync_bucket_bytes: int
     output_dir: Path
     bundles: tuple[Bundle, ...] | None
 
 
 class ColocatedRoles:
-    """Calls go to all actors of a role at once; each method returns when all are done, or raises the first failure."""
+    """Calls go to all actors of a role at once; each method returns when all are done, or raises the first failure.
 
-    def __init__(self, settings: RoleSettings) -> None:
-        self._settings = settings
-        self._sleeps = settings.rollout.device == "cuda" and settings.rollout.sleep_level > 0
-        group = None if settings.bundles is None else _placement_group(settings.bundles)
-        self._policy = self._spawn("policy", POLICY, group, settings.policy_environment)
-        self._engines = self._spawn("rollout", ENGINE, group, settings.rollout_environment)
+    `policy_at`: the step after whose update the policy's weights are, 0 for those it began with; None where they are
+    unknown: nothing is loaded, or an update ended halfway. `engines_at`: the same of the engines' weights.
+    """
 
-    # --- start ---
+    def __init__(self, settings: RoleSettings, clock: PartClock) -> None:
+        """`clock`: counts what the parts of bringing roles up take."""
+        self.settings = settings
+        self.policy_at: int | None = None
+        self.engines_at: int | None = None
+        self.clock = clock
+        group = placement_group(settings.bundles)
+        of_all = (settings.ranks, settings.rollout.device, group, settings.output_dir / "logs")
+        self.policy = RoleProcesses("policy", POLICY, *of_all)
+        self.engines = RoleProcesses("rollout", ENGINE, *of_all)
+
+    # --- start, change and end ---
 
     def construct(self) -> dict[str, int]:
-        """Start the processes; their ids by actor name."""
-        settings = self._settings
-        policy = {
-            name: handle.actor.construct.remote(rank, settings.ranks, settings.policy, settings.sync_bucket_bytes)
-            for rank, (name, handle) in enumerate(self._policy.items())
-        }
-        engines = {
-            name: handle.actor.construct.remote(rank, settings.rollout, settings.output_dir)
-            for rank, (name, handle) in enumerate(self._engines.items())
-        }
-        return wait_for({**policy, **engines}, "starting")
+        """Start the processes that are not up; their ids by actor name."""
+        settings = self.settings
+        calls: Calls = {}
+        with self.clock.part("processes"):
+            if not self.policy.started:
+                self.policy.start(settings.policy_environment)
+                calls |= self.policy.construct(settings.ranks, settings.policy)
+            if not self.engines.started:
+                self.engines.start(settings.rollout_environment)
+                calls |= self.engines.construct(settings.rollout, settings.output_dir)
+            return wait_for(calls, "starting")
+
+    @property
+    def up(self) -> bool:
+        """Whether both roles are there to work."""
+        return self.policy.loaded and self.engines.loaded
 
     def load(self) -> None:
-        """Load the policy and start the engines: one after the other on GPUs, where each measures what is free."""
-        host, port = wait_for({"policy-0": self._policy["policy-0"].rendezvous.remote()}, "starting")["policy-0"]
-        wait_for(self._call_policy("connect", host, port), "joining the process group")
-        loading = self._call_policy("load")
-        if self._settings.policy.device == "cuda":
-            wait_for(loading, "loading the policy")
-            wait_for(self._call_engines("start"), "starting the engine")
+        """Make what was constructed ready: the policy with the weights that it begins with, the engines with none."""
+        self._begin_loading_policy()
+        if self._on_gpu or self.engines.loaded:
+            # On a GPU one after the other, since each measures what is free.
+            self._finish_loading_policy()
+        if not self.engines.loaded:
+            self._begin_loading_engines()
+            with self.clock.part("engine"):
+                wait_for({**self.policy.loading, **self.engines.loading}, "loading the policy and starting the engine")
+            self.engines.loaded = True
+            self._finish_loading_policy()
+
+    def change(self, settings: RoleSettings) -> None:
+        """Settings for processes that start from now on; a policy that stays up takes what a live process can."""
+        self.settings = settings
+        if self.policy.loaded:
+            wait_for(self.policy.call("change_memory", settings.policy.memory), "changing the policy's memory settings")
+
+    def end(self, role: Role) -> None:
+        """End a role's processes, with whatever they hold; others can then be constructed."""
+        if role == "policy":
+            self.policy.end()
+            self.policy_at = None
         else:
-            wait_for({**loading, **self._call_engines("start")}, "loading the policy and starting the engine")
+            self.engines.end()
+            self.engines_at = None
 
     # --- the phases of a step ---
 
@@ -88,12 +114,12 @@ class ColocatedRoles:
 
         The prompts are dealt to the engines in order.
         """
-        shares = _contiguous_shares(len(prompts), len(self._engines))
+        shares = _contiguous_shares(len(prompts), len(self.engines))
         calls: Calls = {
             name: engine.generate_for_step.remote(
                 step, [prompt.token_ids for prompt in prompts[share]], group_size, list(seeds[share])
             )
-            for (name, engine), share in zip(self._engines.items(), shares, strict=True)
+            for (name, engine), share in zip(self.engines.handles.items(), shares, strict=True)
             if share.start < share.stop
         }
         generated = wait_for(calls, "generating")
@@ -101,86 +127,104 @@ class ColocatedRoles:
         return completions, {name: memory for name, (_, memory) in generated.items()}
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
-        """One step's update on all ranks, with the engines asleep. Results by actor name; the metrics of all agree."""
+        """One step's update on all ranks, with the engines asleep. Results by actor name; the metrics of all agree.
+
+        Where it fails, `policy_at` says whether the policy is still what it was.
+        """
         import ray
 
-        if self._sleeps:
-            wait_for(self._call_engines("sleep"), "going to sleep")
+        self._put_engines_to_sleep()
         # For one rank Ray decides by size whether a batch goes through shared memory; for several it shall do so once.
-        given = batch if len(self._policy) == 1 else ray.put(batch)
-        return wait_for(self._call_policy("update", given), "updating")
+        given = batch if len(self.policy) == 1 else ray.put(batch)
+        before, self.policy_at = self.policy_at, None
+        try:
+            results = wait_for(self.policy.call("update", given), "updating")
+        except DeviceOutOfMemory:
+            self.policy_at = before if self._update_left_the_policy_alone() else None
+            raise
+        self.policy_at = batch.step
+        return results
 
     def sync(self, version: int) -> None:
         """Bring the policy's weights to every engine, and wake them where they slept."""
+        self.engines_at = None
         if self._sleeps:
-            wait_for(self._call_engines("wake_weights"), "waking the weights")
-        wait_for(self._call_policy("sync", list(self._engines.values()), version), "syncing the weights")
+            wait_for(self.engines.call("wake_weights"), "waking the weights")
+        wait_for(self.policy.call("sync", list(self.engines.handles.values()), version), "syncing the weights")
         if self._sleeps:
-            wait_for(self._call_engines("wake_kv_cache"), "waking the KV cache")
+            wait_for(self.engines.call("wake_kv_cache"), "waking the KV cache")
+        self.engines_at = version
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
         """Begin to write the state; it is copied when this returns, and durable when `finish_checkpoint` returns."""
-        wait_for(self._call_policy("start_checkpoint", directory), "starting a checkpoint")
+        wait_for(self.policy.call("start_checkpoint", directory), "starting a checkpoint")
 
     def checkpoint_written(self) -> bool:
         """Whether `finish_checkpoint` would return at once."""
-        return all(wait_for(self._call_policy("checkpoint_written"), "writing a checkpoint").values())
+        return all(wait_for(self.policy.call("checkpoint_written"), "writing a checkpoint").values())
 
     def finish_checkpoint(self) -> None:
-        wait_for(self._call_policy("finish_checkpoint"), "writing a checkpoint")
+        wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
 
-    def load_checkpoint(self, directory: Path) -> None:
-        wait_for(self._call_policy("load_checkpoint", directory), "loading a checkpoint")
+    def load_checkpoint(self, directory: Path, step: int) -> None:
+        """Set the policy to the checkpoint in `directory`, which is of `step`."""
+        self.policy_at = None
+        wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
+        self.policy_at = step
 
     def export_pretrained(self, directory: Path) -> None:
         """Write the policy in Hugging Face format."""
-        wait_for(self._call_policy("export_pretrained", directory), "exporting the model")
+        wait_for(self.policy.call("export_pretrained", directory), "exporting the model")
 
     # --- how ---
 
-    def _call_policy(self, method: str, *args: Any) -> Calls:
-        return {name: getattr(actor, method).remote(*args) for name, actor in self._policy.items()}
+    @property
+    def _on_gpu(self) -> bool:
+        return self.settings.policy.device == "cuda"
 
-    def _call_engines(self, method: str, *args: Any) -> Calls:
-        return {name: getattr(actor, method).remote(*args) for name, actor in self._engines.items()}
+    @property
+    def _sleeps(self) -> bool:
+        return self._on_gpu and self.settings.rollout.sleep_level > 0
 
-    def _spawn(self, role: str, class_name: str, group: Any, environment: dict[str, str]) -> dict[str, RoleHandle]:
-        names = [f"{role}-{rank}" for rank in range(self._settings.ranks)]
-        return {
-            name: spawn(
-                class_name,
-                self._settings.output_dir / "logs" / f"{name}.log",
-                _options(rank, group, self._settings.rollout.device, environment),
-            )
-            for rank, name in enumerate(names)
-        }
+    def _put_engines_to_sleep(self) -> None:
+        if self._sleeps:
+            self.engines_at = None
+            wait_for(self.engines.call("sleep"), "going to sleep")
+
+    def _begin_loading_policy(self) -> None:
+        if self.policy.loading:
+            return
+        if self.engines.loaded:
+            self._put_engines_to_sleep()
+        with self.clock.part("policy"):
+            [(host, port)] = wait_for(self.policy.call_first("rendezvous"), "starting").values()
+            wait_for(self.policy.call("connect", host, port), "joining the process group")
+            self.policy.loading = self.policy.call("load")
+
+    def _finish_loading_policy(self) -> None:
+        if self.policy.loaded:
+            return
+        with self.clock.part("policy"):
+            wait_for(self.policy.loading, "loading the policy")
+        self.policy.loaded, self.policy_at = True, 0
+
+    def _begin_loading_engines(self) -> None:
+        if not self.engines.loading:
+            self.engines.loading = self.engines.call("start")
+
+    def _update_left_the_policy_alone(self) -> bool:
+        """Whether no optimizer step was begun. With several ranks there is no asking: they may sit in a collective."""
+        if len(self.policy) > 1:
+            return False
+        try:
+            [touched] = wait_for(self.policy.call("parameters_touched"), "asking how far the update came").values()
+        except TrainerError:
+            return False
+        return not touched
 
 
 def _contiguous_shares(items: int, engines: int) -> list[slice]:
     bounds = [items * engine // engines for engine in range(engines + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]
-
-
-def _placement_group(bundles: Sequence[Bundle]) -> Any:
-    from ray.util.placement_group import placement_group
-
-    group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
-    if not group.wait(timeout_seconds=_PLACEMENT_SECONDS):
-        raise WorkerLost(
-            f"Ray has not found room for {len(bundles)} ranks within {_PLACEMENT_SECONDS} s: a worker died"
-        )
-    return group
-
-
-def _options(rank: int, group: Any, device: Device, environment: dict[str, str]) -> dict[str, Any]:
-    runtime_env = {"env_vars": environment}
-    if group is None:
-        return {"num_cpus": 1, "runtime_env": runtime_env}
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    # Half a GPU each: the policy rank and the engine of a bundle share one device.
-    gpus = {"num_gpus": 0.5} if device == "cuda" else {}
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}

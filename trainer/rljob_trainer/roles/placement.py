@@ -31,7 +31,10 @@ class RoleHosts:
 
 
 class Placement(Protocol):
-    """In order: entered, `survey`, `start_ray`, left. Ray ends, and the roles with it, when it is left."""
+    """In order: entered, `survey`, `start_ray`, left. Ray ends, and the roles with it, when it is left.
+
+    It can be entered again then, for another attempt.
+    """
 
     def __enter__(self) -> Self:
         """Begin with what takes time and needs nothing of the job."""
@@ -48,3 +51,6 @@ class Placement(Protocol):
 
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:
         """See to it that Ray is up, with at least so much shared memory wherever a role may run."""
+
+    def kills_by_the_kernel(self) -> int:
+        """How many processes the kernel has killed for their memory, ever, where the roles run; 0 where nobody says."""

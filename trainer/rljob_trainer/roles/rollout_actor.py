@@ -9,6 +9,7 @@ from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
 from rljob_trainer.rollouts import Completion
 from rljob_trainer.telemetry.memory import MemoryLog, MemorySample
+from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
 
 class RolloutActor(RolloutEngine):
@@ -20,11 +21,44 @@ class RolloutActor(RolloutEngine):
 
         super().__init__(rank, config)
         self._memory_log = MemoryLog(output_dir / "memory" / f"rollout-{rank}.jsonl", config.device)
+        self._oom_directory = output_dir / "oom"
+        self._step = 0
+
+    def start(self) -> None:
+        self._memory_log.begin_phase(self._step, "load")
+        if self._config.device == "cuda":
+            attach_out_of_memory_observer(self._oom_directory, "rollout", self.rank, lambda: self._memory_log.where)
+        super().start()
+        self._memory_log.record(self._step, "load")
 
     def generate_for_step(
         self, step: int, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]
     ) -> tuple[list[Completion], MemorySample]:
         """The completions of `generate`, and this process's memory with the peaks of generating them."""
-        self._memory_log.begin_phase()
+        self._step = step
+        self._memory_log.begin_phase(step, "rollout")
         completions = self.generate(prompts, group_size, seeds)
         return completions, self._memory_log.record(step, "rollout")
+
+    # --- what the engine holds while it sleeps, and while it takes new weights ---
+
+    def sleep(self) -> None:
+        with self._memory_log.behind_torch():
+            super().sleep()
+        self._memory_log.record(self._step, "update")
+
+    def wake_weights(self) -> None:
+        with self._memory_log.behind_torch():
+            super().wake_weights()
+
+    def wake_kv_cache(self) -> None:
+        with self._memory_log.behind_torch():
+            super().wake_kv_cache()
+
+    def start_weight_update(self) -> None:
+        self._memory_log.begin_phase(self._step, "sync")
+        super().start_weight_update()
+
+    def finish_weight_update(self, version: int) -> None:
+        super().finish_weight_update(version)
+        self._memory_log.record(self._step, "sync")

@@ -25,11 +25,16 @@ def buckets(parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -
         yield bucket
 
 
-def packed(bucket: NamedTensors) -> torch.Tensor:
-    """The bytes of all tensors of the bucket in one new buffer, uint8, on their device."""
+def packed(bucket: NamedTensors, into: torch.Tensor | None = None) -> torch.Tensor:
+    """The bytes of all tensors of the bucket end to end, uint8, on their device.
+
+    `into`: a buffer of uint8, at whose start they are put; None: in a new one of their size.
+    """
     import torch
 
-    return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket])
+    parts = [tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket]
+    start = None if into is None else into[: sum(part.numel() for part in parts)]
+    return torch.cat(parts, out=start)
 
 
 def layout(bucket: NamedTensors) -> dict[str, Any]:

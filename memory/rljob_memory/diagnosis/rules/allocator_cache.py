@@ -12,6 +12,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.diagnosis.trend import allocated_rise, reserved_rise
 from rljob_memory.estimate import GIB
+from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
@@ -32,6 +33,8 @@ def allocator_cache(situation: Situation) -> Diagnosis | None:
         by_text = 0.45
     elif kind in _BY_TEXT:
         by_text = _BY_TEXT[kind]
+        if situation.failure.activity is Activity.KV_CACHE:
+            by_text = 0.4  # It was making its memory, not mapping it again.
         if "NOT_INITIALIZED" in situation.failure.text:
             by_text = 0.3
     else:

@@ -19,6 +19,12 @@ _SLEEPING_ENGINE_SHARE = 0.15
 """The smaller of the two is what an engine may keep in its sleep, on large cards and on small ones."""
 
 
+def sleeping_engine_bytes(situation: Situation) -> int:
+    """What an engine may keep of the failing process's GPU in its sleep."""
+    total = (situation.device.total_bytes if situation.device else None) or 0
+    return min(_SLEEPING_ENGINE_BYTES, round(_SLEEPING_ENGINE_SHARE * total))
+
+
 def engine_not_asleep(situation: Situation) -> Diagnosis | None:
     engine, kind = situation.evidence.engine, situation.failure.kind
     if kind is FailureKind.ENGINE_SLEEP:
@@ -38,8 +44,7 @@ def engine_not_asleep(situation: Situation) -> Diagnosis | None:
             {"freed_by_sleep_bytes": engine.freed_bytes},
         )
     plan, foreign = situation.evidence.plan, situation.foreign_bytes
-    total = (situation.device.total_bytes if situation.device else None) or 0
-    if foreign <= min(_SLEEPING_ENGINE_BYTES, _SLEEPING_ENGINE_SHARE * total):
+    if situation.engine_was_put_to_sleep or foreign <= sleeping_engine_bytes(situation):
         return None
     held = f"{human_bytes(foreign)} of the GPU were not the policy's"
     if plan is not None and plan.rollout_sleep_level == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.rules.controller_context import context_sized
+from rljob_memory.diagnosis.rules.engine_not_asleep import sleeping_engine_bytes
 from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.evidence.failure import FailureKind
 from rljob_memory.evidence.sizes import human_bytes
@@ -50,7 +51,8 @@ def _beside_torch(situation: Situation) -> Diagnosis | None:
         return None
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
-    if situation.evidence.engine.seen or situation.failure.role:
+    by_an_engine = situation.evidence.engine.seen or situation.failure.role is not None
+    if by_an_engine and not (situation.engine_was_put_to_sleep and foreign > sleeping_engine_bytes(situation)):
         confidence /= 2
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,
@@ -64,7 +66,7 @@ def _beside_torch(situation: Situation) -> Diagnosis | None:
 def _before_the_engine(situation: Situation) -> Diagnosis | None:
     sizes = situation.failure.sizes
     free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
-    if not total or free is None or total - free < _MUCH_AT_START * total:
+    if not total or free is None or total - free - situation.policy_reserved_bytes < _MUCH_AT_START * total:
         return None
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,

@@ -25,11 +25,7 @@ def host_memory(situation: Situation) -> Diagnosis | None:
                 FailureClass.HOST_MEMORY, 0.95, f"The host's or the container's memory ran out{_sizes(situation)}"
             )
         case FailureKind.KILLED:
-            return Diagnosis(
-                FailureClass.HOST_MEMORY,
-                0.4 if _ONE_OF_SEVERAL in failure.text else 0.55,
-                "A process was killed by SIGKILL; most often that is the kernel, when the memory limit is reached",
-            )
+            return _killed(situation)
         case FailureKind.OBJECT_STORE:
             return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of the host's memory, is full")
         case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
@@ -38,6 +34,27 @@ def host_memory(situation: Situation) -> Diagnosis | None:
             )
         case _:
             return None
+
+
+def _killed(situation: Situation) -> Diagnosis:
+    """The container's own numbers tell the kernel's kill from the others."""
+    host = situation.evidence.host
+    if host.oom_kills:
+        confidence, why = 0.9, f"the kernel has killed {host.oom_kills} of the container's for its memory"
+    elif host.nearly_full:
+        confidence, why = 0.8, "the container was at its memory limit"
+    else:
+        confidence = 0.4 if _ONE_OF_SEVERAL in situation.failure.text else 0.55
+        why = "most often that is the kernel, when the memory limit is reached"
+    return Diagnosis(
+        FailureClass.HOST_MEMORY, confidence, f"A process was killed by SIGKILL; {why}", _host_numbers(situation)
+    )
+
+
+def _host_numbers(situation: Situation) -> dict[str, int]:
+    host = situation.evidence.host
+    known = {"used_bytes": host.used_bytes, "limit_bytes": host.limit_bytes, "oom_kills": host.oom_kills or None}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _sizes(situation: Situation) -> str:

@@ -23,12 +23,16 @@ def kv_cache_oversized(situation: Situation) -> Diagnosis | None:
         case FailureKind.KV_CACHE_TOO_SMALL:
             return _too_few_blocks(failure)
         case FailureKind.ENGINE_START:
-            return _too_large_a_share(failure)
+            return _too_large_a_share(situation)
         case FailureKind.ENGINE_WARM_UP:
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
                 0.75,
                 "After making its KV cache the engine had no memory left to warm up",
+            )
+        case FailureKind.ENGINE_WAKE if failure.activity is Activity.KV_CACHE:
+            return Diagnosis(
+                FailureClass.KV_CACHE_OVERSIZED, _BY_ACTIVITY[Activity.KV_CACHE], "The KV cache did not fit the GPU"
             )
         case FailureKind.ENGINE_WAKE:
             return _too_large_to_wake(situation)
@@ -56,9 +60,11 @@ def _too_few_blocks(failure: Failure) -> Diagnosis:
     return Diagnosis(FailureClass.KV_CACHE_OVERSIZED, 0.75, f"The engine's share of the GPU is too small: {what}")
 
 
-def _too_large_a_share(failure: Failure) -> Diagnosis:
-    free, total, wanted = (failure.sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
-    confidence = 0.7 if total - free < _LITTLE_IN_USE * total else 0.45
+def _too_large_a_share(situation: Situation) -> Diagnosis:
+    sizes = situation.failure.sizes
+    free, total, wanted = (sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
+    unexplained = total - free - situation.policy_reserved_bytes
+    confidence = 0.7 if unexplained < _LITTLE_IN_USE * total else 0.45
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,
         confidence,

@@ -25,10 +25,18 @@ def shared_memory(situation: Situation) -> Diagnosis | None:
                 f"NCCL could not make a segment in /dev/shm, most often a full one{more}",
             )
         case FailureKind.BUS_ERROR:
-            return Diagnosis(
-                FailureClass.SHARED_MEMORY, 0.7, "A process died of a bus error; most often that is a full /dev/shm"
-            )
+            return _bus_error(situation)
         case FailureKind.OBJECT_STORE:
             return Diagnosis(FailureClass.SHARED_MEMORY, 0.7, f"Ray's object store in /dev/shm is full{more}")
         case _:
             return None
+
+
+def _bus_error(situation: Situation) -> Diagnosis:
+    host = situation.evidence.host
+    if host.shm_used_bytes is None or not host.shm_size_bytes:
+        confidence, why = 0.7, "most often that is a full /dev/shm"
+    else:
+        confidence = 0.9 if host.shm_nearly_full else 0.4
+        why = f"{human_bytes(host.shm_used_bytes)} of /dev/shm's {human_bytes(host.shm_size_bytes)} were in use"
+    return Diagnosis(FailureClass.SHARED_MEMORY, confidence, f"A process died of a bus error; {why}")

@@ -1,0 +1,98 @@
+"""How often the diagnosis of an induced failure was right, from the rows that bench/induced_failures.py records.
+
+    python -m bench.confusion_matrix [--check]
+
+writes the table into docs/diagnose.md, or fails where the page has another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "induced_failures.json"
+PAGE = Path(__file__).parent.parent / "docs" / "diagnose.md"
+BEGIN, END = "<!-- from bench/results/induced_failures.json -->\n", "<!-- end -->\n"
+SURE = 0.8
+
+Row = Mapping[str, Any]
+
+
+def score(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many `failures` there were, how many of them `right_first`, and which `wrong_and_sure`: above 0.8."""
+    failures = [row for row in rows if _failed(row)]
+    wrong = [
+        f"{row['induced']}.{row['program']}"
+        for row in failures
+        if any(found["class"] != row["induced"] and found["confidence"] > SURE for found in row["diagnoses"])
+    ]
+    right = sum(_said_first(row) == row["induced"] for row in failures)
+    return {
+        "failures": len(failures),
+        "right_first": right,
+        "right_first_share": round(right / len(failures), 4) if failures else 0.0,
+        "wrong_and_sure": wrong,
+        "not_induced": [f"{row['induced']}.{row['program']}: {row['ended']}" for row in rows if not _failed(row)],
+    }
+
+
+def _failed(row: Row) -> bool:
+    """Whether memory ran out, known or not to the diagnosis."""
+    return bool(row["diagnoses"]) or row["ended"] == "not diagnosed"
+
+
+def _said_first(row: Row) -> str:
+    return str(row["diagnoses"][0]["class"]) if row["diagnoses"] else "nothing"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The confusion matrix as Markdown: a line a class that was induced, with what was said of it first."""
+    lines = ["| induced | failures | diagnosed first as | confidence |", "|---|---|---|---|"]
+    for induced in dict.fromkeys(row["induced"] for row in sorted(rows, key=lambda row: row["induced"])):
+        failures = [row for row in rows if row["induced"] == induced and _failed(row)]
+        if not failures:
+            continue
+        named = ", ".join(f"{name} ×{count}" for name, count in Counter(map(_said_first, failures)).most_common())
+        confidences = sorted({row["diagnoses"][0]["confidence"] for row in failures if row["diagnoses"]})
+        lines.append(f"| {induced} | {len(failures)} | {named} | {_range(confidences)} |")
+    total = score(rows)
+    lines += [
+        "",
+        f"{total['right_first']} of {total['failures']} failures ({total['right_first_share']:.0%}) had the right "
+        f"class first; {len(total['wrong_and_sure'])} had a wrong class with a confidence above {SURE}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def page(text: str, result: Mapping[str, Any]) -> str:
+    """`text`, the page, with the table of `result` between its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    rows = [row for row in result["rows"] if "induced" in row]
+    said = f"{result['date']}, one {result['device']}, torch {result['versions'].get('torch', '?')}:\n\n{table(rows)}"
+    return f"{before}{BEGIN}{said}{END}{after}"
+
+
+def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    return f"{values[0]:.2f}" if len(values) == 1 else f"{values[0]:.2f}–{values[-1]:.2f}"
+
+
+def main(check: bool) -> None:
+    current = PAGE.read_text(encoding="utf-8")
+    expected = page(current, json.loads(RESULT.read_text(encoding="utf-8")))
+    if check and current != expected:
+        sys.exit("docs/diagnose.md is not what the results say; run python -m bench.confusion_matrix")
+    PAGE.write_text(expected, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    main(**vars(parser.parse_args()))

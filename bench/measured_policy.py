@@ -1,0 +1,15 @@
+"""The policy's process with one knob more than the trainer needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rljob_trainer.roles.policy_actor import PolicyActor
+
+
+class MeasuredPolicy(PolicyActor):
+    """A policy rank whose micro-batches can change their size while its allocator keeps what it has cached."""
+
+    def use_budget(self, micro_batch_tokens: int) -> None:
+        memory = replace(self.config.memory, micro_batch_tokens=micro_batch_tokens)
+        self.config = self._update.config = replace(self.config, memory=memory)

@@ -1,0 +1,126 @@
+"""What a run of a job that runs out of memory comes to, as the rows that are recorded and the table that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.plan_change import PlanChange
+from rljob_trainer.ledger.records import LedgerRecord, plan_change_records, step_records
+
+GIB = 1 << 30
+OUT_OF_MEMORY = (ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED)
+
+Arm = Literal["calm", "without", "with"]
+"""Under a plan that suffices; and under one that does not, without recovery and with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailingJob:
+    """A job of tests/gpu/jobs. `plan`: whole, as the manifest's language writes it. `recovery`: of its spec, as far as
+    it is another than the manifest's."""
+
+    name: str
+    failure_class: str
+    plan: Mapping[str, Any]
+    faults: Sequence[Mapping[str, Any]] = ()
+    ballast_gib: int = 0
+    recovery: Mapping[str, Any] = field(default_factory=dict)
+    ends: Literal["Complete", "Account"] = "Complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a run of `rljob run` ended. `exit_code`: None where it had to be ended."""
+
+    exit_code: int | None
+    seconds: float
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Sequence[LedgerRecord] = ()
+
+    @property
+    def rewards(self) -> list[float]:
+        return [record.reward.mean for record in step_records(self.ledger)]
+
+    @property
+    def plan_changes(self) -> list[PlanChange]:
+        return [record.change for record in plan_change_records(self.ledger)]
+
+
+def row_of(done: Run) -> dict[str, Any]:
+    """What every run has."""
+    return {
+        "exit_code": done.exit_code,
+        "steps": len(done.rewards),
+        "seconds": done.seconds,
+        "rewards": done.rewards,
+        "said": done.summary.get("exit_reason", ""),
+    }
+
+
+def row_of_job(
+    job: FailingJob, arm: Arm, done: Run, calm: Run, diagnoses: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """With what was diagnosed, what was changed, and whether the run ended as it should."""
+    row = {"job": job.name, "class": job.failure_class, "arm": arm, **row_of(done)}
+    died = done.exit_code in OUT_OF_MEMORY
+    if arm == "without":
+        return row | {"as_meant": died, "diagnoses": list(diagnoses)}
+    changes = done.plan_changes
+    return row | {
+        "as_meant": done.exit_code == ExitCode.COMPLETE if job.ends == "Complete" else died,
+        "attempts": done.summary.get("attempts"),
+        "remedies": [remedy_of(change) for change in changes],
+        "seconds_lost": round(sum(change.seconds_to_recover or 0.0 for change in changes), 1),
+        "largest_reward_difference": largest_difference(done.rewards, calm.rewards),
+    }
+
+
+def remedy_of(change: PlanChange) -> dict[str, Any]:
+    """What was changed, on which diagnosis, and what came of it: bytes and seconds."""
+    return {
+        "diagnosed": change.diagnosis.class_name,
+        "confidence": change.diagnosis.confidence,
+        "setting": change.remedy.setting,
+        "before": change.remedy.before,
+        "after": change.remedy.after,
+        "level": change.level,
+        "expected_bytes": change.remedy.expected_bytes,
+        "observed_bytes": change.remedy.observed_bytes,
+        "seconds": change.seconds_to_recover,
+    }
+
+
+def largest_difference(rewards: Sequence[float], calm: Sequence[float]) -> float | None:
+    """Between the rewards of the same steps; None where there is none to compare."""
+    pairs = list(zip(rewards, calm, strict=False))
+    return max((abs(reward - other) for reward, other in pairs), default=None)
+
+
+def line(row: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{remedy['setting']} {remedy['after']}" for remedy in row.get("remedies", ()))
+    first: Mapping[str, Any] = next(iter(row.get("diagnoses", ())), {})
+    told = settings or " ".join(str(first[name]) for name in ("class", "confidence") if name in first)
+    mark = "" if row.get("as_meant", True) else "  NOT AS MEANT"
+    ended = f"exit {row['exit_code']}, {row['steps']} steps"
+    return f"{row['seconds']:6.1f} s  {row['job']:<20} {row['arm']:<8} {ended}  {told}{mark}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """As Markdown: a line a job that recovered, or gave its account."""
+    lines = ["| failure | remedy | steps | seconds lost | expected | freed |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        if row["arm"] != "with":
+            continue
+        remedies = row["remedies"]
+        settings = "; ".join(f"{remedy['setting']}: {remedy['after']} ({remedy['level']})" for remedy in remedies)
+        expected, freed = (_gib([remedy[name] for remedy in remedies]) for name in ("expected_bytes", "observed_bytes"))
+        cells = (row["class"], settings or "none", row["steps"], row["seconds_lost"], expected, freed)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _gib(sizes: Sequence[int | None]) -> str:
+    return "; ".join("–" if size is None else f"{size / GIB:.1f} GiB" for size in sizes) or "–"

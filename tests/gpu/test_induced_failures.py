@@ -1,0 +1,30 @@
+"""Each program of tests/gpu/programs really ends in its failure, and the diagnosis names it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.induced_failures import induce
+from tests.gpu.programs.card import has_gpu
+from tests.gpu.programs.catalogue import Program, programs
+
+PROGRAMS = [
+    pytest.param(program, id=program.title, marks=pytest.mark.gpu if program.needs_gpu else ())
+    for program in programs()
+]
+LONGEST_SECONDS = 120
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_induced_class_is_diagnosed_first(program: Program, tmp_path: Path) -> None:
+    if program.needs_gpu and not has_gpu():
+        pytest.skip(f"{program.title} needs an NVIDIA GPU")
+    row = induce(program, tmp_path, time.monotonic() + LONGEST_SECONDS)
+    if row.ended == "skipped":
+        pytest.skip(f"{program.title}: {row.note}")
+    assert row.ended == "failed", row.note
+    assert row.diagnoses[0]["class"] == str(program.failure_class)
+    assert not [found for found in row.diagnoses[1:] if found["confidence"] > 0.8]

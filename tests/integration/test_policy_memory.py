@@ -1,0 +1,156 @@
+"""The memory settings of a policy rank act, can be changed between updates, and leave what is learnt as it is."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from policy_processes import policy_config, policy_processes, scored_batch, tiny_model
+
+from rljob_trainer.algorithm import logprobs
+from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.rank import PolicyRank
+from rljob_trainer.rollouts import RolloutBatch
+
+MEMORY = PolicyMemory(micro_batch_tokens=40, logprob_chunk_tokens=7)
+
+
+def digest_after_update(config: PolicyConfig) -> str:
+    with policy_processes(1, config) as policy:
+        policy.call("update", scored_batch(1))
+        return str(policy.call("weights_digest")[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["unsharded", "under FSDP"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_update_that_raised_can_be_run_again_with_the_same_result(tmp_path: Path, dtype: str, where: str) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", dtype=dtype)
+    undisturbed = digest_after_update(config)
+    with policy_processes(1, config) as policy:
+        policy.run(_run_out_of_memory, scored_batch(1), where)
+        assert policy.call("parameters_touched") == [False]
+        policy.call("update", scored_batch(1))
+        assert policy.call("parameters_touched") == [True]
+        assert policy.call("weights_digest") == [undisturbed]
+
+
+def test_an_update_that_raised_in_its_optimizer_step_says_that_it_cannot_be_run_again(tmp_path: Path) -> None:
+    with policy_processes(1, policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")) as policy:
+        policy.run(_run_out_of_memory, scored_batch(1), "optimizer step")
+        assert policy.call("parameters_touched") == [True]
+
+
+def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> None:
+    """Fail in the middle of the update's second micro-batch, or in its optimizer step."""
+    projection = policy._model.decoder_layers[1].self_attn.q_proj
+    runs = 0
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory (made up)")
+
+    def in_the_second_forward(_module: object, _args: object, output: torch.Tensor) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 2 and where == "forward":
+            out_of_memory()
+        if runs == 2 and where == "backward":
+            # By then the layer's other projections have their gradients, and the layer is not done.
+            output.register_hook(out_of_memory)
+
+    hooks = [projection.register_forward_hook(in_the_second_forward)]
+    if where == "optimizer step":
+        hooks.append(policy._optimizer.register_step_pre_hook(out_of_memory))
+    with pytest.raises(torch.OutOfMemoryError):
+        policy.update(batch)
+    for hook in hooks:
+        hook.remove()
+    assert all(parameter.grad is None for parameter in policy._model.parameters())
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_metrics_that_are_not_detached_keep_every_micro_batch_until_the_update_ends(
+    tmp_path: Path, detached: bool
+) -> None:
+    memory = replace(MEMORY, detach_metrics=detached)
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", memory=memory)
+    with policy_processes(1, config) as policy:
+        [kept] = policy.run(_saved_tensors_kept, scored_batch(1))
+        assert policy.call("weights_digest") == [digest_after_update(replace(config, memory=MEMORY))]
+    assert len(kept) > 2
+    assert kept == ([0] * len(kept) if detached else [kept[0] * number for number in range(1, len(kept) + 1)])
+
+
+class _Saved:
+    """A tensor that autograd keeps for backward."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def _saved_tensors_kept(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
+    """How many tensors graphs keep after the backward of each micro-batch."""
+    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+    kept: list[int] = []
+
+    def save(tensor: torch.Tensor) -> _Saved:
+        holder = _Saved(tensor)
+        saved.add(holder)
+        return holder
+
+    policy._update.after_micro_batch = lambda _number: kept.append(len(saved))
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda holder: holder.tensor):
+        policy.update(batch)
+    return kept
+
+
+def test_memory_settings_change_between_updates(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    smaller = PolicyMemory(micro_batch_tokens=24, logprob_chunk_tokens=3, activation_checkpointing=True)
+    with policy_processes(1, config) as policy:
+        [before] = policy.run(_what_an_update_does, scored_batch(1))
+        policy.call("change_memory", smaller)
+        [after] = policy.run(_what_an_update_does, scored_batch(1))
+    assert before["layer_runs_per_micro_batch"] == 1
+    assert after["layer_runs_per_micro_batch"] == 2, "with checkpointing a layer runs again in backward"
+    assert before["largest_chunk"] == 7
+    assert after["largest_chunk"] == 3
+    assert after["micro_batches"] > before["micro_batches"]
+
+
+def _what_an_update_does(policy: PolicyRank, batch: RolloutBatch) -> dict[str, float]:
+    layer_runs, chunks = [], []
+    matmul = logprobs._float32_matmul
+
+    def counting_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        chunks.append(len(left))
+        return matmul(left, right)
+
+    logprobs._float32_matmul = counting_rows
+    hook = policy._model.decoder_layers[0].mlp.register_forward_pre_hook(lambda *_: layer_runs.append(1))
+    result = policy.update(batch)
+    hook.remove()
+    logprobs._float32_matmul = matmul
+    micro_batches = result.metrics["micro_batches"]
+    return {
+        "micro_batches": micro_batches,
+        "layer_runs_per_micro_batch": len(layer_runs) / micro_batches,
+        "largest_chunk": max(chunks),
+    }
+
+
+def test_the_optimizers_whole_state_exists_before_the_first_update(tmp_path: Path) -> None:
+    """The engine's KV cache is sized after the policy has loaded: what came later would not be counted."""
+    with policy_processes(2, policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")) as policy:
+        [before, *_] = policy.run(_optimizer_state_bytes)
+        policy.call("update", scored_batch(1))
+        assert policy.run(_optimizer_state_bytes)[0] == before
+        parameters = policy.call("load")[0].parameters
+    assert before == pytest.approx(parameters * 8 / 2, rel=0.01), "two float32 moments, over two ranks"
+
+
+def _optimizer_state_bytes(policy: PolicyRank) -> int:
+    values = [value for state in policy._optimizer.state.values() for value in state.values()]
+    return sum(getattr(value, "_local_tensor", value).nbytes for value in values)

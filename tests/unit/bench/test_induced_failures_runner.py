@@ -1,0 +1,25 @@
+"""The runner goes on, whatever a program does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bench.induced_failures import Row, induce, save
+from rljob_memory.diagnosis import FailureClass
+from tests.gpu.programs.catalogue import Program
+
+NOWHERE = Program(FailureClass.UNKNOWN, "no_such_program", lambda folder: None, 5, {}, needs_gpu=False)
+
+
+def test_a_program_that_takes_too_long_is_ended_and_said_so(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    row = induce(NOWHERE, tmp_path, deadline=begun)
+    assert row.ended == "timed out"
+    assert time.monotonic() - begun < 5
+
+
+def test_the_record_and_the_evidence_are_whole_after_each_program(tmp_path: Path) -> None:
+    save([Row("Unknown", "first", "skipped", 1.0, note="needs an NVIDIA GPU")], tmp_path)
+    assert "needs an NVIDIA GPU" in (tmp_path / "induced_failures.json").read_text()
+    assert (tmp_path / "recorded.tar.gz").stat().st_size > 0

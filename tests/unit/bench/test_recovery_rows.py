@@ -1,0 +1,86 @@
+"""What is recorded of a job that ran out of memory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from bench.recovery_rows import FailingJob, Run, line, row_of_job, table
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
+from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
+
+JOB = FailingJob("kv_cache_oversized", "KVCacheOversized", {})
+GIB = 1 << 30
+
+
+def step(number: int, reward: float) -> StepRecord:
+    return StepRecord(
+        step=number,
+        attempt=1,
+        reward=RewardStatistics(mean=reward, std=0, min=reward, max=reward),
+        response=ResponseStatistics(mean_tokens=4, max_tokens=4, clipped_ratio=0),
+        seconds={"update": 1.0},
+        total_seconds=1.0,
+        tokens=4,
+        weights_version=number,
+    )
+
+
+def plan_change(seconds: float | None) -> PlanChangeRecord:
+    change = PlanChange(
+        generation=2,
+        time=datetime(2026, 1, 1, tzinfo=UTC),
+        attempt=1,
+        step=1,
+        role="rollout",
+        diagnosis=DiagnosisStatus(class_name="KVCacheOversized", confidence=0.75, message="too large"),
+        remedy=RemedyStatus(
+            setting="kvCacheBytes", before="9", after="3", expected_bytes=6 * GIB, observed_bytes=5 * GIB
+        ),
+        level="RespawnRole",
+        seconds_to_recover=seconds,
+    )
+    plan: dict[str, Any] = {"generation": 2, "empty_cache": True, "expandable_segments": True, "rollout_sleep_level": 2}
+    sizes = dict.fromkeys(("kv_cache_bytes", "micro_batch_tokens", "logprob_chunk_tokens", "sync_bucket_bytes"), 3)
+    switches = {"activation_checkpointing": False, "optimizer_offload": False}
+    return PlanChangeRecord(change=change, plan=MemoryPlan.model_validate(plan | sizes | switches))
+
+
+CALM = Run(0, 30.0, ledger=[step(1, 0.5), step(2, 0.75)])
+
+
+def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
+    done = Run(0, 50.0, {"attempts": 1}, [plan_change(None), plan_change(12.34), step(1, 0.5), step(2, 0.5)])
+    row = row_of_job(JOB, "with", done, CALM, [])
+    assert row["as_meant"]
+    assert row["steps"] == 2
+    assert row["seconds_lost"] == pytest.approx(12.3)
+    assert row["largest_reward_difference"] == 0.25
+    assert [remedy["observed_bytes"] for remedy in row["remedies"]] == [5 * GIB]
+    expected = "| KVCacheOversized | kvCacheBytes: 3 (RespawnRole) | 2 | 12.3 | 6.0 GiB | 5.0 GiB |"
+    assert expected in table([row])
+
+
+@pytest.mark.parametrize(
+    ("ends", "exit_code", "as_meant"),
+    [
+        ("Complete", 0, True),
+        ("Complete", 80, False),
+        ("Account", 80, True),
+        ("Account", 0, False),
+        ("Account", 1, False),
+    ],
+)
+def test_a_job_that_recovers_ends_as_it_should_or_is_marked(ends: Any, exit_code: int, as_meant: bool) -> None:
+    job = FailingJob("job", "ForeignProcess", {}, ends=ends)
+    row = row_of_job(job, "with", Run(exit_code, 1.0), CALM, [])
+    assert row["as_meant"] is as_meant
+    assert ("NOT AS MEANT" in line(row)) is not as_meant
+
+
+@pytest.mark.parametrize(("exit_code", "as_meant"), [(80, True), (81, True), (0, False), (1, False), (None, False)])
+def test_without_recovery_it_must_die_of_memory_and_of_nothing_else(exit_code: int | None, as_meant: bool) -> None:
+    assert row_of_job(JOB, "without", Run(exit_code, 1.0), CALM, [])["as_meant"] is as_meant

@@ -1,0 +1,84 @@
+"""What a rollout engine is without a policy beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.engine import RolloutEngine
+
+
+class RecordingLLM:
+    """In the place of vLLM: what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def sleep(self, level: int) -> None:
+        self.told.append(level)
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.told.append(tags)
+
+
+def engine(model_dir: Path, **settings: object) -> tuple[RolloutEngine, RecordingLLM]:
+    defaults = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "max_model_len": 64,
+        "max_num_seqs": 8,
+        "kv_cache_bytes": 1 << 20,
+    }
+    made = RolloutEngine(0, RolloutConfig(model_dir=model_dir, max_response_tokens=8, **(defaults | settings)))
+    made._llm = llm = RecordingLLM()
+    return made, llm
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return resolve_model("random://qwen3", tmp_path_factory.mktemp("models"))
+
+
+def a_night(made: RolloutEngine) -> None:
+    made.sleep()
+    made.sleep()
+    made.wake_weights()
+    made.wake_kv_cache()
+    made.wake_kv_cache()
+
+
+@pytest.mark.parametrize("settings", [{"sleep_level": 0}, {"sleep_level": 2, "device": "cpu", "dtype": "float32"}])
+def test_an_engine_that_stands_alone_does_nothing_when_told_to_sleep_and_to_wake(
+    model_dir: Path, settings: dict[str, object]
+) -> None:
+    made, llm = engine(model_dir, **settings)
+    a_night(made)
+    assert llm.told == []
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_beside_a_policy_sleeps_at_its_level_and_wakes_each_part_once(model_dir: Path, level: int) -> None:
+    made, llm = engine(model_dir, sleep_level=level)
+    a_night(made)
+    assert llm.told == [level, ["weights"], ["kv_cache"]]
+
+
+def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path) -> None:
+    made, _ = engine(model_dir)
+    with pytest.raises(TrainerError, match="no weights were ever sent to it"):
+        made.generate([[1, 2]], 1, [0])
+
+
+def test_a_rollout_process_loads_neither_the_policys_module_nor_an_optimizer() -> None:
+    program = (
+        "import rljob_trainer.roles.rollout_actor, sys;"
+        "print([name for name in sys.modules if name.startswith(('rljob_trainer.policy', 'torch.optim'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

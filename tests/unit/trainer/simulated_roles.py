@@ -1,0 +1,160 @@
+"""Roles without processes: weights are the history of what was learnt, and any call can be made to fail."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rljob_api.plan_change import Role
+from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.phase_clock import PartClock
+from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
+from rljob_trainer.telemetry.memory import MemorySample
+
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 79.00 GiB memory in use. Of the allocated memory 76.00 GiB "
+    "is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)
+WHOLE, HALFWAY, DEAD = "before the weights were touched", "with the weights half-written", "dead"
+START = "the weights that it begins with"
+
+
+def learnt(weights: str, batch: RolloutBatch) -> str:
+    """The weights after an update: they depend on all that came before, and on every number of the batch."""
+    content = b"".join(part.tobytes() for part in (*batch.response_ids, batch.rewards, batch.advantages))
+    return hashlib.sha256(f"{weights}/{batch.step}".encode() + content).hexdigest()
+
+
+@dataclass
+class SimulatedProcesses:
+    ranks: int
+    started: bool = False
+    loaded: bool = False
+    loading: dict[str, object] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.ranks
+
+
+class SimulatedRoles:
+    """As `ColocatedRoles`. `failures`: by the call that fails, its number or such as `update 3`, how. `later`: the
+    same, once one has failed."""
+
+    def __init__(self, failures: Mapping[Any, str], ranks: int = 1) -> None:
+        self.failures = dict(failures)
+        self.later: dict[str, str] = {}
+        self.calls = 0
+        self.policy_at: int | None = None
+        self.engines_at: int | None = None
+        self.clock = PartClock()
+        self.policy = SimulatedProcesses(ranks)
+        self.engines = SimulatedProcesses(ranks)
+        self.weights: str | None = None
+        self.engine_weights: str | None = None
+        self.half_written = False
+        self.settings_in_force: list[object] = []
+        self.updates: list[int] = []
+
+    # --- start, change and end ---
+
+    @property
+    def up(self) -> bool:
+        return self.policy.loaded and self.engines.loaded
+
+    def construct(self) -> dict[str, int]:
+        self.policy.started = self.engines.started = True
+        return {}
+
+    def load(self) -> None:
+        if not self.policy.loaded:
+            self._may_fail("policy-0", "load")
+            self.policy.loaded, self.weights, self.policy_at, self.half_written = True, START, 0, False
+        if not self.engines.loaded:
+            self._may_fail("rollout-0", "start")
+            self.engines.loaded = True
+
+    def change(self, settings: object) -> None:
+        self.settings_in_force.append(settings)
+
+    def end(self, role: Role) -> None:
+        if role == "policy":
+            self.policy.started = self.policy.loaded = False
+            self.policy_at = self.weights = None
+        else:
+            self.engines.started = self.engines.loaded = False
+            self.engines_at = self.engine_weights = None
+
+    # --- the phases of a step ---
+
+    def generate(
+        self, step: int, prompts: Sequence[Prompt], group_size: int, seeds: Sequence[int]
+    ) -> tuple[list[Completion], dict[str, MemorySample]]:
+        assert self.engine_weights is not None, "an engine without weights was asked to generate"
+        self._may_fail("rollout-0", f"generate {step}")
+        digests = [
+            hashlib.sha256(f"{self.engine_weights}/{seed}/{member}".encode()).digest()
+            for seed in seeds
+            for member in range(group_size)
+        ]
+        return [Completion(list(digest[:4]), [-1.0] * 4, True, digest.hex()) for digest in digests], {}
+
+    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        assert self.weights is not None
+        assert not self.half_written, "an update was done on parameters that were half-written"
+        assert self.policy_at == batch.step - 1, "an update was left out or done twice"
+        before, self.policy_at = self.policy_at, None
+        try:
+            self._may_fail("policy-0", f"update {batch.step}")
+        except DeviceOutOfMemory as failure:
+            self.half_written = HALFWAY in str(failure)
+            self.policy_at = None if self.half_written or len(self.policy) > 1 else before
+            raise
+        self.weights = learnt(self.weights, batch)
+        self.policy_at = batch.step
+        self.updates.append(batch.step)
+        return {"policy-0": UpdateResult({"loss": 0.0}, MemorySample(), 0.1)}
+
+    def sync(self, version: int) -> None:
+        self.engines_at = self.engine_weights = None
+        self._may_fail("policy-0" if self.calls % 2 else "rollout-0", f"sync {version}")
+        assert self.policy_at == version
+        self.engine_weights, self.engines_at = self.weights, version
+
+    # --- checkpoints ---
+
+    def start_checkpoint(self, directory: Path) -> None:
+        self._may_fail("policy-0", "start checkpoint")
+        assert not self.half_written
+        (directory / "weights.json").write_text(json.dumps(self.weights))
+
+    def checkpoint_written(self) -> bool:
+        return True
+
+    def finish_checkpoint(self) -> None:
+        self._may_fail("policy-0", "finish checkpoint")
+
+    def load_checkpoint(self, directory: Path, step: int) -> None:
+        self.policy_at = None
+        self._may_fail("policy-0", "load checkpoint")
+        self.weights, self.half_written = json.loads((directory / "weights.json").read_text()), False
+        self.policy_at = step
+
+    # --- how ---
+
+    def _may_fail(self, actor: str, call: str) -> None:
+        self.calls += 1
+        how = self.failures.pop(self.calls, None) or self.failures.pop(call, None)
+        if how is not None:
+            self.failures |= self.later
+            self.later = {}
+        if how == DEAD:
+            raise WorkerLost(f"{actor} died").of(actor)
+        if how is not None:
+            failure: TrainerError = DeviceOutOfMemory(f"{OUT_OF_MEMORY} {how}")
+            raise failure.of(actor)

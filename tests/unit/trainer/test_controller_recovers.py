@@ -1,0 +1,279 @@
+"""Whatever call fails, and however often: the run ends with the weights and the rewards of one without a failure."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_settings import MemorySettings
+from rljob_api.plan_change import PlanChange, RemedyLevel
+from rljob_api.recovery import RecoverySpec
+from rljob_memory.remedies import Latitude
+from rljob_trainer.checkpointing import Checkpointing
+from rljob_trainer.controller import Controller, LoopSettings
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+from rljob_trainer.ledger.journal import RolloutJournal
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
+from rljob_trainer.recovery.early_warning import EarlyWarning
+from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.recovery.plan_changes import PlanChanges, plan_in_force
+from rljob_trainer.recovery.recovery import NewAttempt, Recovery
+from rljob_trainer.rollouts import Completion, Prompt
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.tasks.task import Task
+from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedRoles
+from tests.unit.trainer.test_role_settings import PLAN
+
+STEPS = 6
+GIB = 1 << 30
+FACTS = MemoryFacts(
+    policy_ranks=1,
+    longest_sequence_tokens=64,
+    smallest_kv_cache_bytes=GIB // 64,
+    largest_parameter_bytes=GIB // 64,
+    weight_bytes=GIB,
+    optimizer_bytes=4 * GIB,
+    activation_bytes_per_token=1 << 20,
+    checkpointed_activation_bytes_per_token=1 << 16,
+    logits_bytes_per_token=1 << 20,
+    device_total_bytes=80 * GIB,
+    host_memory_bytes=128 * GIB,
+    shared_memory_bytes=8 * GIB,
+)
+FIRST_PLAN = PLAN.model_copy(
+    update={"micro_batch_tokens": 1 << 14, "kv_cache_bytes": 16 * GIB, "sync_bucket_bytes": GIB, "generation": 1}
+)
+
+
+class Echo:
+    """Rewards that depend on every token."""
+
+    def prompts(self, step: int, count: int) -> list[Prompt]:
+        return [Prompt(index, [step, index], "") for index in range(count)]
+
+    def score(self, _prompt: Prompt, completion: Completion) -> float:
+        return sum(completion.token_ids) / 1024
+
+
+class Told(RunListener):
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def plan_changed(self, change: PlanChange, plan: Any) -> None:
+        self.events.append(("changed", change.generation))
+
+    def recovered(self, change: PlanChange) -> None:
+        self.events.append(("recovered", change.generation))
+
+
+@dataclass
+class Job:
+    """A job in a directory; each `attempt` has roles of its own."""
+
+    directory: Path
+    max_adjustments: int = 100
+    mode: str = "Auto"
+    levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
+
+    def attempt(self, roles: SimulatedRoles, kills: Callable[[], int] = lambda: 0) -> tuple[SimulatedRoles, Told, str]:
+        """Run one attempt; returns its roles, what was told, and what was printed."""
+        told, screen = Told(), io.StringIO()
+        display = RunDisplay(Console(file=screen, width=200), "job", STEPS)
+        (self.directory / "checkpoints").mkdir(exist_ok=True)
+        with Ledger(self.directory / "ledger.jsonl") as ledger:
+            memory = MemorySettings(mode=cast(Any, self.mode))
+            plan = plan_in_force(FIRST_PLAN, None, ledger.records, memory)
+            changes = PlanChanges(ledger, plan, STEPS)
+            record = ledger.begin_attempt(0.0, {}, plan.model_dump(mode="json"), {})
+            journal = RolloutJournal(self.directory / "journal")
+            store = CheckpointStore(self.directory / "checkpoints", keep=2)
+            checkpointing = Checkpointing(cast(Any, roles), store, journal, 2, display.warning)
+            recovery = Recovery(
+                attempt=record.attempt,
+                directory=self.directory,
+                changes=changes,
+                latitude=Latitude(memory, RecoverySpec(max_adjustments=self.max_adjustments), FACTS, self.levels),
+                roles=cast(Any, roles),
+                checkpointing=checkpointing,
+                settings_under=cast(Any, lambda plan: plan),
+                kills_by_the_kernel=kills,
+                display=display,
+                listener=told,
+            )
+            controller = Controller(
+                settings=LoopSettings(STEPS, prompts_per_step=2, group_size=2, scale_advantages=True, seed=0),
+                task=cast(Task, Echo()),
+                roles=cast(Any, roles),
+                ledger=ledger,
+                journal=journal,
+                checkpointing=checkpointing,
+                recovery=recovery,
+                faults=FaultSchedule([], ledger, cast(Any, roles), display.warning),
+                early_warning=EarlyWarning(STEPS, recovery.prevent, told, display.warning),
+                export=lambda: self._export(roles),
+                display=display,
+                listener=told,
+                stop=StopRequest(lambda _text: None),
+                attempt=record.attempt,
+            )
+            try:
+                controller.run()
+            finally:
+                self.printed = screen.getvalue()
+        return roles, told, self.printed
+
+    def _export(self, roles: SimulatedRoles) -> None:
+        (self.directory / "model").write_text(str(roles.weights))
+
+    @property
+    def rewards(self) -> list[tuple[int, float]]:
+        with Ledger(self.directory / "ledger.jsonl") as ledger:
+            return [(step.step, step.reward.mean) for step in ledger.steps]
+
+    @property
+    def plan_changes(self) -> list[PlanChangeRecord]:
+        with Ledger(self.directory / "ledger.jsonl") as ledger:
+            return plan_change_records(ledger.records)
+
+    @property
+    def model(self) -> str:
+        return (self.directory / "model").read_text()
+
+
+@pytest.fixture(scope="module")
+def without_failure(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    job = Job(tmp_path_factory.mktemp("whole"))
+    roles, _, _ = job.attempt(SimulatedRoles({}))
+    assert roles.updates == list(range(1, STEPS + 1))
+    assert job.model != START
+    return job
+
+
+HOW = st.sampled_from([WHOLE, HALFWAY])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(failures=st.dictionaries(st.integers(1, 45), HOW, max_size=7), ranks=st.sampled_from([1, 2]))
+def test_failures_of_memory_anywhere_change_nothing_that_was_learnt(
+    failures: dict[int, str], ranks: int, without_failure: Job
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        job = Job(Path(directory))
+        _, told, _ = job.attempt(SimulatedRoles(dict(failures), ranks))
+        assert job.rewards == without_failure.rewards
+        assert job.model == without_failure.model
+        changed = [generation for event, generation in told.events if event == "changed"]
+        assert changed == [record.change.generation for record in job.plan_changes]
+        if changed:
+            assert told.events[-1] == ("recovered", changed[-1])
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(failures=st.dictionaries(st.integers(1, 30), HOW | st.just(DEAD), min_size=1, max_size=5))
+def test_attempts_that_end_by_a_lost_process_are_gone_on_with(failures: dict[int, str], without_failure: Job) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        job = Job(Path(directory))
+        for _ in range(10):
+            try:
+                job.attempt(SimulatedRoles(failures))
+                break
+            except WorkerLost:
+                # The next attempt's calls are counted anew; what has struck does not strike again.
+                failures = {call: how for call, how in failures.items() if how != DEAD}
+        assert job.rewards == without_failure.rewards
+        assert job.model == without_failure.model
+
+
+def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
+    roles, told, printed = Job(tmp_path).attempt(SimulatedRoles({"update 3": WHOLE}))
+    assert roles.updates == list(range(1, STEPS + 1))
+    assert [event for event, _ in told.events] == ["changed", "recovered"]
+    assert "OutOfMemory: policy rank 0 in update, step 3: " in printed
+    assert "PlanChanged: " in printed
+    assert "Recovered: resumed at step 3 after 0 s" in printed
+
+
+def test_half_written_parameters_are_restored_from_the_checkpoint_and_the_journal(tmp_path: Path) -> None:
+    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": HALFWAY}))
+    assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
+    assert "Recovered: resumed at step 4" in printed
+
+
+def test_a_replay_that_fails_goes_on_with_the_update_that_failed(tmp_path: Path) -> None:
+    """The policy is lost before the first checkpoint, and the second of two updates that are replayed fails once."""
+    roles = SimulatedRoles({"update 3": HALFWAY})
+    roles.later = {"update 2": WHOLE}
+    Job(tmp_path).attempt(roles)
+    assert roles.updates == [1, 2, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_change_is_written_down_before_anything_acts_on_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+
+    class EndsAtTheChange(SimulatedRoles):
+        def change(self, settings: object) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.attempt(EndsAtTheChange({"update 3": WHOLE}))
+    [record] = job.plan_changes
+    assert record.change.seconds_to_recover is None
+    _, told, _ = job.attempt(SimulatedRoles({}))
+    [record] = job.plan_changes
+    assert record.change.seconds_to_recover is not None, "proved by the next attempt, which ran under its plan"
+    assert told.events == [("recovered", 2)]
+
+
+def test_with_the_plan_fixed_a_failure_ends_the_attempt_with_its_evidence(tmp_path: Path) -> None:
+    job = Job(tmp_path, mode="Disabled")
+    with pytest.raises(DeviceOutOfMemory, match="Tried to allocate") as failure:
+        job.attempt(SimulatedRoles({"update 3": WHOLE}))
+    evidence = failure.value.evidence
+    assert evidence is not None
+    assert (evidence.role, evidence.step, evidence.phase) == ("policy", 3, "update")
+    assert evidence.diagnoses
+    assert job.plan_changes == []
+
+
+def test_giving_up_tells_what_was_tried(tmp_path: Path) -> None:
+    job = Job(tmp_path, max_adjustments=1)
+    with pytest.raises(DeviceOutOfMemory, match=r"recovery\.maxAdjustments.*Tried: generation 2") as failure:
+        job.attempt(SimulatedRoles({"update 3": WHOLE, "update 4": WHOLE}))
+    assert failure.value.given_up
+
+
+def test_what_is_beyond_an_attempt_is_left_to_its_supervisor_in_the_failures_own_words(tmp_path: Path) -> None:
+    job = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
+    with pytest.raises(DeviceOutOfMemory, match=r"^CUDA out of memory") as failure:
+        job.attempt(SimulatedRoles({"update 3": WHOLE}))
+    assert not failure.value.given_up
+    assert failure.value.evidence is not None
+
+
+def test_a_process_that_the_kernel_killed_is_a_failure_of_host_memory(tmp_path: Path) -> None:
+    kills = iter([3, 4])
+    with pytest.raises((HostOutOfMemory, NewAttempt)) as failure:
+        Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: next(kills))
+    assert isinstance(failure.value, HostOutOfMemory)
+    assert failure.value.evidence is not None
+    assert failure.value.evidence.diagnoses[0].class_name == "HostMemory"
+
+
+def test_a_process_that_died_otherwise_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError) as failure:
+        Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
+    assert isinstance(failure.value, WorkerLost)

@@ -1,0 +1,129 @@
+"""Faults on purpose: refused unless allowed, given as often as was asked for, whatever ends in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import ValidationError
+
+from rljob_api.fault_injection import Fault, FaultInjection
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.roles.actor import known_failure
+from rljob_trainer.roles.faults import INJECTED, ArmedFault, struck_role
+
+
+class Processes:
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.loading: dict[str, object] = {}
+        self.armed: list[tuple[int, ArmedFault]] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def arm(self, rank: int, fault: ArmedFault) -> None:
+        self.armed.append((rank, fault))
+
+
+class Roles:
+    class settings:
+        class policy:
+            device = "cpu"
+
+    def __init__(self) -> None:
+        self.policy, self.engines = Processes("policy"), Processes("rollout")
+
+
+def schedule(ledger: Ledger, roles: Roles, *faults: str) -> FaultSchedule:
+    return FaultSchedule([Fault.parse(fault) for fault in faults], ledger, cast(Any, roles), lambda _text: None)
+
+
+def test_a_fault_is_given_in_its_phase_from_its_step_on_and_no_more_often_than_asked(tmp_path: Path) -> None:
+    roles = Roles()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(0.0, {}, {}, {})
+        faults = schedule(ledger, roles, "ActivationSpike@update:3x2", "KVCacheOversized@rollout:3")
+        for step in (1, 2, 3, 3, 3, 4):
+            faults.arm(step, "update")
+    assert [armed.method for _, armed in roles.policy.armed] == ["update", "update"]
+    assert roles.engines.armed == []
+
+
+def test_a_fault_that_was_given_is_not_given_again_by_the_next_attempt(tmp_path: Path) -> None:
+    for _ in range(2):
+        roles = Roles()
+        with Ledger(tmp_path / "ledger.jsonl") as ledger:
+            ledger.begin_attempt(0.0, {}, {}, {})
+            schedule(ledger, roles, "WorkerLost@update:1").arm(1, "update")
+    assert roles.policy.armed == []
+
+
+def test_a_checkpoints_fault_waits_for_a_checkpoint(tmp_path: Path) -> None:
+    roles = Roles()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(0.0, {}, {}, {})
+        faults = schedule(ledger, roles, "ActivationSpike@checkpoint:3")
+        faults.arm(4, "checkpoint")
+        assert roles.policy.armed == []
+        faults.arm_checkpoint(4)
+    assert len(roles.policy.armed) == 1
+
+
+def test_nothing_fails_at_a_start_that_is_over(tmp_path: Path) -> None:
+    roles = Roles()
+    roles.policy.loading = {"policy-0": object()}
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(0.0, {}, {}, {})
+        faults = schedule(ledger, roles, "ActivationSpike@load:1", "KVCacheOversized@load:1")
+        faults.arm(1, None)
+    assert roles.policy.armed == []
+    assert [armed.method for _, armed in roles.engines.armed] == ["start"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Nonsense@update:1", "WorkerLost@dinner:1", "WorkerLost@update", "WorkerLost@update:0"]
+)
+def test_a_fault_that_there_is_not_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|Input should"):
+        Fault.parse(text)
+
+
+def test_faults_have_to_be_allowed() -> None:
+    fault = Fault.parse("WorkerLost@update:1")
+    with pytest.raises(ValidationError, match="write enabled: true"):
+        FaultInjection(faults=[fault])
+    assert FaultInjection(enabled=True, faults=[fault]).faults == [fault]
+
+
+@pytest.mark.parametrize(
+    "fault_class",
+    ["Fragmentation", "AllocatorCache", "ActivationSpike", "KVCacheOversized", "WeightSyncSpike", "OptimizerState"],
+)
+def test_on_a_cpu_a_process_fails_in_torchs_words_and_says_that_it_was_asked_to(fault_class: str) -> None:
+    import torch
+
+    phase = "rollout" if fault_class == "KVCacheOversized" else "sync"
+    fault = Fault.parse(f"{fault_class}@{phase}:1")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        ArmedFault.of(fault, "cpu").strike(object())
+    assert INJECTED in str(raised.value)
+    assert type(known_failure(raised.value)).__name__ == "DeviceOutOfMemory"
+
+
+def test_each_fault_happens_in_the_role_whose_memory_it_is() -> None:
+    roles = {text: struck_role(Fault.parse(text)) for text in ("KVCacheOversized@load:1", "ActivationSpike@load:1")}
+    assert list(roles.values()) == ["rollout", "policy"]
+    assert struck_role(Fault.parse("WorkerLost@rollout:1")) == "rollout"
+
+
+def test_host_memory_is_taken_only_where_a_limit_protects_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_trainer.errors import BadInput
+    from rljob_trainer.roles import faults
+    from rljob_trainer.telemetry.host_memory import HostMemory
+
+    monkeypatch.setattr(faults, "host_memory", lambda: HostMemory(limit=1 << 62))
+    with pytest.raises(BadInput, match="expected a container with a memory limit"):
+        ArmedFault.of(Fault.parse("HostMemory@sync:1"), "cpu").strike(object())

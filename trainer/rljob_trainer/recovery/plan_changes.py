@@ -1,0 +1,84 @@
+"""The memory plan in force, and every change of it, written down before anything acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_settings import MemorySettings
+from rljob_api.plan_change import PlanChange
+from rljob_api.step_report import Evidence
+from rljob_memory.remedies import History, history_of, with_change
+from rljob_memory.remedies.pins import is_pinned
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.records import LedgerRecord, PlanChangeRecord, plan_change_records
+
+
+def plan_in_force(
+    first: MemoryPlan, given: MemoryPlan | None, records: Sequence[LedgerRecord], settings: MemorySettings
+) -> MemoryPlan:
+    """The plan that an attempt begins with: of those given and recorded the one of the higher generation, else `first`.
+
+    `given`: the supervisor's. `first`: as it would be worked out without either; what `settings` pins, it has as
+    pinned, and so has the plan in force, also where it was pinned since.
+    """
+    recorded = [record.plan for record in plan_change_records(records)]
+    known = [plan for plan in (given, *recorded) if plan is not None]
+    if not known:
+        return first
+    plan = max(known, key=lambda plan: plan.generation)
+    pinned = {
+        name: getattr(first, name)
+        for name in MemoryPlan.model_fields
+        if is_pinned(settings, name) and getattr(plan, name) != getattr(first, name)
+    }
+    return plan.model_copy(update={"generation": plan.generation + 1, **pinned}) if pinned else plan
+
+
+class PlanChanges:
+    """The plan in force and what led to it. `plan`: as it is now."""
+
+    def __init__(self, ledger: Ledger, plan: MemoryPlan, steps: int, of_supervisor: Sequence[PlanChange] = ()) -> None:
+        """`steps`: of the job. `of_supervisor`: changes that the ledger does not know, or knows as its own."""
+        self.plan = plan
+        self._ledger = ledger
+        self._steps = steps
+        self._records = plan_change_records(ledger.records)
+        own = {record.change.generation: record.change for record in self._records}
+        changes = {change.generation: change for change in of_supervisor} | own
+        self._history = history_of(
+            [changes[generation] for generation in sorted(changes)], committed_step=ledger.last_step, steps=steps
+        )
+
+    @property
+    def own(self) -> list[PlanChange]:
+        """The changes that were made here, in this attempt and before, oldest first."""
+        return [record.change for record in self._records]
+
+    @property
+    def history(self) -> History:
+        """What `decide` is told."""
+        return replace(self._history, committed_step=self._ledger.last_step)
+
+    @property
+    def unproven(self) -> PlanChangeRecord | None:
+        """The latest change, while the phase that had failed is not done."""
+        latest = self._records[-1] if self._records else None
+        return latest if latest and not latest.change.preventive and latest.change.seconds_to_recover is None else None
+
+    def adopt(self, change: PlanChange, plan: MemoryPlan, evidence: Evidence | None) -> None:
+        """Write the change down; from then on `plan` is in force, whatever ends this process."""
+        record = PlanChangeRecord(change=change, plan=plan, evidence=evidence)
+        self._ledger.record(record)
+        self._records.append(record)
+        self._history = with_change(self.history, change, self._steps)
+        self.plan = plan
+
+    def prove(self, change: PlanChange, seconds: Mapping[str, float]) -> None:
+        """Write down what the latest change brought. `seconds`: of each part of the recovery."""
+        record = self._records[-1].model_copy(update={"change": change, "seconds": dict(seconds)})
+        self._ledger.record(record)
+        self._records[-1] = record
+        changes = (*self._history.changes[:-1], change)
+        self._history = replace(self._history, changes=changes)

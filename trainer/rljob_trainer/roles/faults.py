@@ -1,0 +1,149 @@
+"""How a process fails on purpose: on a GPU really, on the CPU in the words that torch would use."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import psutil
+
+from rljob_api.fault_injection import Fault, FaultPhase
+from rljob_api.plan_change import Role
+from rljob_trainer.errors import BadInput
+from rljob_trainer.telemetry.host_memory import host_memory
+
+INJECTED = "(injected by spec.faultInjection)"
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PIECE_BYTES = 64 << 20
+_FRAGMENT_BYTES = 9 << 20
+"""Two share a segment of 20 MiB: where every second one is given back, no segment is free, and none can be returned."""
+
+_METHODS: dict[Role, dict[FaultPhase, str]] = {
+    "policy": {
+        "load": "load",
+        "update": "update",
+        "optimizer": "update",
+        "sync": "sync",
+        "checkpoint": "start_checkpoint",
+    },
+    "rollout": {"load": "start", "rollout": "generate_for_step", "sync": "start_weight_update"},
+}
+
+_CPU_NUMBERS = {
+    # asked, free, allocated, reserved but unallocated: GiB on a card of 80
+    "Fragmentation": (2.40, 1.10, 58.20, 16.10),
+    "AllocatorCache": (4.00, 0.30, 52.00, 22.00),
+    "ActivationSpike": (24.00, 9.50, 61.00, 0.40),
+    "KVCacheOversized": (1.00, 0.95, 74.00, 0.30),
+    "WeightSyncSpike": (1.20, 0.50, 76.00, 0.40),
+    "OptimizerState": (5.60, 1.90, 74.00, 0.30),
+}
+_CARD_GIB = 80.0
+
+
+def struck_role(fault: Fault) -> Role:
+    """The role whose process a fault happens in."""
+    in_engine = fault.phase == "rollout" or (
+        fault.fault_class == "KVCacheOversized" and fault.phase in ("load", "sync")
+    )
+    return "rollout" if in_engine else "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmedFault:
+    """A fault as it is given to the process that it happens in. `method`: the call that it happens in."""
+
+    fault: Fault
+    method: str
+    device: Literal["cpu", "cuda"]
+
+    @classmethod
+    def of(cls, fault: Fault, device: Literal["cpu", "cuda"]) -> ArmedFault:
+        return cls(fault, _METHODS[struck_role(fault)][fault.phase], device)
+
+    def strike(self, role: Any) -> None:
+        """Fail now; in an update, when `role` has come as far as the fault says."""
+        match self.fault.phase:
+            case "update":
+                role.after_micro_batch(self._fail)
+            case "optimizer":
+                role.after_optimizer_step(self._fail)
+            case _:
+                self._fail()
+
+    def _fail(self) -> NoReturn:
+        match self.fault.fault_class:
+            case "WorkerLost":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "HostMemory":
+                _exhaust_host_memory()
+            case "SharedMemory":
+                _exhaust_shared_memory()
+            case _ if self.device == "cuda":
+                _exhaust_gpu_memory(fragmented=self.fault.fault_class == "Fragmentation")
+        import torch
+
+        raise torch.OutOfMemoryError(_message(self.fault))
+
+
+def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
+    """Take what the GPU has left until torch says that it has no more.
+
+    `fragmented`: every second piece is given back first, so that what fails is a request for which there is enough.
+    """
+    import torch
+
+    held: list[torch.Tensor] = []
+    piece_bytes = _FRAGMENT_BYTES if fragmented else _PIECE_BYTES
+    try:
+        while True:
+            held.append(torch.empty(piece_bytes, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError:
+        if not fragmented:
+            raise
+    del held[::2]
+    held.append(torch.empty(len(held) * piece_bytes, dtype=torch.uint8, device="cuda"))
+    raise AssertionError("expected torch to run out of memory")
+
+
+def _exhaust_host_memory() -> NoReturn:
+    """Take memory, and touch it, until the kernel ends this process. Raises `BadInput` outside a limited container."""
+    limit_bytes, machine_bytes = host_memory().limit, psutil.virtual_memory().total
+    if limit_bytes >= machine_bytes:
+        raise BadInput(
+            "expected a container with a memory limit for a fault of class HostMemory, found that this one may use the "
+            "whole machine, where the kernel might kill another program: set a limit, or take another class"
+        )
+    held = []
+    while True:
+        held.append(b"\1" * _PIECE_BYTES)
+
+
+def _exhaust_shared_memory() -> NoReturn:
+    """Fill /dev/shm until the kernel says that it is full, and leave it as it was."""
+    path = _SHARED_MEMORY / f"rljob-fault-{os.getpid()}"
+    try:
+        with path.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"\1" * _PIECE_BYTES)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} {INJECTED}", str(path)) from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _message(fault: Fault) -> str:
+    asked, free, allocated, unallocated = _CPU_NUMBERS[fault.fault_class]
+    return (
+        f"CUDA out of memory. Tried to allocate {asked:.2f} GiB. GPU {fault.rank} has a total capacity of "
+        f"{_CARD_GIB:.2f} GiB of which {free:.2f} GiB is free. Including non-PyTorch memory, this process has "
+        f"{_CARD_GIB - free:.2f} GiB memory in use. Of the allocated memory {allocated:.2f} GiB is allocated by "
+        f"PyTorch, and {unallocated:.2f} GiB is reserved by PyTorch but unallocated. {INJECTED}"
+    )

@@ -1,0 +1,112 @@
+"""The processes of one role: they start together, are called together, and end together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob_api.plan_change import Role
+from rljob_trainer.errors import WorkerLost
+from rljob_trainer.hardware import Device
+from rljob_trainer.roles.actor import RoleHandle, spawn
+from rljob_trainer.roles.calls import Calls, wait_for
+from rljob_trainer.roles.faults import ArmedFault
+from rljob_trainer.roles.placement import Bundle
+
+_PLACEMENT_SECONDS = 60
+"""The room is there when it is asked for, but for a worker that died just then."""
+
+
+class RoleProcesses:
+    """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none until `start`, and after `end`."""
+
+    def __init__(self, role: Role, class_name: str, ranks: int, device: Device, group: Any, logs: Path) -> None:
+        """`class_name`: what each process holds, as `module:Class`. `group`: where Ray shall place them."""
+        self.role = role
+        self._class_name = class_name
+        self._ranks = ranks
+        self._device = device
+        self._group = group
+        self._logs = logs
+        self._handles: dict[str, RoleHandle] = {}
+        self.loading: Calls = {}
+        """What was begun so that they can work; done where `loaded`."""
+        self.loaded = False
+
+    def __len__(self) -> int:
+        return self._ranks
+
+    @property
+    def started(self) -> bool:
+        return bool(self._handles)
+
+    @property
+    def handles(self) -> Mapping[str, RoleHandle]:
+        """By actor name."""
+        return self._handles
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Begin to start the processes; a call waits until its process is up."""
+        self._handles = {
+            name: spawn(
+                name,
+                self._class_name,
+                self._logs / f"{name}.log",
+                _options(rank, self._group, self._device, environment),
+            )
+            for rank, name in enumerate(f"{self.role}-{rank}" for rank in range(self._ranks))
+        }
+
+    def construct(self, *arguments: Any) -> Calls:
+        """Make what each process holds, from its rank and `arguments`. The results are process ids."""
+        return {
+            name: handle.actor.construct.remote(rank, *arguments)
+            for rank, (name, handle) in enumerate(self._handles.items())
+        }
+
+    def call(self, method: str, *arguments: Any) -> Calls:
+        return {name: getattr(handle, method).remote(*arguments) for name, handle in self._handles.items()}
+
+    def call_first(self, method: str, *arguments: Any) -> Calls:
+        name, handle = next(iter(self._handles.items()))
+        return {name: getattr(handle, method).remote(*arguments)}
+
+    def arm(self, rank: int, fault: ArmedFault) -> None:
+        """Make one of the processes fail as `fault` says."""
+        name = f"{self.role}-{rank}"
+        wait_for({name: self._handles[name].actor.arm.remote(fault)}, "preparing a fault")
+
+    def end(self) -> None:
+        """End the processes at once, with whatever they hold."""
+        import ray
+
+        for handle in self._handles.values():
+            ray.kill(handle.actor, no_restart=True)
+        self._handles, self.loading, self.loaded = {}, {}, False
+
+
+def placement_group(bundles: Sequence[Bundle] | None) -> Any:
+    """Room for all of `bundles`, held until Ray ends; None where the roles may run anywhere."""
+    if bundles is None:
+        return None
+    from ray.util.placement_group import placement_group
+
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    if not group.wait(timeout_seconds=_PLACEMENT_SECONDS):
+        raise WorkerLost(
+            f"Ray has not found room for {len(bundles)} ranks within {_PLACEMENT_SECONDS} s: a worker died"
+        )
+    return group
+
+
+def _options(rank: int, group: Any, device: Device, environment: Mapping[str, str]) -> dict[str, Any]:
+    runtime_env = {"env_vars": dict(environment)}
+    if group is None:
+        return {"num_cpus": 1, "runtime_env": runtime_env}
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    # Half a GPU each: the policy rank and the engine of a bundle share one device.
+    gpus = {"num_gpus": 0.5} if device == "cuda" else {}
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}
