@@ -39,15 +39,19 @@ pins it. The code is in `trainer/rljob_trainer/policy/memory_mitigations/`, one 
 
 def _costs(result: Result) -> str:
     arms = _arms(result)
-    default, generation = arms["default plan"], arms["generation"].get("generate_seconds", 0.0)
+    # The first arm of a process is slower than the same plan later on: the others are compared with the second run.
+    default, generation = arms["default plan, again"], arms["generation"].get("generate_seconds", 0.0)
     whole_step = generation + default["without_generation_seconds"]
     measured = [name for name, row in arms.items() if "update_seconds" in row and row is not default]
-    lines = [_cost_line(arms[name], name, default, whole_step) for name in measured]
+    names = {name: "nothing, first run" if name == "default plan" else name for name in measured}
+    lines = [_cost_line(arms[name], names[name], default, whole_step) for name in measured]
     return f"""
 ## What each costs and frees
 
 `bench/{result["script"]}`, {result["date"]}, {result["device"]}: {result["note"]}. A step of the default plan takes
-{whole_step:.2f} s, {generation:.2f} s of it generation. Each line is the default plan with one setting changed.
+{whole_step:.2f} s, {generation:.2f} s of it generation. Each line is the default plan with one setting changed. The
+default plan ran twice: its first run, the first arm of the process, is slower than all that follow. A percent or two is
+noise.
 
 | changed | ms a step | % | allocated at most | reserved at most | reserved after the sync |
 |---|---|---|---|---|---|
@@ -82,6 +86,10 @@ def _cache(result: Result) -> str:
 | on | allocated at most | reserved at most, first step → all steps | by allocated | held after the update, at most |
 |---|---|---|---|---|
 {_lines(lines)}
+
+`uneven`: the budget of tokens differs from step to step. Micro-batches by token budget keep requests alike, so that
+reserved memory hardly grows here even without either setting; but without the flush all of it stays with the policy,
+and the engine cannot have it.
 {_failures(result["rows"])}"""
 
 
@@ -212,8 +220,8 @@ Lets the policy's allocator grow segments in place, so that sequences of ever ot
 fits into. Switched on when the policy's model is built; the engine never uses them.
 
 - When: `reserved but unallocated` is large in an out-of-memory error, or grows over steps.
-- Costs: together with `emptyCache`, time for taking pages away and mapping them again in each step. From torch 2.11
-  on they are 256 MiB large instead of 20, which makes that short.
+- Costs: nothing that the table above shows. From torch 2.11 on, pages are 256 MiB large instead of 20, so that few are
+  taken away and mapped again in each step.
 - Frees: the gaps.
 - Pin it: `expandableSegments: Enabled` or `Disabled`. `Auto`: enabled on GPUs.
 

@@ -19,6 +19,9 @@ class MemoryFacts(ApiModel):
     longest_sequence_tokens: int = Field(ge=1)
     """Prompt and response at their longest: the smallest micro-batch."""
 
+    rank_tokens: int = Field(default=0, ge=0)
+    """Tokens of a step that one rank learns from, at most. 0: not known."""
+
     smallest_kv_cache_bytes: int = Field(ge=0)
     """The KV cache of one such sequence, which vLLM does not start without."""
 

@@ -18,6 +18,7 @@ def facts_of(hardware: Hardware, model: ModelShape, workload: Workload, *, share
         policy_ranks=workload.policy_ranks,
         colocated=workload.topology == "Colocated",
         longest_sequence_tokens=workload.max_sequence_tokens,
+        rank_tokens=workload.sequences_per_rank * workload.max_sequence_tokens,
         smallest_kv_cache_bytes=kv_bytes(model, workload, 1),
         largest_parameter_bytes=model.largest_parameter_bytes,
         weight_bytes=model.weight_bytes // workload.tensor_parallel_size,

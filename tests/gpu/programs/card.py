@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pynvml
 import torch
 
 from tests.gpu.programs.catalogue import NotPossibleHere
@@ -57,13 +58,19 @@ def take_card() -> Card:
     """
     take_turn()
     deadline = time.monotonic() + _SECONDS_UNTIL_EMPTY
-    while True:
-        free, total = torch.cuda.mem_get_info(0)
-        if free >= _EMPTY_SHARE * total:
-            return Card(total, free)
+    while (used := _used_share()) > 1 - _EMPTY_SHARE:
         if time.monotonic() > deadline:
-            raise NotPossibleHere(f"needs an empty GPU; {(total - free) / GIB:.1f} GiB of it are in use")
+            raise NotPossibleHere(f"needs an empty GPU; {used:.0%} of it are in use")
         time.sleep(0.05)
+    free, total = torch.cuda.mem_get_info(0)
+    return Card(total, free)
+
+
+def _used_share() -> float:
+    """Of the GPU's memory, asked of the driver: on a full card CUDA cannot even begin."""
+    pynvml.nvmlInit()
+    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return float(memory.used / memory.total)
 
 
 def gib(size: float) -> torch.Tensor:

@@ -24,7 +24,8 @@ def spec(memory: dict[str, Any] | None = None, **algorithm: Any) -> RLJobSpec:
 def test_nothing_is_switched_on_that_the_user_did_not_ask_for() -> None:
     plan = other_trainers_first_plan(spec())
     assert plan.generation == 1
-    assert not (plan.empty_cache or plan.expandable_segments or plan.activation_checkpointing or plan.optimizer_offload)
+    switches = (plan.empty_cache, plan.expandable_segments, plan.activation_checkpointing, plan.optimizer_offload)
+    assert not any(switches)
     assert plan.rollout_sleep_level == 0
     assert plan.host_memory_bytes is None
 

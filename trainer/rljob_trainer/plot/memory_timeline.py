@@ -79,7 +79,7 @@ class Timeline:
     def columns(self, begin: float, end: float, count: int) -> list[Moment]:
         """`count` equal stretches of time, each as its fullest moment."""
         times = [moment.time for moment in self.moments]
-        edges = [begin + (end - begin) * number / count for number in range(count + 1)]
+        edges = [*(begin + (end - begin) * number / count for number in range(count)), end]
         columns = []
         for left, right in pairwise(edges):
             first = max(bisect_right(times, left) - 1, 0)

@@ -24,7 +24,7 @@ def _micro_batch(case: Case) -> Change | None:
 
     Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`).
     """
-    tokens, facts = case.plan.micro_batch_tokens, case.facts
+    tokens, facts = _filled(case, case.plan.micro_batch_tokens), case.facts
     after = max(tokens // 2, facts.longest_sequence_tokens if facts else 1)
     if not case.in_update or after >= tokens:
         return None
@@ -36,12 +36,17 @@ def _logprob_chunk(case: Case) -> Change | None:
 
     Expected: logits, softmax and gradient of the tokens that go.
     """
-    at_once = min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens)
+    at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
     after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
     if not case.in_update or after >= at_once or not _asked_for_logits(case, at_once):
         return None
     expected = (at_once - after) * case.facts.logits_bytes_per_token if case.facts else None
     return Change(after, expected, f"logits of {after} tokens at a time, not {at_once}")
+
+
+def _filled(case: Case, tokens: int) -> int:
+    """A budget of `tokens`, as far as there are so many in a step: beyond that, a smaller one changes nothing."""
+    return min(tokens, case.facts.rank_tokens) if case.facts and case.facts.rank_tokens else tokens
 
 
 def _activation_bytes(case: Case, tokens: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import repeat
 
 import pytest
@@ -93,6 +94,18 @@ def test_logits_that_do_not_fit_are_answered_by_fewer_at_a_time() -> None:
     assert remedy.plan.logprob_chunk_tokens == FIRST_PLAN.logprob_chunk_tokens // 4
     in_an_mlp = failure(diagnosis("ActivationSpike", requested_bytes=logits // 8, free_bytes=0))
     assert the_remedy(decide(in_an_mlp, FIRST_PLAN, NOTHING_YET, latitude())).status.setting == "microBatchTokens"
+
+
+def test_a_budget_that_no_step_fills_shrinks_from_what_a_step_has() -> None:
+    huge = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 1 << 20, "logprob_chunk_tokens": 1 << 20})
+    few = replace(latitude(), facts=FACTS.model_copy(update={"rank_tokens": 4_096}))
+    in_an_mlp = failure(diagnosis("ActivationSpike", requested_bytes=10 * GIB, free_bytes=0))
+    remedy = the_remedy(decide(in_an_mlp, huge, NOTHING_YET, few))
+    assert (remedy.status.setting, remedy.plan.micro_batch_tokens) == ("microBatchTokens", 2_048)
+    logits = failure(diagnosis("ActivationSpike", requested_bytes=4_096 * 4 * 151_936, free_bytes=0))
+    remedy = the_remedy(decide(logits, huge, NOTHING_YET, few))
+    assert remedy.plan.logprob_chunk_tokens == 1_024
+    assert remedy.status.expected_bytes == 3_072 * FACTS.logits_bytes_per_token
 
 
 def test_the_kv_cache_shrinks_by_what_was_missing_and_at_least_by_a_quarter() -> None:
