@@ -12,7 +12,6 @@ from rljob_memory.remedies import Remedy
 
 _TOLD = {
     "policy_cache_bytes": "in the policy's cache",
-    "other_processes_bytes": "held by others",
     "requested_bytes": "asked",
     "wanted_bytes": "asked",
     "needed_bytes": "needed",
@@ -22,8 +21,14 @@ _TOLD = {
 }
 """Numbers of a diagnosis that the line names, in this order."""
 _MOST_TOLD = 2
-_OF_THE_CACHE = {"reserved_but_unallocated_bytes": "reserved but unusable"}
-"""Told first where it is the cause."""
+_HELD_BY_OTHERS = {"other_processes_bytes": "held by others"}
+_OF_ITS_CAUSE: dict[str, dict[str, str]] = {
+    FailureClass.FRAGMENTATION: {"reserved_but_unallocated_bytes": "reserved but unusable"},
+    FailureClass.FOREIGN_PROCESS: _HELD_BY_OTHERS,
+    FailureClass.CONTROLLER_CONTEXT: _HELD_BY_OTHERS,
+    FailureClass.ENGINE_NOT_ASLEEP: _HELD_BY_OTHERS,
+}
+"""Told first where it is the cause, and nowhere else."""
 
 
 def out_of_memory_line(evidence: Evidence) -> str:
@@ -56,7 +61,7 @@ def _where(role: str, rank: int, step: int, phase: Phase | None) -> str:
 
 
 def _cause(diagnosis: DiagnosisStatus) -> str:
-    names = (_OF_THE_CACHE if diagnosis.class_name == FailureClass.FRAGMENTATION else {}) | _TOLD
+    names = _OF_ITS_CAUSE.get(diagnosis.class_name, {}) | _TOLD
     told = [
         f"{human_bytes(diagnosis.numbers[name])} {words}" for name, words in names.items() if name in diagnosis.numbers
     ]
