@@ -27,6 +27,8 @@ def page() -> str:
             _overhead(_read("overhead")),
             _operator_scale(_read("operator_scale")),
             _operator_job(_read("operator_single_job"), _read("cluster_job")),
+            _recovery(_read("recovery_in_pods"), _read("recovered_jobs")),
+            _probe(_read("probe_overhead")),
         ]
     )
 
@@ -163,6 +165,49 @@ failures costs {row["requests_per_life"]:.0f} requests in all, and none in {row[
 `bench/{in_pods["script"]}`, {in_pods["date"]}: `examples/digits.yaml` with real kubelets, {len(runs)} runs. From
 `kubectl apply` to running containers at most {max(r["containers_started_seconds"] for r in runs):.0f} s, to the first
 step {spread} (Ray, then the imports of torch and vLLM on two cores), to Complete {ends}; rewards from {min(r["reward"] for r in runs):.3f}.
+"""
+
+
+def _recovery(in_pods: Result, live: Result) -> str:
+    [row] = in_pods["rows"]
+    after = row["seconds_from_apply"]
+    parts = row["attempt_ready_seconds"]
+    names = {
+        "reading": "model and task",
+        "ray": "Ray",
+        "processes": "processes, imports",
+        "policy": "policy",
+        "engine": "engine",
+        "replay": "replaying three steps, compiling",
+        "sync": "weights to the engine",
+    }
+    rows = [
+        (text, *(f"{parts[number][name]:.1f} s" if name in parts[number] else "–" for number in ("1", "2")))
+        for name, text in names.items()
+    ]
+    restarted = after["failed_step_committed"] - after["plan_changed"]
+    spike = next(each for each in live["rows"] if each["arm"] == "with" and each["job"] == "activation_spike")
+    return f"""## A recovery on one H200
+
+`bench/gpu_cluster/recovery_in_pods.py`, {in_pods["date"]}, {_versions(in_pods)}: {in_pods["note"]}. From the failure to
+the changed plan {after["plan_changed"] - after["out_of_memory"]:.1f} s, then the containers were restarted in the same pods, and {restarted:.0f} s later the failed
+step was committed. Where a start's time goes, before the failure and after it:
+
+| | first start | restarted in place |
+|---|---|---|
+{_table(rows)}
+
+Within the running processes: `bench/recovered_jobs.py`, {live["date"]}: logits of a whole step at once did not fit, twice;
+both changes of the plan together lost {spike["seconds_lost"]} s, and all steps were done.
+"""
+
+
+def _probe(result: Result) -> str:
+    without, _, added = result["rows"]
+    return f"""## What the probe costs another trainer
+
+`bench/probe_overhead.py`, {result["date"]}, {result["device"]}: {result["note"]}. A process starts {1e3 * added["start_seconds"]:.1f} ms later. In
+{without["step_seconds"] * 1e6:.0f} µs of a step the arms differ by {1e6 * added["step_seconds"]:.1f} µs, which is noise: no code of the probe runs in a step.
 """
 
 
