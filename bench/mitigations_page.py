@@ -30,7 +30,8 @@ Made from `bench/results/memory_*.json` by `bench/tables.py`; edit `bench/mitiga
 
 Policy and engine share a GPU in turn. Each of the settings below keeps one of them out of the other's memory; all are
 fields of `spec.memory`. `Auto`, the default, leaves a setting to the memory plan, which a failure may change; a value
-pins it. The code is in `trainer/rljob_trainer/policy/memory_mitigations/`, one file a mitigation.
+pins it. The table in `trainer/rljob_trainer/policy/memory_mitigations/__init__.py` says where
+each is in the code.
 """
 
 
@@ -274,7 +275,7 @@ The KV cache's size in bytes, instead of a share of whatever was free when the e
 Tokens, padding included, in one forward and backward pass.
 
 - When: memory runs out in an update, with much allocated and little cached.
-- Costs: little, as long as a micro-batch fills the GPU.
+- Costs: time of the update, more the less a micro-batch fills the GPU.
 - Frees: activations, in proportion.
 - Pin it: `microBatchTokens: 8192`; at least the longest sequence is needed.
 
@@ -283,7 +284,7 @@ Tokens, padding included, in one forward and backward pass.
 Tokens whose logits over the vocabulary exist at a time, as float32.
 
 - When: a vocabulary of hundreds of thousands meets a small GPU.
-- Costs: little.
+- Costs: time of the update: more and smaller products with the head.
 - Frees: three times 4 bytes × vocabulary for each token less.
 - Pin it: `logprobChunkTokens: 128`.
 
@@ -292,7 +293,7 @@ Tokens whose logits over the vocabulary exist at a time, as float32.
 Of each layer only the input is kept for backward; the layer runs again there.
 
 - When: one sequence does not go through otherwise, or micro-batches have become small.
-- Costs: about a third of the update's time.
+- Costs: a second forward pass: the table says what that was.
 - Frees: most of the activations.
 - Pin it: `activationCheckpointing: Enabled` or `Disabled`.
 

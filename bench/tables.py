@@ -66,8 +66,8 @@ sync {phases["sync"]:.2f} s (waking the engine, 1.2 GB of weights over CUDA IPC,
 {ours["seconds_per_step"] - sum(phases.values()) + phases["reward"]:.2f} s. The first step compiles the policy's layers.
 
 Peaks: RLJob's from `cudaMemGetInfo` after each micro-batch, TRL's from NVML every 20 ms. RLJob's contains
-{_gib(11 * 312475648)} that the weight sync left behind over 11 steps; that is mended since
-(`weight_sync/ipc.py` says how it came about), and in the run below memory after a sync is the same at step 1 and step 80.
+{_gib(11 * 312475648)} of buffers that the weight sync of this run kept, one a step (`weight_sync/ipc.py` says how that comes
+about and how it is avoided); in the run below memory after a sync is the same at step 1 and step 80.
 Mean difference between the engine's and the policy's log-probabilities: {ours["logprob_diff_mean"]:.4f} (bfloat16).
 """
 
@@ -198,7 +198,7 @@ step was committed. Where a start's time goes, before the failure and after it:
 {_table(rows)}
 
 Within the running processes: `bench/recovered_jobs.py`, {live["date"]}: logits of a whole step at once did not fit, twice;
-both changes of the plan together lost {spike["seconds_lost"]} s, and all steps were done.
+{spike["seconds_lost"]} s after the second failure the phase was done under the second change, and so were all steps then.
 """
 
 

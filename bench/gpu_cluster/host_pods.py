@@ -21,7 +21,7 @@ _IMAGE_PROGRAMS = "/rljob/bin"
 _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
 _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/passwd", "/etc/nsswitch.conf")
 _PASSED_ON = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONPATH")
-_PASSED_ON_PREFIXES = ("HF_", "VLLM_", "TORCH_", "NCCL_")
+_PASSED_ON_PREFIXES = ("VLLM_", "TORCH_", "NCCL_")
 _WORKER_FIRST_PORT = 7380
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,8 +24,8 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 Toggle = Literal["Auto", "Enabled", "Disabled"]
 """A switch with a default that the machine decides. Not On and Off: YAML reads those as booleans."""
 
-Timestamp = Annotated[datetime, Field(strict=False)]
-"""RFC 3339, as Kubernetes writes it."""
+Timestamp = Annotated[AwareDatetime, Field(strict=False)]
+"""RFC 3339, as Kubernetes writes it: never without its zone."""
 
 FreeForm = dict[str, Any]
 """An object whose fields belong to somebody else (Kubernetes, vLLM, a data set)."""

@@ -93,8 +93,8 @@ class AttemptStatus(ApiModel):
     pods_of_attempt: int | None = Field(default=None, ge=1)
     """The attempt whose pods it goes on in, restarted in place. Absent: it has pods of its own."""
 
-    restarts_before: int = Field(default=0, ge=0)
-    """Restarts in place that those pods had before it."""
+    restarts_before: dict[str, int] = Field(default_factory=dict)
+    """Restarts of each of those pods before it, by name."""
 
     diagnosis: DiagnosisStatus | None = None
     """Why it ended, where it was memory."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from rljob_api.api_model import ApiModel
 from rljob_api.step_report import Evidence
@@ -13,6 +14,7 @@ MAX_TERMINATION_MESSAGE_BYTES = 4096
 """What the kubelet keeps of it."""
 
 _LONGEST_SENTENCE = 1024
+_INT64_CHARACTERS = 20
 
 
 def _shortened(sentence: object) -> object:
@@ -57,6 +59,14 @@ class TerminationMessage(ApiModel):
 def read_termination_message(text: str) -> TerminationMessage | None:
     """The message in what a container left behind; None where it is something else, or damaged."""
     try:
+        json.loads(text, parse_int=_int64)
         return TerminationMessage.model_validate_json(text)
-    except ValidationError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _int64(digits: str) -> int:
+    """As large as the API server takes: what a user's program writes here ends up in a status."""
+    if len(digits) > _INT64_CHARACTERS or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError("expected an integer of at most 64 bits")
+    return number

@@ -114,7 +114,8 @@ def with_base(wanted: Recipe, base: str | None) -> Recipe:
 
 def base_id(builder: Builder, wanted: Recipe, base: str | None) -> str:
     """What tells one base from the next: its id, where it is in the local store."""
-    local = builder.find(base) if base and wanted.needs_base else None
+    base = wanted.arguments.get("TRAINER_IMAGE") or (base if wanted.needs_base else None)
+    local = builder.find(base) if base else None
     return local.id if local else ""
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from rljob_api.plan_change import PlanChange
+from rljob_api.plan_change import DiagnosisStatus, PlanChange
 from rljob_api.status import RLJobStatus
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.remedies.families import FAMILIES
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import ADJUSTMENTS, JOB_RESTARTS, JOBS_FINISHED, OUT_OF_MEMORY, SECONDS_TO_RECOVER
+
+_SETTINGS = frozenset(family.name for family in FAMILIES)
+"""Pods say what they changed, and each label is kept for the operator's life: only these are."""
 
 
 def count(before: Object, written: RLJobStatus | None) -> None:
@@ -27,9 +32,9 @@ def count(before: Object, written: RLJobStatus | None) -> None:
 
 def _count_change(before: Object | None, change: PlanChange) -> None:
     if before is None:
-        ADJUSTMENTS.labels(change.remedy.setting).inc()
+        ADJUSTMENTS.labels(change.remedy.setting if change.remedy.setting in _SETTINGS else "other").inc()
         if not change.preventive:
-            OUT_OF_MEMORY.labels(change.diagnosis.class_name).inc()
+            OUT_OF_MEMORY.labels(_class_of(change.diagnosis)).inc()
     if change.seconds_to_recover is not None and (before is None or before.get("secondsToRecover") is None):
         SECONDS_TO_RECOVER.observe(change.seconds_to_recover)
 
@@ -38,4 +43,8 @@ def _count_unanswered_failure(before: Object, written: RLJobStatus) -> None:
     """One after which nothing was changed."""
     latest = written.last_out_of_memory
     if latest and latest.model_dump(mode="json", by_alias=True, exclude_none=True) != before.get("lastOutOfMemory"):
-        OUT_OF_MEMORY.labels(latest.diagnosis.class_name).inc()
+        OUT_OF_MEMORY.labels(_class_of(latest.diagnosis)).inc()
+
+
+def _class_of(diagnosis: DiagnosisStatus) -> str:
+    return diagnosis.class_name if diagnosis.class_name in set(FailureClass) else str(FailureClass.UNKNOWN)

@@ -140,7 +140,7 @@ class Attempt:
                 display=self.display,
                 listener=self.listener,
             )
-            Controller(
+            controller = Controller(
                 settings=loop_settings(spec.algorithm),
                 task=task,
                 roles=roles,
@@ -155,7 +155,9 @@ class Attempt:
                 listener=self.listener,
                 stop=self.stop,
                 attempt=record.attempt,
-            ).run()
+            )
+            with checkpointing:
+                controller.run()
 
     def evidence_of(self, failure: TrainerError) -> Evidence | None:
         """What was seen around the failure that ended the attempt; None where it was none of memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Self
 
 from rljob_trainer.ledger.checkpoint_store import Checkpoint, CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
@@ -28,6 +29,13 @@ class Checkpointing:
     _writing: int | None = field(default=None, init=False)
     _naming: Future[Checkpoint] | None = field(default=None, init=False)
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """What is being named gets its name, or fails to, before another attempt looks at the directory."""
+        self._background.shutdown(wait=True)
 
     def restore(self, committed: int) -> int:
         """Load the newest whole checkpoint that is no newer than step `committed`; its step, 0 where there is none."""

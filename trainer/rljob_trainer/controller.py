@@ -98,7 +98,7 @@ class Controller:
         self.ledger.commit(record)
         self.display.step(record)
         self.listener.step_committed(record, memory)
-        self.early_warning.look(step, memory)
+        self._until_done(step, partial(self.early_warning.look, step, memory))
 
     # --- the beginning and the end ---
 

@@ -61,7 +61,7 @@ class Remedy:
 
 
 class GiveUpReason(StrEnum):
-    """Why no change of the plan follows. All but the last are reasons of the condition Failed."""
+    """Why no change of the plan follows. The first three are reasons of the condition Failed."""
 
     ADJUSTMENTS_EXHAUSTED = "AdjustmentsExhausted"
     PINNED_SETTING_IN_THE_WAY = "PinnedSettingInTheWay"

@@ -64,9 +64,9 @@ def _with_path(environment: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The probe first, then what the template has; no empty entry, which would be the working directory."""
     given = next((entry for entry in environment if entry["name"] == _PATH), None)
     others = [entry for entry in environment if entry["name"] != _PATH]
-    if given is None or given.get("value") == "":
+    if given is None or not (given.get("value") or given.get("valueFrom")):
         return [*others, {"name": _PATH, "value": _SITE}]
-    if "value" in given:
+    if given.get("value"):
         return [*others, {"name": _PATH, "value": f"{_SITE}:{given['value']}"}]
     of_template = {**given, "name": _PATH_OF_TEMPLATE}
     return [*others, of_template, {"name": _PATH, "value": f"{_SITE}:$({_PATH_OF_TEMPLATE})"}]

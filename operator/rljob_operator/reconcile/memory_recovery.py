@@ -5,6 +5,7 @@ The changed plan is in the status before anything acts on it; the pods of the ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, PlanChange, RemedyLevel
@@ -21,6 +22,7 @@ from rljob_memory.remedies import (
     with_change,
 )
 from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.recovery_story import out_of_memory_sentence, plan_changed_sentence
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
 from rljob_operator.reconcile.status_draft import StatusDraft
@@ -85,6 +87,11 @@ def add_change(change: PlanChange, history: History, draft: StatusDraft, view: J
     draft.set(plan_changes=list(grown.changes[-MAX_PLAN_CHANGES_KEPT:]), adjustments=grown.adjustments)
 
 
+def latest_answer(changes: Sequence[PlanChange]) -> PlanChange | None:
+    """The latest change that answers a failure; what was changed on an early warning answers none."""
+    return next((change for change in reversed(changes) if not change.preventive), None)
+
+
 def _latitude(failure: OutOfMemory, view: JobView) -> Latitude:
     return Latitude(
         settings=view.spec.memory,
@@ -94,5 +101,12 @@ def _latitude(failure: OutOfMemory, view: JobView) -> Latitude:
         honoured=None if view.spec.trainer is None else frozenset(view.spec.trainer.honours),
         host_memory_limit_bytes=failure.pod.memory_limit_bytes,
         shared_memory_bytes=failure.pod.shared_memory_bytes,
-        node=failure.pod.node,
+        node=failure.pod.node if _fits_elsewhere(failure.pod, view) else None,
     )
+
+
+def _fits_elsewhere(pod: ObservedPod, view: JobView) -> bool:
+    """Whether another node has as many GPUs: to exclude the only one would keep the job from ever going on."""
+    excluded = {pod.node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
+    gpus = max(view.spec.policy.gpus_per_replica, 1)
+    return any(node.usable and node.gpus >= gpus and node.name not in excluded for node in view.observed.nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.memory_recovery import latest_answer
 from rljob_operator.reconcile.recovery_story import plan_changed_sentence, pressure_sentence, recovered_sentence
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.view import JobView
@@ -14,8 +15,8 @@ def tell_recovery(view: JobView, draft: StatusDraft) -> None:
 
     An attempt that began after a failure tells its recovery by starting.
     """
-    latest = draft.status.plan_changes[-1] if draft.status.plan_changes else None
-    if latest is None or view.attempt is None or latest.attempt != view.attempt.number or latest.preventive:
+    latest = latest_answer(draft.status.plan_changes)
+    if latest is None or view.attempt is None or latest.attempt != view.attempt.number:
         return
     if latest.seconds_to_recover is None:
         message = f"{latest.diagnosis.class_name}: {latest.diagnosis.message}; {plan_changed_sentence(latest)}"

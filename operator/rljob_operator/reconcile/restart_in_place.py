@@ -34,7 +34,9 @@ def can_restart_in_place(view: JobView) -> bool:
     """Whether the controller waits for the next attempt, in pods that are all there and know how to restart."""
     whole = not view.missing and not view.leftovers and not view.not_restarted
     fit = all(pod.restarts_in_place and not (pod.ended or pod.deleting or pod.disruption) for pod in view.pods)
-    return view.pending_end is not None and whole and fit and not view.spec.suspend
+    # The containers would find the old environment where the ConfigMap is refused.
+    writable = view.observed.refused is None
+    return view.pending_end is not None and whole and fit and writable and not view.spec.suspend
 
 
 def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
@@ -54,7 +56,7 @@ def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
             start_time=view.now,
             from_step=(draft.status.step or 0) + 1,
             pods_of_attempt=view.attempt.pods_of_attempt or view.attempt.number,
-            restarts_before=max(pod.restart_count for pod in view.pods),
+            restarts_before={pod.name: pod.restart_count for pod in view.pods},
         )
     )
     draft.set(pods=pods_by_role(view))

@@ -13,7 +13,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import OutOfMemoryStatus
 from rljob_operator.reconcile.event_reasons import EventReason
-from rljob_operator.reconcile.memory_recovery import add_change, history_so_far
+from rljob_operator.reconcile.memory_recovery import add_change, history_so_far, latest_answer
 from rljob_operator.reconcile.recovery_story import out_of_memory_sentence, plan_changed_sentence, recovered_sentence
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timing import elapsed_seconds
@@ -35,8 +35,9 @@ def record_plan(view: JobView, draft: StatusDraft) -> None:
     if report is not None and report.plan is not None:
         known = draft.status.plan.generation if draft.status.plan else 0
         if report.plan.generation > known:
-            new = [change for change in report.plan_changes if known < change.generation <= report.plan.generation]
-            _take_over(report.plan, sorted(new, key=lambda change: change.generation), draft, view)
+            # One a generation, whatever the pods say: the status is refused otherwise.
+            new = {c.generation: c for c in report.plan_changes if known < c.generation <= report.plan.generation}
+            _take_over(report.plan, [new[generation] for generation in sorted(new)], draft, view)
         _learn_effects(report.plan_changes, draft)
     _notice_recovery(view, draft)
     _tell_recovered(before, draft)
@@ -60,10 +61,11 @@ def _tell_failure(change: PlanChange, draft: StatusDraft) -> None:
 
 def _learn_effects(reported: Sequence[PlanChange], draft: StatusDraft) -> None:
     """What a change freed and how long it took: nothing else of a change that is known already is taken over."""
-    by_generation = {change.generation: change for change in reported}
+    # Both may have made a change of one generation, neither knowing of the other's.
+    same = {(change.generation, change.remedy.setting): change for change in reported}
     draft.set(
         plan_changes=[
-            _with_effect(change, by_generation[change.generation]) if change.generation in by_generation else change
+            _with_effect(change, same.get((change.generation, change.remedy.setting), change))
             for change in draft.status.plan_changes
         ]
     )
@@ -89,14 +91,15 @@ def _with_effect(change: PlanChange, reported: PlanChange) -> PlanChange:
 def _notice_recovery(view: JobView, draft: StatusDraft) -> None:
     """The latest change has helped once the step that failed is committed. A trainer that reports no steps has
     recovered when its pods run again."""
-    if not draft.status.plan_changes:
+    latest = latest_answer(draft.status.plan_changes)
+    if latest is None:
         return
-    *earlier, latest = draft.status.plan_changes
     runs_again = not view.own_trainer and view.attempt is not None and view.attempt.number > latest.attempt
     helped = (draft.status.step or 0) >= latest.step or (runs_again and view.all_ready)
-    if latest.seconds_to_recover is None and not latest.preventive and helped:
+    if latest.seconds_to_recover is None and helped:
         recovered = latest.model_copy(update={"seconds_to_recover": elapsed_seconds(latest.time, view.now)})
-        draft.set(plan_changes=[*earlier, recovered])
+        changes = draft.status.plan_changes
+        draft.set(plan_changes=[recovered if change is latest else change for change in changes])
 
 
 def _tell_recovered(before: Sequence[PlanChange], draft: StatusDraft) -> None:

@@ -131,8 +131,9 @@ def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: dat
 
 
 def _is_to_restart(pod: ObservedPod, attempt: AttemptStatus | None) -> bool:
-    in_place = attempt is not None and attempt.pods_of_attempt is not None
-    return in_place and attempt is not None and pod.restart_count <= attempt.restarts_before
+    if attempt is None or attempt.pods_of_attempt is None:
+        return False
+    return pod.restart_count <= attempt.restarts_before.get(pod.name, -1)
 
 
 def _as_before_its_restart(pod: ObservedPod) -> ObservedPod:

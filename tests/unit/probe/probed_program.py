@@ -62,6 +62,7 @@ class ProbedProgram:
             "RLJOB_TERMINATION_LOG": str(self.log),
             "RLJOB_PROBE_NOTES": str(self.notes),
             "PYTHONPATH": str(SITE),
+            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
         done = subprocess.run(

@@ -32,7 +32,12 @@ def call_workers(function: Callable[[], Result], workers: int, timeout_seconds: 
     calls = [remote.options(num_cpus=0, resources=only_on(worker), max_retries=0).remote() for worker in range(workers)]
     try:
         results: list[Result] = ray.get(calls, timeout=timeout_seconds)
-    except (exceptions.GetTimeoutError, exceptions.WorkerCrashedError, exceptions.NodeDiedError) as error:
+    except (
+        exceptions.GetTimeoutError,
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.OutOfMemoryError,
+    ) as error:
         raise WorkerLost(f"a worker did not answer {function.__name__} within {timeout_seconds:g} s") from error
     return results
 

@@ -9,7 +9,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
-from rljob_memory.remedies import History, history_of, with_change
+from rljob_memory.remedies import History, adjustments_left_standing, history_of, with_change
 from rljob_memory.remedies.pins import is_pinned
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import LedgerRecord, PlanChangeRecord, plan_change_records
@@ -45,8 +45,12 @@ class PlanChanges:
         self._ledger = ledger
         self._steps = steps
         self._records = plan_change_records(ledger.records)
-        own = {record.change.generation: record.change for record in self._records}
-        changes = {change.generation: change for change in of_supervisor} | own
+        changes = {change.generation: change for change in of_supervisor}
+        for record in self._records:
+            known = changes.get(record.change.generation, record.change)
+            # One of the supervisor's that came in between is what was acted on; of the same, the ledger knows more.
+            if known.remedy.setting == record.change.remedy.setting:
+                changes[record.change.generation] = record.change
         self._history = history_of(
             [changes[generation] for generation in sorted(changes)], committed_step=ledger.last_step, steps=steps
         )
@@ -58,14 +62,23 @@ class PlanChanges:
 
     @property
     def history(self) -> History:
-        """What `decide` is told."""
+        """All changes, and how many of them have counted."""
         return replace(self._history, committed_step=self._ledger.last_step)
+
+    @property
+    def standing(self) -> History:
+        """What `decide` is told: with the adjustments that are left standing after progress gave some back."""
+        history = self.history
+        return replace(history, adjustments=adjustments_left_standing(history, self._steps))
 
     @property
     def unproven(self) -> PlanChangeRecord | None:
         """The latest change, while the phase that had failed is not done."""
         latest = self._records[-1] if self._records else None
-        return latest if latest and not latest.change.preventive and latest.change.seconds_to_recover is None else None
+        if latest is None or latest.change.preventive or latest.change.seconds_to_recover is not None:
+            return None
+        # A later change of the supervisor's is what helped then.
+        return latest if latest.change.generation == self._history.changes[-1].generation else None
 
     def adopt(self, change: PlanChange, plan: MemoryPlan, evidence: Evidence | None) -> None:
         """Write the change down; from then on `plan` is in force, whatever ends this process."""
@@ -80,5 +93,5 @@ class PlanChanges:
         record = self._records[-1].model_copy(update={"change": change, "seconds": dict(seconds)})
         self._ledger.record(record)
         self._records[-1] = record
-        changes = (*self._history.changes[:-1], change)
-        self._history = replace(self._history, changes=changes)
+        changes = [change if each.generation == change.generation else each for each in self._history.changes]
+        self._history = replace(self._history, changes=tuple(changes))

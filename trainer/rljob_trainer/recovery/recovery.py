@@ -68,7 +68,7 @@ class Recovery:
         self.display.warning(out_of_memory_line(evidence))
         if self.latitude.settings.mode == "Disabled":
             raise failure
-        decision = decide(evidence, self.changes.plan, self.changes.history, self.latitude)
+        decision = decide(evidence, self.changes.plan, self.changes.standing, self.latitude)
         if isinstance(decision, GiveUp):
             raise failure if self.latitude.supervised else _with_account(failure, decision)
         lost = self._lost_roles(failure, phase)

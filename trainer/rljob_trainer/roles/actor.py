@@ -123,14 +123,15 @@ def known_failure(error: Exception) -> TrainerError | None:
     text = str(error)
     if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
         return DeviceOutOfMemory(text)
-    if "No space left on device" in text and "/dev/shm" not in text:
-        return OutputUnavailable(f"the disk is full: {text}")
     found = match_signature(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    of_shared_memory = found is not None and found[0] in _SHARED_MEMORY
+    if "No space left on device" in text and "/dev/shm" not in text and not of_shared_memory:
+        return OutputUnavailable(f"the disk is full: {text}")
     if found is None or found[0] in _NOT_OF_MEMORY:
         return None
     if found[0] in _HOST:
         return HostOutOfMemory(text or type(error).__name__)
-    return SharedMemoryExhausted(text) if found[0] in _SHARED_MEMORY else DeviceOutOfMemory(text)
+    return SharedMemoryExhausted(text) if of_shared_memory else DeviceOutOfMemory(text)
 
 
 def _mark_log(what: str) -> None:

@@ -95,6 +95,8 @@ class ColocatedRoles:
         self.settings = settings
         if self.policy.loaded:
             wait_for(self.policy.call("change_memory", settings.policy.memory), "changing the policy's memory settings")
+        elif self.policy.started:
+            self.end("policy")  # it was made under the settings before
 
     def end(self, role: Role) -> None:
         """End a role's processes, with whatever they hold; others can then be constructed."""

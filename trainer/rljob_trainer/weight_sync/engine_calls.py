@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from rljob_trainer.errors import WorkerLost
+
 
 class EngineCalls:
     """Calls to all engines at once. An engine serves them in order, so they need not be awaited one by one."""
@@ -18,8 +20,17 @@ class EngineCalls:
         self._pending.append([getattr(engine, method).remote(*arguments) for engine in self.engines])
 
     def wait(self, *, until_left: int = 0) -> None:
-        """Return when at most `until_left` calls are under way; raises what the first failing one raised."""
+        """Return when at most `until_left` calls are under way; raises what the first failing one raised.
+
+        Raises `WorkerLost` where an engine has died.
+        """
         import ray
+        from ray import exceptions
 
         while len(self._pending) > until_left:
-            ray.get(self._pending.popleft())
+            for rank, reference in enumerate(self._pending.popleft()):
+                try:
+                    ray.get(reference)
+                except exceptions.RayActorError as error:
+                    engine = f"rollout-{rank}"
+                    raise WorkerLost(f"{engine} died while receiving the weights").of(engine) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rljob_api.conditions import ConditionReason
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.remedies import GiveUp, GiveUpReason, decide
@@ -50,7 +51,9 @@ def test_the_settings_and_how_they_come_into_force_are_the_codes() -> None:
 
 def test_the_reasons_are_those_that_a_job_can_fail_with() -> None:
     documented = {reason.strip("`") for reason, _ in rows_under("reason")}
-    assert documented == set(GiveUpReason) - {GiveUpReason.LEFT_TO_SUPERVISOR}
+    of_the_ladder = set(GiveUpReason) - {GiveUpReason.LEFT_TO_SUPERVISOR, GiveUpReason.NOTHING_LEFT}
+    assert documented == of_the_ladder | {"RestartsExhausted"}, "where nothing is left, restarts remain"
+    assert documented <= set(ConditionReason)
 
 
 def test_the_numbers_are_the_codes() -> None:

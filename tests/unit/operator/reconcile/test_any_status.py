@@ -35,7 +35,7 @@ def of(model: Callable[..., Model], **fields: st.SearchStrategy[Any]) -> st.Sear
 
 moments = st.one_of(
     st.integers(-10_000, 10_000).map(lambda seconds: START + timedelta(seconds=seconds)),
-    st.sampled_from([datetime(1, 1, 1), datetime(9999, 12, 31, tzinfo=UTC)]),
+    st.sampled_from([datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]),
 )
 maybe_moments = st.none() | moments
 counts = st.integers(0, 10_000_000)

@@ -84,7 +84,8 @@ def test_pods_that_were_restarted_in_place_can_be_again() -> None:
         assert cluster.phase == "Running"
         cluster.reports(3, attempt=attempt, facts=FACTS, last_evidence=words, pending_end=PENDING)
     cluster.settle()
-    assert (cluster.attempt.number, cluster.attempt.pods_of_attempt, cluster.attempt.restarts_before) == (4, 1, 2)
+    assert (cluster.attempt.number, cluster.attempt.pods_of_attempt) == (4, 1)
+    assert set(cluster.attempt.restarts_before.values()) == {2}
     assert uids(cluster) == before
 
 
