@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -61,3 +62,19 @@ def test_a_long_sentence_is_cut_and_shows_it() -> None:
 @pytest.mark.parametrize("text", ["", "Killed", "{}", '{"exitCode": 80', '{"exitCode": 300, "sentence": ""}', "[1]"])
 def test_what_is_no_message_is_none(text: str) -> None:
     assert read_termination_message(text) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"time": "2026-01-02T00:00:00"},
+        {"step": 99999999999999999999},
+        {"diagnoses": [{"class": "Unknown", "confidence": 0.5, "message": "", "numbers": {"requested_bytes": 10**30}}]},
+    ],
+    ids=["a time without a zone", "a step beyond 64 bits", "a number beyond 64 bits"],
+)
+def test_what_no_status_could_hold_is_no_message(broken: dict[str, object]) -> None:
+    good = evidence("CUDA out of memory").model_dump(mode="json", by_alias=True, exclude_none=True)
+    message = {"exitCode": 80, "sentence": "a GPU ran out of memory", "evidence": good}
+    assert read_termination_message(json.dumps(message)) is not None
+    assert read_termination_message(json.dumps(message | {"evidence": good | broken})) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from rljob_api.status import RLJobStatus
 from rljob_api.step_report import Evidence
 from tests.unit.operator.reconcile.simulated_cluster import (
     CONTROLLER,
+    CPU_NODE,
+    GPU_NODE,
     PLAN,
     POLICY_0,
     POLICY_1,
@@ -329,6 +332,47 @@ def test_changes_made_while_the_operator_was_away_are_caught_up_with_in_order() 
     cluster.settle()
     assert [change.generation for change in status_of(cluster).plan_changes] == [2, 3, 4, 5]
     assert status_of(cluster).adjustments == 4
+
+
+def test_two_changes_of_one_generation_in_a_report_count_as_one() -> None:
+    cluster = running()
+    twice = [trainers_change(cluster), trainers_change(cluster)]
+    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 2}), plan_changes=twice)
+    cluster.tick(10)
+    cluster.settle()
+    assert [change.generation for change in status_of(cluster).plan_changes] == [2]
+    assert status_of(cluster).adjustments == 1
+
+
+def test_a_change_made_on_a_warning_does_not_hide_the_recovery_before_it() -> None:
+    cluster = running()
+    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 2}), plan_changes=[trainers_change(cluster)])
+    cluster.tick(10)
+    cluster.settle()
+    assert cluster.condition(ConditionType.RECOVERING).status == "True"
+    changes = [
+        trainers_change(cluster, seconds_to_recover=2.0),
+        trainers_change(cluster, 3, preventive=True, step=5),
+    ]
+    cluster.reports(4, plan=PLAN.model_copy(update={"generation": 3}), plan_changes=changes)
+    cluster.tick(10)
+    cluster.settle()
+    assert cluster.condition(ConditionType.RECOVERING).status == "False"
+
+
+def test_the_only_node_that_has_the_gpus_is_not_left() -> None:
+    stranger = FRAGMENTED.replace("78.00 GiB", "8.00 GiB").replace("60.00 GiB", "6.00 GiB").replace("6.10", "1.00")
+    for other in ((), (replace(GPU_NODE, name="gpu-2"),)):
+        cluster = SimulatedCluster(nodes=(CPU_NODE, GPU_NODE, *other)).run()
+        cluster.reports(3, facts=FACTS, phase="update")
+        cluster.settle()
+        for _ in range(2):
+            words = evidence(cluster, attempt=cluster.attempt.number, message=stranger)
+            cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out", step=3, evidence=words)
+            cluster.next_attempt_runs()
+        plan = status_of(cluster).plan
+        assert plan is not None
+        assert bool(plan.excluded_nodes) == bool(other)
 
 
 def test_the_trainer_does_not_say_what_its_pods_are_given() -> None:

@@ -40,6 +40,13 @@ def test_a_change_is_counted_by_its_setting_and_its_failure_by_its_class_once() 
     assert counted(after, after) == {}
 
 
+def test_words_that_pods_made_up_are_no_labels() -> None:
+    diagnosis = CHANGE.diagnosis.model_copy(update={"class_name": "MadeUp"})
+    remedy = CHANGE.remedy.model_copy(update={"setting": "madeUp"})
+    after = status(CHANGE.model_copy(update={"diagnosis": diagnosis, "remedy": remedy}))
+    assert counted(status(), after) == {"adjustments_totalother": 1, "out_of_memory_totalUnknown": 1}
+
+
 def test_a_preventive_change_is_no_failure() -> None:
     after = status(CHANGE.model_copy(update={"preventive": True}))
     assert counted(status(), after) == {"adjustments_totalmicroBatchTokens": 1}
