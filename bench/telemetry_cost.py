@@ -39,8 +39,10 @@ def table(result: dict[str, Any]) -> str:
         )
     if snapshot := rows.get("snapshot of a failed request"):
         with_it, without = snapshot["milliseconds_with"], snapshot["milliseconds_without"]
-        took = f"{with_it:.0f} ms with its snapshot of {snapshot['json_bytes'] / 1024:.1f} KiB, {without:.0f} ms without"
-        lines.append(f"| a request that fails, the search of the allocator included | {took} |")
+        size = snapshot["json_bytes"] / 1024
+        took = f"{with_it:.0f} ms with its snapshot of {size:.1f} KiB, {without:.0f} ms without"
+        lines.append(f"| a request that fails, the allocator's search included | {took} |")
+    return "\n".join(lines) + "\n"
 
 
 def page(text: str, inserted: str) -> str:
