@@ -94,7 +94,8 @@ def test_vllm_loads_the_trained_model(digits: Run) -> None:
 def test_it_is_drawn(digits: Run) -> None:
     subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=120)
     drawn = {path.name for path in (digits.output / "plots").iterdir()}
-    assert drawn == {f"{name}.{kind}" for name in ("reward", "timing", "memory") for kind in ("png", "svg")}
+    names = ("reward", "timing", "memory", "memory_timeline")
+    assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 
 def test_more_steps_train_on_and_another_job_is_refused(digits: Run, tmp_path: Path) -> None:

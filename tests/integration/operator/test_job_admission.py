@@ -65,6 +65,11 @@ CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"checkpoint": {"size": "1Gi"}},
     ),
     ("spec.gang", {"queueName": "gpus", "gang": "Volcano"}, {"queueName": "gpus", "gang": "Auto"}),
+    (
+        "spec.faultInjection",
+        {"faultInjection": {"faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}},
+        {"faultInjection": {"enabled": True, "faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}},
+    ),
 ]
 
 
