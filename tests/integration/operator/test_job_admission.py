@@ -66,7 +66,7 @@ CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("spec.gang", {"queueName": "gpus", "gang": "Volcano"}, {"queueName": "gpus", "gang": "Auto"}),
     (
-        "spec.faultInjection",
+        "spec.faultInjection.faults",
         {"faultInjection": {"faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}},
         {"faultInjection": {"enabled": True, "faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}},
     ),
