@@ -61,7 +61,6 @@ class ConditionReason(StrEnum):
     # Failed
     INVALID_SPEC = "InvalidSpec"
     BAD_INPUT = "BadInput"
-    OUTPUT_UNAVAILABLE = "OutputUnavailable"
     ADJUSTMENTS_EXHAUSTED = "AdjustmentsExhausted"
     PINNED_SETTING_IN_THE_WAY = "PinnedSettingInTheWay"
     RESTARTS_EXHAUSTED = "RestartsExhausted"

@@ -31,7 +31,7 @@ _USABLE = 0.9
 """Share of a device's memory that is planned with; the rest is for fragmentation and for what the estimates miss."""
 _CPU_ROLE_SHARE = 0.25
 """Share of the host's memory for the activations of all policy ranks on the CPU, and for all KV caches: each."""
-_LARGEST_MICRO_BATCH_TOKENS = 16_384
+LARGEST_MICRO_BATCH_TOKENS = 16_384
 """Beyond this, larger matrices make a GPU no faster; they only take memory."""
 _LARGEST_LOGPROB_CHUNK_BYTES = 256 * MIB
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
@@ -145,7 +145,7 @@ def _auto_micro_batch_tokens(model: ModelShape, workload: Workload, room_bytes: 
     """As many tokens as fit, at most a rank's whole share of the step, at least one sequence of the longest length."""
     fitting = max(room_bytes, 0) // activation_bytes_per_token(model, checkpointing=checkpointing)
     share = workload.sequences_per_rank * workload.max_sequence_tokens
-    return max(min(fitting, share, _LARGEST_MICRO_BATCH_TOKENS), workload.max_sequence_tokens)
+    return max(min(fitting, share, LARGEST_MICRO_BATCH_TOKENS), workload.max_sequence_tokens)
 
 
 def _auto_logprob_chunk_tokens(model: ModelShape) -> int:

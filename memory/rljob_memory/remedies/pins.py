@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_memory.estimate import MIB
 
@@ -17,6 +20,13 @@ def is_pinned(settings: MemorySettings, setting: str) -> bool:
     """Whether `setting`, a field of the plan, has a value in `spec.memory`."""
     field = pinning_field(setting)
     return field is not None and getattr(settings, field) != "Auto"
+
+
+def pinned_values(settings: MemorySettings) -> dict[str, Any]:
+    """What `spec.memory` pins, as values of the plan by its fields."""
+    fields = {setting: field for setting in MemoryPlan.model_fields if (field := pinning_field(setting))}
+    written = {setting: getattr(settings, field) for setting, field in fields.items()}
+    return {setting: _as_in_plan(setting, value) for setting, value in written.items() if value != "Auto"}
 
 
 def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
@@ -46,3 +56,9 @@ def pinning_field(setting: str) -> str | None:
     """The field of `spec.memory` that pins `setting`; None where none does."""
     field = _NAMED_OTHERWISE.get(setting, setting)
     return field if field in MemorySettings.model_fields else None
+
+
+def _as_in_plan(setting: str, value: Any) -> Any:
+    if setting == "rollout_sleep_level":
+        return _SLEEP_LEVELS.index(value)
+    return value == "Enabled" if value in ("Enabled", "Disabled") else value

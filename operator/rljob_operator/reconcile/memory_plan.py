@@ -7,9 +7,7 @@ from typing import Any
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.other_trainer import other_trainers_first_plan
-
-_SWITCHES = ("empty_cache", "expandable_segments", "activation_checkpointing", "optimizer_offload", "detach_metrics")
-_SLEEP_LEVELS = {"Disabled": 0, "Level1": 1, "Level2": 2}
+from rljob_memory.remedies.pins import pinned_values
 
 
 def plan_for_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None) -> MemoryPlan | None:
@@ -24,17 +22,7 @@ def plan_for_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None) -> MemoryPla
 
 
 def _pinned_settings(spec: RLJobSpec) -> dict[str, Any]:
-    memory = spec.memory
-    switches = {name: getattr(memory, name) == "Enabled" for name in _SWITCHES if getattr(memory, name) != "Auto"}
-    sizes = {
-        "kv_cache_bytes": memory.kv_cache,
-        "micro_batch_tokens": memory.micro_batch_tokens,
-        "logprob_chunk_tokens": memory.logprob_chunk_tokens,
-        "sync_bucket_bytes": memory.sync_bucket_size,
-    }
-    shared_gpu = spec.topology == "Colocated" and spec.policy.gpus_per_replica > 0
-    sleep = {}
-    if memory.rollout_sleep != "Auto" and shared_gpu:
-        sleep = {"rollout_sleep_level": _SLEEP_LEVELS[memory.rollout_sleep]}
-    export = {} if memory.weight_export == "Auto" else {"weight_export": memory.weight_export}
-    return switches | {name: size for name, size in sizes.items() if size != "Auto"} | sleep | export
+    pinned = pinned_values(spec.memory)
+    if spec.topology != "Colocated" or spec.policy.gpus_per_replica == 0:
+        pinned.pop("rollout_sleep_level", None)  # the engine has nobody to make room for
+    return pinned
