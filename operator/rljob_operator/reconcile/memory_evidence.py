@@ -9,6 +9,7 @@ from rljob_api.plan_change import DiagnosisStatus, Phase
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.remedies import diagnosed
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
 from rljob_operator.reconcile.progress import committed_steps
 from rljob_operator.reconcile.view import JobView
@@ -35,7 +36,8 @@ def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: J
     class_ = _CLASS_OF_CODE.get(ExitCode(end.exit_code))
     if not fresh:
         return _made(pod, end, sentence, class_, _BY_THE_EXIT_CODE, view)
-    words = max(fresh, key=lambda words: words.time)
+    plan = view.status.plan or (view.report.plan if view.report else None)
+    words = diagnosed(max(fresh, key=lambda words: words.time), plan)
     if class_ is None or any(cause.class_name != FailureClass.UNKNOWN for cause in words.diagnoses):
         return words
     by_code = _diagnosis(class_, _BY_THE_EXIT_CODE, words.message, pod_of(words, pod, view))

@@ -65,6 +65,18 @@ def test_what_the_probe_tells_counts_more_than_the_exit_code_of_the_trainer() ->
     assert (cluster.status.adjustments, cluster.status.restarts) == (1, 0)
 
 
+def test_words_about_host_memory_are_read_for_their_numbers() -> None:
+    cluster = running(recovery={"maxAdjustments": 0, "maxRestarts": 0})
+    words = evidence(cluster, "MemoryError: Unable to allocate 4.00 GiB for an array")
+    cluster.end(POLICY_1, 1, sentence="out of memory", told_code=ExitCode.HOST_OUT_OF_MEMORY, evidence=words)
+    cluster.settle()
+    assert cluster.status is not None
+    diagnosis = cluster.status.attempts[0].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.class_name == "HostMemory"
+    assert "4.00 GiB more did not fit" in diagnosis.message
+
+
 def test_a_setting_that_the_trainer_does_not_honour_stays() -> None:
     cluster = running({"honours": []})
     cluster.end(
