@@ -65,9 +65,7 @@ check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
-	$(BIN)/python bench/tables.py --check
-	$(BIN)/python -m bench.telemetry_cost --check
-	$(BIN)/python -m bench.confusion_matrix --check
+	$(BIN)/python -m bench.tables --check
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
@@ -103,7 +101,7 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
-TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) \
+TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) bench/device_memory.py \
   bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/bounded_process.py tests/gpu
 PARTS := crds memory operator trainer cluster probe
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt

@@ -1,4 +1,4 @@
-"""A program that is given only so much time, and of which nothing is left afterwards."""
+"""A program that is given only so much time, and of which nothing is left where that is not enough."""
 
 from __future__ import annotations
 

@@ -1,23 +1,11 @@
-"""How often the diagnosis of an induced failure was right, from the rows that bench/induced_failures.py records.
-
-    python -m bench.confusion_matrix [--check]
-
-writes the table into docs/diagnose.md, or fails where the page has another one.
-"""
+"""How often the diagnosis of an induced failure was right, from the rows that bench/induced_failures.py records."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "induced_failures.json"
-PAGE = Path(__file__).parent.parent / "docs" / "diagnose.md"
-BEGIN, END = "<!-- from bench/results/induced_failures.json -->\n", "<!-- end -->\n"
 SURE = 0.8
 
 Row = Mapping[str, Any]
@@ -69,30 +57,13 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(text: str, result: Mapping[str, Any]) -> str:
-    """`text`, the page, with the table of `result` between its two marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+def inserted(result: Mapping[str, Any]) -> str:
+    """What docs/diagnose.md says of `result`."""
     rows = [row for row in result["rows"] if "induced" in row]
-    said = f"{result['date']}, one {result['device']}, torch {result['versions'].get('torch', '?')}:\n\n{table(rows)}"
-    return f"{before}{BEGIN}{said}{END}{after}"
+    return f"{result['date']}, one {result['device']}, torch {result['versions'].get('torch', '?')}:\n\n{table(rows)}"
 
 
 def _range(values: Sequence[float]) -> str:
     if not values:
         return "–"
     return f"{values[0]:.2f}" if len(values) == 1 else f"{values[0]:.2f}–{values[-1]:.2f}"
-
-
-def main(check: bool) -> None:
-    current = PAGE.read_text(encoding="utf-8")
-    expected = page(current, json.loads(RESULT.read_text(encoding="utf-8")))
-    if check and current != expected:
-        sys.exit("docs/diagnose.md is not what the results say; run python -m bench.confusion_matrix")
-    PAGE.write_text(expected, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    main(**vars(parser.parse_args()))

@@ -13,38 +13,17 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import pynvml
+from device_memory import DevicePeak
 from record import record
 
 HERE = Path(__file__).parent
 MANIFEST = HERE / "h200_step.yaml"
 WARM_UP_STEPS = 2
 COMPLETIONS, RESPONSE_TOKENS = 128, 512
-
-
-class DevicePeak(threading.Thread):
-    """The most memory in use on GPU 0, all processes together."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak_bytes = 0
-        self._end = threading.Event()
-
-    def run(self) -> None:
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(0)
-        while not self._end.wait(0.02):
-            self.peak_bytes = max(self.peak_bytes, pynvml.nvmlDeviceGetMemoryInfo(device).used)
-
-    def end(self) -> int:
-        self._end.set()
-        self.join()
-        return self.peak_bytes
 
 
 def main(output: Path, results: Path) -> None:
@@ -62,9 +41,9 @@ def main(output: Path, results: Path) -> None:
 
 def rljob_arm(output: Path) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
-    peak, begun = DevicePeak(), time.perf_counter()
-    peak.start()
-    subprocess.run([sys.executable, "-m", "rljob_trainer.cli", "run", MANIFEST, "--output", output], check=True)
+    begun = time.perf_counter()
+    with DevicePeak() as peak:
+        subprocess.run([sys.executable, "-m", "rljob_trainer.cli", "run", MANIFEST, "--output", output], check=True)
     lines = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
     seconds = statistics.median(step["total_seconds"] for step in steps)
@@ -74,7 +53,7 @@ def rljob_arm(output: Path) -> dict[str, Any]:
         "seconds_per_step": seconds,
         "seconds_by_phase": phases,
         "tokens_per_second": COMPLETIONS * RESPONSE_TOKENS / seconds,
-        "device_peak_bytes": peak.end(),
+        "device_peak_bytes": peak.peak_bytes,
         "torch_peak_reserved_bytes": max(step["memory_bytes"]["policy-0"]["update"] for step in steps),
         "start_up_seconds": json.loads((output / "summary.json").read_text())["startup_seconds"],
         "whole_seconds": time.perf_counter() - begun,

@@ -15,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.memory_roles import Row, arm, device_processes, device_used_bytes
+from bench.device_memory import device_processes, device_used_bytes
+from bench.memory_roles import Row, arm
 from bench.record import RESULTS, record
 
 MANIFEST = Path(__file__).parent / "h200_step.yaml"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
-import pynvml
 
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
@@ -232,49 +230,6 @@ class Roles:
 def read_memory_log(output_dir: Path) -> list[Row]:
     """The lines of the policy's memory log, a number that is 0 left out of them."""
     return [json.loads(line) for line in (output_dir / "memory" / "policy-0.jsonl").read_text().splitlines()]
-
-
-def device_used_bytes() -> int:
-    """Memory in use on GPU 0, by whichever process; 0 without a GPU. Read without a context."""
-    gpu = _gpu()
-    return 0 if gpu is None else int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)
-
-
-def device_processes() -> int:
-    """Processes that have a CUDA context on GPU 0, as far as the driver lets this process see them."""
-    gpu = _gpu()
-    return 0 if gpu is None else len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
-
-
-def _gpu() -> Any:
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByIndex(0)
-    except pynvml.NVMLError:
-        return None
-
-
-class DevicePeak(threading.Thread):
-    """Within, samples GPU 0 every 20 ms: `peak_bytes` is the most in use, all processes together."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak_bytes = 0
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        while not self._ended.wait(0.02):
-            self.peak_bytes = max(self.peak_bytes, device_used_bytes())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self.join()
 
 
 @contextlib.contextmanager

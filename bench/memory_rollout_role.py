@@ -13,7 +13,8 @@ import argparse
 import os
 from pathlib import Path
 
-from bench.memory_roles import Device, Row, arm, device_used_bytes, rollout_config, workload_for
+from bench.device_memory import device_used_bytes
+from bench.memory_roles import Device, Row, arm, rollout_config, workload_for
 from bench.record import RESULTS, record
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version

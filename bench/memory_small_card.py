@@ -16,14 +16,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from bench.device_memory import DevicePeak, device_used_bytes
 from bench.memory_roles import (
     GIB,
     Device,
-    DevicePeak,
     Roles,
     Row,
     arm,
-    device_used_bytes,
     memory_settings,
     workload_for,
 )

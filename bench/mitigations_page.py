@@ -244,7 +244,7 @@ again, also where the sync fails. `ReservedBuffer` makes one buffer before they 
 What is logged of a micro-batch is cut from its autograd graph at the one place where metrics are kept, which refuses
 tensors with gradient; the micro-batch itself is dropped after its backward pass.
 
-- When: always. `Disabled` only shows what a forgotten `detach` costs.
+- When: always. `Disabled` keeps each graph on purpose, to show what that costs.
 - Costs: nothing.
 - Frees: the activations of all micro-batches of an update but one.
 - Pin it: `detachMetrics: Enabled` or `Disabled`.

@@ -1,15 +1,20 @@
-"""Writes docs/benchmarks.md and docs/mitigations.md from the recorded results. `--check`: fails where one is stale."""
+"""Writes what docs/ says of the recorded results: two whole pages, and a table each in two others.
+
+    python -m bench.tables [--check]
+
+`--check`: writes nothing, and fails where a page says something else.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import mitigations_page
+from bench import confusion_matrix, mitigations_page, telemetry_cost
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -28,6 +33,7 @@ def page() -> str:
             _operator_scale(_read("operator_scale")),
             _operator_job(_read("operator_single_job"), _read("cluster_job")),
             _recovery(_read("recovery_in_pods"), _read("recovered_jobs")),
+            _recovery_time(_read("recovery_time")),
             _probe(_read("probe_overhead")),
         ]
     )
@@ -202,6 +208,26 @@ Within the running processes: `bench/recovered_jobs.py`, {live["date"]}: logits 
 """
 
 
+def _recovery_time(result: Result) -> str:
+    rows = [
+        (
+            "first start" if row["arm"].startswith("first start") else row["arm"],
+            f"{row['seconds']:.1f} s",
+            ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["parts"].items() if seconds >= 0.05) or "–",
+        )
+        for row in result["rows"]
+        if not row["arm"].startswith("first start") or row["arm"] == result["rows"][-2]["arm"]
+    ]
+    return f"""## The ways back, on a CPU
+
+`bench/recovery_time.py`, {result["date"]}, {result["device"]}: {result["note"]}. From the failure until the failed phase is done.
+
+| | seconds | of these |
+|---|---|---|
+{_table(rows)}
+"""
+
+
 def _probe(result: Result) -> str:
     without, _, added = result["rows"]
     return f"""## What the probe costs another trainer
@@ -236,14 +262,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
     check = parser.parse_args().check
-    pages = {"benchmarks.md": page(), "mitigations.md": mitigations_page.page()}
+    pages = {
+        "benchmarks.md": page(),
+        "mitigations.md": mitigations_page.page(),
+        "diagnose.md": _with_table("diagnose.md", "induced_failures", confusion_matrix.inserted),
+        "telemetry.md": _with_table("telemetry.md", "memory_telemetry", telemetry_cost.table),
+    }
     stale = {name: text for name, text in pages.items() if _text(DOCS / name) != text}
     for name, text in stale.items():
         if check:
-            print(f"docs/{name} is not up to date: run bench/tables.py", file=sys.stderr)
+            print(f"docs/{name} is not up to date: run python -m bench.tables", file=sys.stderr)
         else:
             (DOCS / name).write_text(text)
     return int(check and bool(stale))
+
+
+def _with_table(name: str, result: str, table: Callable[[Result], str]) -> str:
+    return between_marks((DOCS / name).read_text(), f"{result}.json", table(_read(result)))
+
+
+def between_marks(page: str, result: str, inserted: str) -> str:
+    """`page` with `inserted` after its mark for `result`, in the place of what stood there."""
+    begin, end = f"<!-- from bench/results/{result} -->\n", "<!-- end -->\n"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}{inserted}{end}{after}"
 
 
 def _text(path: Path) -> str | None:

@@ -1,21 +1,8 @@
-"""What telemetry costs, from the rows that bench/memory_telemetry.py records.
-
-    python -m bench.telemetry_cost [--check]
-
-writes the table into docs/telemetry.md, or fails where the page has another one.
-"""
+"""What telemetry costs, from the rows that bench/memory_telemetry.py records."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
-
-RESULT = Path(__file__).parent / "results" / "memory_telemetry.json"
-PAGE = Path(__file__).parent.parent / "docs" / "telemetry.md"
-BEGIN, END = "<!-- from bench/results/memory_telemetry.json -->\n", "<!-- end -->\n"
 
 Row = dict[str, Any]
 
@@ -43,27 +30,3 @@ def table(result: dict[str, Any]) -> str:
         took = f"{with_it:.0f} ms with its snapshot of {size:.1f} KiB, {without:.0f} ms without"
         lines.append(f"| a request that fails, the allocator's search included | {took} |")
     return "\n".join(lines) + "\n"
-
-
-def page(text: str, inserted: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + inserted + END + after
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not up to date")
-    check = parser.parse_args().check
-    old = PAGE.read_text()
-    new = page(old, table(json.loads(RESULT.read_text()))) if RESULT.exists() else old
-    if check and new != old:
-        print("docs/telemetry.md is not up to date: run python -m bench.telemetry_cost", file=sys.stderr)
-        return 1
-    if not check:
-        PAGE.write_text(new)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

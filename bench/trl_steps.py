@@ -12,14 +12,13 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 import time
 
 os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
-import pynvml
 import torch
 from datasets import Dataset
+from device_memory import DevicePeak
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -35,21 +34,6 @@ class StepClock(TrainerCallback):
     def on_step_end(self, *_args: object, **_settings: object) -> None:
         torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self.begun)
-
-
-class DevicePeak(threading.Thread):
-    """The most memory in use on GPU 0, all processes together, sampled every 20 ms."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak_bytes = 0
-
-    def run(self) -> None:
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(0)
-        while True:
-            self.peak_bytes = max(self.peak_bytes, pynvml.nvmlDeviceGetMemoryInfo(device).used)
-            time.sleep(0.02)
 
 
 def main(model_dir: str, steps: int, prompts: int, group_size: int, response_tokens: int, micro_batch: int) -> None:

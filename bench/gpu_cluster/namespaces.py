@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from rljob_cluster import cgroups
@@ -33,7 +34,8 @@ def again_in_own_namespaces() -> int:
     done = subprocess.run(["setpriv", "--pdeathsig", "KILL", "--", *command], check=False)
     for hierarchy in cgroups.hierarchies(cgroups.MOUNT):
         for group, _, _ in os.walk(hierarchy / _PODS_CGROUP, topdown=False):
-            Path(group).rmdir()
+            with suppress(OSError):  # another kubelet of this machine may have pods there
+                Path(group).rmdir()
     return done.returncode
 
 

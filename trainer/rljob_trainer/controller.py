@@ -76,6 +76,7 @@ class Controller:
     stop: StopRequest
     attempt: int
     _phase: Phase | None = field(default=None, init=False)
+    _checkpoint_step: int = field(default=0, init=False)
 
     def run(self) -> None:
         """Go on where the job stopped, until every step is committed or a stop is asked for."""
@@ -196,17 +197,22 @@ class Controller:
 
         A policy that failed while it was replaying goes on from the last update that it did.
         """
-        restored = self.roles.policy_at
-        if not restored:
+        begun_at = self.roles.policy_at
+        if not begun_at:
             with self._part("checkpoint"):
-                restored = self.checkpointing.restore(self.ledger.last_step)
-        replayed = range(restored + 1, policy_at + 1)
-        for replay in replayed:
-            self.display.phase(f"replaying step {replay} of {policy_at} from the journal")
-            self._phase_began(step, "update")
-            with self._part("replay"):
-                self.roles.update(self.journal.load(replay))
-        self.ledger.record(RestoreRecord(attempt=self.attempt, checkpoint_step=restored, replayed_steps=len(replayed)))
+                begun_at = self._checkpoint_step = self.checkpointing.restore(self.ledger.last_step)
+        replayed = 0
+        try:
+            for replay in range(begun_at + 1, policy_at + 1):
+                self.display.phase(f"replaying step {replay} of {policy_at} from the journal")
+                self._phase_began(step, "update")
+                with self._part("replay"):
+                    self.roles.update(self.journal.load(replay))
+                replayed += 1
+        finally:
+            self.ledger.record(
+                RestoreRecord(attempt=self.attempt, checkpoint_step=self._checkpoint_step, replayed_steps=replayed)
+            )
 
     def _phase_began(self, step: int, phase: Phase) -> None:
         self._phase = phase

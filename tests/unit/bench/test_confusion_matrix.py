@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.confusion_matrix import BEGIN, END, page, score, table
+from bench.confusion_matrix import inserted, score, table
+from bench.tables import between_marks
 
 
 def row(induced: str, *said: tuple[str, float], program: str = "program") -> dict[str, Any]:
@@ -59,9 +60,10 @@ def test_the_page_changes_only_between_its_marks() -> None:
         "versions": {"torch": "2.11"},
         "rows": [{"program": "all"}, row("Unknown", ("Unknown", 0.5))],
     }
-    once = page(f"before\n{BEGIN}old\n{END}after\n", result)
+    mark, end = "<!-- from bench/results/induced_failures.json -->\n", "<!-- end -->\n"
+    once = between_marks(f"before\n{mark}old\n{end}after\n", "induced_failures.json", inserted(result))
     assert once.startswith("before\n")
     assert once.endswith("after\n")
     assert "old" not in once
     assert "| Unknown | 1 | Unknown ×1 | 0.50 |" in once
-    assert page(once, result) == once
+    assert between_marks(once, "induced_failures.json", inserted(result)) == once

@@ -11,7 +11,7 @@ from bench import telemetry_cost
 from rljob_memory.diagnosis import FailureClass
 from rljob_trainer.telemetry.memory import MemoryLog, MemorySample, quick_sample, sample_memory
 
-PAGE = telemetry_cost.PAGE.read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text()
 
 
 def section(title: str) -> str:
@@ -46,12 +46,6 @@ def test_a_line_of_the_log_has_the_keys_that_are_documented(tmp_path: Path) -> N
 def test_the_classes_of_the_warning_are_classes() -> None:
     named = set(re.findall(r"`([A-Z]\w+)`", section("The warning"))) - {"MemoryPressure"}
     assert named <= {str(failure_class) for failure_class in FailureClass}
-
-
-def test_the_costs_are_those_that_were_recorded() -> None:
-    if telemetry_cost.RESULT.exists():
-        recorded = json.loads(telemetry_cost.RESULT.read_text())
-        assert telemetry_cost.page(PAGE, telemetry_cost.table(recorded)) == PAGE
 
 
 def test_an_arm_that_failed_is_left_out_of_the_table() -> None:

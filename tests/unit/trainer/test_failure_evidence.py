@@ -80,7 +80,7 @@ def test_failures_are_told_in_one_line(tmp_path: Path) -> None:
     assert out_of_memory_line(evidence) == line
     at_start = gathered(HostOutOfMemory("Killed: OOMKilled"), tmp_path, phase=None)
     assert at_start is not None
-    assert out_of_memory_line(at_start) == "OutOfMemory: controller at its start, step 7: host memory"
+    assert out_of_memory_line(at_start) == "OutOfMemory: the controller at its start, step 7: host memory"
 
 
 def test_fragmentation_is_told_with_what_could_not_be_used(tmp_path: Path) -> None:
@@ -100,7 +100,8 @@ def test_recoveries_and_warnings_are_told_in_one_line() -> None:
     assert freed == "Recovered: resumed at step 41 after 38 s; freed 6.00 GiB"
     retained = DiagnosisStatus(class_name="RetainedGraph", confidence=0.9, message="It rises.")
     pressure = MemoryPressure(diagnosis=retained, role="policy", steps_left=12)
-    assert pressure_line(pressure) == "MemoryPressure: policy rank 0: retained graph, in about 12 steps: It rises."
+    told = "policy rank 0 runs out of memory in 12 steps, if it goes on like this: RetainedGraph: It rises."
+    assert pressure_line(pressure) == f"MemoryPressure: {told}"
 
 
 @pytest.mark.parametrize(

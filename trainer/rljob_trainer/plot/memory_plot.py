@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from rljob_trainer.ledger.records import PHASES
 from rljob_trainer.plot.memory_samples import MemoryPeaks
-from rljob_trainer.plot.style import GIB, INK, MUTED, label_right, phase_colour, step_axis, titled_figure
+from rljob_trainer.plot.style import GIB, INK, draw_limit, label_right, phase_colour, step_axis, titled_figure
 
 _ROLE_ORDER = ("policy", "rollout", "controller")
 _COUNTED = {
@@ -33,7 +33,7 @@ def draw_memory(peaks: MemoryPeaks) -> Figure:
         axes.set_ylim(0, 1.08 * max(highest, peaks.device_total_bytes if near_limit else 0) / GIB)
         _draw_role(axes, peaks.by_role[name])
         if near_limit:
-            _draw_limit(axes, peaks.device_total_bytes / GIB)
+            draw_limit(axes, "the GPU", peaks.device_total_bytes / GIB)
     panels[0].set_ylabel("GiB")
     return figure
 
@@ -49,20 +49,6 @@ def _draw_role(axes: Axes, phases: dict[str, dict[int, int]]) -> None:
     every_step = [step for by_step in phases.values() for step in by_step]
     step_axis(axes, min(every_step), max(every_step))
     label_right(axes, labels)
-
-
-def _draw_limit(axes: Axes, gib: float) -> None:
-    axes.axhline(gib, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(
-        f"the GPU: {gib:.0f} GiB",
-        xy=(0, gib),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, -4),
-        textcoords="offset points",
-        va="top",
-        color=MUTED,
-        fontsize=10,
-    )
 
 
 def _shown(gib: float) -> str:

@@ -40,7 +40,9 @@ def memory_peaks(directory: Path, steps: Sequence[StepRecord]) -> MemoryPeaks:
     peaks: Peaks = defaultdict(lambda: defaultdict(dict))
     for actor, sample in samples:
         by_step = peaks[role_of(actor)][sample["phase"]]
-        size_bytes = max(sample.get(key, 0) for key in keys)
+        # What a sleeping engine has given back, torch still counts.
+        asleep_bytes = sample.get("asleep", 0) if device_total_bytes else 0
+        size_bytes = max(*(sample.get(key, 0) for key in keys)) - asleep_bytes
         by_step[sample["step"]] = max(by_step.get(sample["step"], 0), size_bytes)
     return MemoryPeaks(peaks, "device" if device_total_bytes else "host", device_total_bytes)
 

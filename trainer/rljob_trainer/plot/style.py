@@ -126,3 +126,18 @@ def spread(heights: Sequence[float], spacing: float, bottom: float, top: float) 
         placed[index] = min(placed[index], limit)
         limit = placed[index] - spacing
     return placed
+
+
+def draw_limit(axes: Axes, name: str, gib: float) -> None:
+    """A dashed line at what `name` has, and what that is."""
+    axes.axhline(gib, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"{name}: {gib:.0f} GiB",
+        xy=(0, gib),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, -4),
+        textcoords="offset points",
+        va="top",
+        color=MUTED,
+        fontsize=10,
+    )

@@ -18,6 +18,7 @@ from rljob_trainer.plot.style import (
     GIB,
     MUTED,
     OTHER_COLOUR,
+    draw_limit,
     label_right,
     phase_colour,
     stacked_figure,
@@ -87,7 +88,7 @@ def draw_timeline(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[
         _draw_attempts(axes, [time for time in attempts if begin < time < end])
         _draw_marks(axes, [mark for mark in marks if begin <= mark.time <= end], height)
         if near_limit:
-            _draw_limit(axes, timeline)
+            draw_limit(axes, "the GPU" if timeline.counts == "device" else "the limit", timeline.limit_bytes / GIB)
     rows[-1].set_xlabel("step")
     return figure
 
@@ -204,19 +205,3 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark], height: float) -> None:
             fontsize=9.5,
             bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5},
         )
-
-
-def _draw_limit(axes: Axes, timeline: Timeline) -> None:
-    gib = timeline.limit_bytes / GIB
-    name = "the GPU" if timeline.counts == "device" else "the limit"
-    axes.axhline(gib, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(
-        f"{name}: {gib:.0f} GiB",
-        xy=(0, gib),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, -4),
-        textcoords="offset points",
-        va="top",
-        color=MUTED,
-        fontsize=10,
-    )

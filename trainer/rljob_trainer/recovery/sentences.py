@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange
+from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, Role
 from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.remedies import Remedy
+from rljob_memory.remedies.sentences import pressure_sentence, process_name, recovered_sentence
 
 _TOLD = {
     "policy_cache_bytes": "in the policy's cache",
@@ -44,19 +45,16 @@ def plan_changed_line(remedy: Remedy) -> str:
 
 def recovered_line(change: PlanChange) -> str:
     """`Recovered: resumed at step 41 after 38 s; freed 5.7 GiB`."""
-    observed = change.remedy.observed_bytes
-    freed = f"; freed {human_bytes(observed)}" if observed is not None and observed > 0 else ""
-    return f"Recovered: resumed at step {change.step} after {change.seconds_to_recover or 0:.0f} s{freed}"
+    return f"Recovered: {recovered_sentence(change)}"
 
 
 def pressure_line(pressure: MemoryPressure) -> str:
-    """`MemoryPressure: policy rank 0: retained graph, in about 12 steps: …`."""
-    cause = f"{_in_words(pressure.diagnosis.class_name)}, in about {pressure.steps_left} steps"
-    return f"MemoryPressure: {pressure.role} rank {pressure.rank}: {cause}: {pressure.diagnosis.message}"
+    """`MemoryPressure: policy rank 0 runs out of memory in 12 steps, if it goes on like this: …`."""
+    return f"MemoryPressure: {pressure_sentence(pressure)}"
 
 
-def _where(role: str, rank: int, step: int, phase: Phase | None) -> str:
-    process = role if role == "controller" else f"{role} rank {rank}"
+def _where(role: Role, rank: int, step: int, phase: Phase | None) -> str:
+    process = process_name(role, rank)
     return f"{process} in {phase}, step {step}" if phase else f"{process} at its start, step {step}"
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
-from rljob_api.memory_facts import MemoryFacts
-from rljob_api.plan_change import PlanChange
-from rljob_api.status import RLJobStatus
-from rljob_api.step_report import Evidence
+from tests.unit.operator.reconcile.memory_failures import (
+    FACTS,
+    FRAGMENTED,
+    GIB,
+    evidence,
+    out_of_device_memory,
+    running,
+    status_of,
+    trainers_change,
+)
 from tests.unit.operator.reconcile.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
@@ -23,69 +28,6 @@ from tests.unit.operator.reconcile.simulated_cluster import (
     SimulatedCluster,
     job_spec,
 )
-
-GIB = 1 << 30
-FRAGMENTED = (
-    "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is "
-    "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 60.00 GiB "
-    "is allocated by PyTorch, and 6.10 GiB is reserved by PyTorch but unallocated."
-)
-FACTS = MemoryFacts(
-    policy_ranks=2,
-    longest_sequence_tokens=512,
-    smallest_kv_cache_bytes=1 << 26,
-    largest_parameter_bytes=1 << 26,
-    weight_bytes=GIB,
-    optimizer_bytes=4 * GIB,
-    activation_bytes_per_token=1 << 20,
-    checkpointed_activation_bytes_per_token=1 << 18,
-    logits_bytes_per_token=1 << 20,
-    device_total_bytes=80 * GIB,
-    host_memory_bytes=64 * GIB,
-)
-
-
-def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
-    """A job whose trainer has reported its plan. `limit`: host memory of the workers."""
-    if limit:
-        container = {"name": "rljob", "resources": {"limits": {"memory": limit}}}
-        spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
-    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
-    cluster.tick(10)
-    cluster.reports(step, facts=FACTS, phase="update")
-    cluster.settle()
-    return cluster
-
-
-def status_of(cluster: SimulatedCluster) -> RLJobStatus:
-    assert cluster.status is not None
-    return cluster.status
-
-
-def evidence(cluster: SimulatedCluster, **overrides: Any) -> Evidence:
-    values = {"time": cluster.now, "attempt": 1, "role": "policy", "rank": 1, "step": 4, "phase": "update"}
-    return Evidence.model_validate(values | {"message": FRAGMENTED} | overrides)
-
-
-def trainers_change(cluster: SimulatedCluster, generation: int = 2, **overrides: Any) -> PlanChange:
-    values = {
-        "generation": generation,
-        "time": cluster.now,
-        "attempt": 1,
-        "step": 4,
-        "phase": "update",
-        "role": "policy",
-        "diagnosis": {"class": "ActivationSpike", "confidence": 0.9, "message": "one pass needs more than is left"},
-        "remedy": {"setting": "microBatchTokens", "before": "4096", "after": "2048", "expectedBytes": 2 * GIB},
-        "level": "Live",
-    }
-    return PlanChange.model_validate(values | overrides)
-
-
-def out_of_device_memory(cluster: SimulatedCluster, step: int = 3) -> None:
-    words = evidence(cluster, attempt=cluster.attempt.number, step=step + 1)
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=step, evidence=words)
-
 
 # --- a changed plan ---
 
@@ -249,6 +191,21 @@ def test_pods_that_find_no_node_are_told_which_ones_the_plan_keeps_them_off() ->
     assert message.endswith("0/2 nodes are available; the memory plan keeps workers off gpu-7")
 
 
+def test_the_only_node_that_has_the_gpus_is_not_left() -> None:
+    stranger = FRAGMENTED.replace("78.00 GiB", "8.00 GiB").replace("60.00 GiB", "6.00 GiB").replace("6.10", "1.00")
+    for other in ((), (replace(GPU_NODE, name="gpu-2"),)):
+        cluster = SimulatedCluster(nodes=(CPU_NODE, GPU_NODE, *other)).run()
+        cluster.reports(3, facts=FACTS, phase="update")
+        cluster.settle()
+        for _ in range(2):
+            words = evidence(cluster, attempt=cluster.attempt.number, message=stranger)
+            cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out", step=3, evidence=words)
+            cluster.next_attempt_runs()
+        plan = status_of(cluster).plan
+        assert plan is not None
+        assert bool(plan.excluded_nodes) == bool(other)
+
+
 # --- evidence ---
 
 
@@ -284,145 +241,3 @@ def test_words_about_a_failure_that_was_answered_are_not_taken_for_the_next_one(
     diagnosis = cluster.attempt.diagnosis
     assert diagnosis is not None
     assert diagnosis.class_name == "SharedMemory"
-
-
-# --- what the trainer does by itself ---
-
-
-def test_a_change_that_the_trainer_made_is_taken_over_counted_and_told() -> None:
-    cluster = running()
-    cluster.events.clear()
-    change = trainers_change(cluster)
-    plan = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
-    cluster.reports(3, plan=plan, plan_changes=[change])
-    cluster.settle()
-    assert (status_of(cluster).plan, status_of(cluster).plan_changes) == (plan, [change])
-    assert (status_of(cluster).adjustments, cluster.phase) == (1, "Recovering")
-    assert cluster.holds(ConditionType.RUNNING)
-    last = status_of(cluster).last_out_of_memory
-    assert last is not None
-    assert last.diagnosis.class_name == "ActivationSpike"
-
-    cluster.tick(5)
-    remedy = change.remedy.model_copy(update={"observed_bytes": GIB})
-    done = change.model_copy(update={"remedy": remedy, "seconds_to_recover": 4.0})
-    cluster.reports(4, plan=plan, plan_changes=[done])
-    cluster.settle()
-    assert status_of(cluster).plan_changes == [done]
-    assert cluster.condition(ConditionType.RECOVERING).message == "resumed at step 4 after 4 s; freed 1.00 GiB"
-    assert (cluster.phase, cluster.events) == ("Running", ["OutOfMemory", "PlanChanged", "Recovered"])
-    assert status_of(cluster).adjustments == 1
-
-
-def test_a_preventive_change_costs_no_adjustment() -> None:
-    cluster = running()
-    plan = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
-    cluster.reports(3, plan=plan, plan_changes=[trainers_change(cluster, preventive=True)])
-    cluster.settle()
-    assert (status_of(cluster).adjustments, cluster.phase) == (0, "Running")
-    assert status_of(cluster).last_out_of_memory is None
-
-
-def test_changes_made_while_the_operator_was_away_are_caught_up_with_in_order() -> None:
-    cluster = running()
-    changes = [trainers_change(cluster, generation) for generation in (2, 3, 4)]
-    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes)
-    cluster.tick(60)
-    out_of_device_memory(cluster)
-    cluster.settle()
-    assert [change.generation for change in status_of(cluster).plan_changes] == [2, 3, 4, 5]
-    assert status_of(cluster).adjustments == 4
-
-
-def test_two_changes_of_one_generation_in_a_report_count_as_one() -> None:
-    cluster = running()
-    twice = [trainers_change(cluster), trainers_change(cluster)]
-    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 2}), plan_changes=twice)
-    cluster.tick(10)
-    cluster.settle()
-    assert [change.generation for change in status_of(cluster).plan_changes] == [2]
-    assert status_of(cluster).adjustments == 1
-
-
-def test_a_change_made_on_a_warning_does_not_hide_the_recovery_before_it() -> None:
-    cluster = running()
-    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 2}), plan_changes=[trainers_change(cluster)])
-    cluster.tick(10)
-    cluster.settle()
-    assert cluster.condition(ConditionType.RECOVERING).status == "True"
-    changes = [
-        trainers_change(cluster, seconds_to_recover=2.0),
-        trainers_change(cluster, 3, preventive=True, step=5),
-    ]
-    cluster.reports(4, plan=PLAN.model_copy(update={"generation": 3}), plan_changes=changes)
-    cluster.tick(10)
-    cluster.settle()
-    assert cluster.condition(ConditionType.RECOVERING).status == "False"
-
-
-def test_the_only_node_that_has_the_gpus_is_not_left() -> None:
-    stranger = FRAGMENTED.replace("78.00 GiB", "8.00 GiB").replace("60.00 GiB", "6.00 GiB").replace("6.10", "1.00")
-    for other in ((), (replace(GPU_NODE, name="gpu-2"),)):
-        cluster = SimulatedCluster(nodes=(CPU_NODE, GPU_NODE, *other)).run()
-        cluster.reports(3, facts=FACTS, phase="update")
-        cluster.settle()
-        for _ in range(2):
-            words = evidence(cluster, attempt=cluster.attempt.number, message=stranger)
-            cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out", step=3, evidence=words)
-            cluster.next_attempt_runs()
-        plan = status_of(cluster).plan
-        assert plan is not None
-        assert bool(plan.excluded_nodes) == bool(other)
-
-
-def test_the_trainer_does_not_say_what_its_pods_are_given() -> None:
-    cluster = running(limit="8Gi", recovery={"maxHostMemory": "12Gi"})
-    cluster.end(POLICY_1, 137, reason="OOMKilled")
-    cluster.next_attempt_runs()
-    greedy = PLAN.model_copy(update={"generation": 9, "host_memory_bytes": 900 * GIB, "excluded_nodes": ["gpu-node"]})
-    cluster.reports(3, plan=greedy)
-    cluster.tick(10)
-    cluster.settle()
-    plan = status_of(cluster).plan
-    assert plan is not None
-    assert (plan.generation, plan.host_memory_bytes, plan.excluded_nodes) == (9, 12 * GIB, [])
-
-
-def test_a_report_that_cannot_be_believed_changes_no_plan() -> None:
-    cluster = running()
-    plan = PLAN.model_copy(update={"generation": 2})
-    cluster.reports(3, attempt=7, plan=plan, plan_changes=[trainers_change(cluster)])
-    cluster.tick(10)
-    cluster.settle()
-    assert (status_of(cluster).plan, status_of(cluster).adjustments) == (PLAN, 0)
-
-
-# --- what is about to happen ---
-
-
-def test_memory_that_is_about_to_run_out_is_told_until_it_is_not() -> None:
-    cluster = running()
-    leak = {"class": "RetainedGraph", "confidence": 0.8, "message": "tensors in use grow by 1.00 GiB a step"}
-    pressure = {"diagnosis": leak, "role": "policy", "rank": 1, "stepsLeft": 12}
-    cluster.reports(4, memory_pressure=pressure)
-    cluster.settle()
-    condition = cluster.condition(ConditionType.MEMORY_PRESSURE)
-    assert (condition.status, condition.reason) == ("True", "MemoryRunningOut")
-    assert "policy rank 1 runs out of memory in 12 steps" in condition.message
-    cluster.tick(20)
-    cluster.reports(5, memory_pressure=pressure | {"stepsLeft": 11})
-    cluster.settle()
-    assert cluster.events.count("MemoryPressure") == 1
-    cluster.reports(6)
-    cluster.settle()
-    assert cluster.condition(ConditionType.MEMORY_PRESSURE).reason == "EnoughMemory"
-
-
-def test_an_attempt_that_ends_takes_its_forecast_with_it() -> None:
-    cluster = running()
-    leak = {"class": "RetainedGraph", "confidence": 0.8, "message": "tensors in use grow"}
-    cluster.reports(4, memory_pressure={"diagnosis": leak, "role": "policy", "stepsLeft": 1})
-    cluster.settle()
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=4)
-    cluster.settle()
-    assert not cluster.holds(ConditionType.MEMORY_PRESSURE)

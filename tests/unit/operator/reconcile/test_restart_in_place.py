@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.reconcile.desired import Desired
+from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
 from tests.unit.operator.reconcile.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
@@ -18,7 +19,6 @@ from tests.unit.operator.reconcile.simulated_cluster import (
     SimulatedCluster,
     job_spec,
 )
-from tests.unit.operator.reconcile.test_memory_recovery import FACTS, evidence, status_of
 
 KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU_NODE))
 PENDING = {"exitCode": 80, "sentence": "policy-1 ran out"}

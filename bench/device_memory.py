@@ -1,0 +1,54 @@
+"""Memory in use on GPU 0 by all processes together, as the driver counts it. Makes no CUDA context."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import pynvml
+
+SAMPLE_EVERY_SECONDS = 0.02
+
+
+def device_used_bytes() -> int:
+    """Memory in use on GPU 0, by whichever process; 0 without a GPU."""
+    gpu = _gpu()
+    return 0 if gpu is None else int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)
+
+
+def device_processes() -> int:
+    """Processes that have a CUDA context on GPU 0, as far as the driver lets this process see them."""
+    gpu = _gpu()
+    return 0 if gpu is None else len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+
+
+class DevicePeak(threading.Thread):
+    """Within, samples GPU 0 every 20 ms: `peak_bytes` is the most in use, all processes together."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_bytes = 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(SAMPLE_EVERY_SECONDS):
+            self.peak_bytes = max(self.peak_bytes, device_used_bytes())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self.join()
+
+
+def _gpu() -> Any:
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByIndex(0)
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,78 @@
+"""Jobs whose trainer has reported its plan, and the ways in which they run out of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.plan_change import PlanChange
+from rljob_api.status import RLJobStatus
+from rljob_api.step_report import Evidence
+from tests.unit.operator.reconcile.simulated_cluster import (
+    CONTROLLER,
+    SimulatedCluster,
+    job_spec,
+)
+
+GIB = 1 << 30
+FRAGMENTED = (
+    "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 60.00 GiB "
+    "is allocated by PyTorch, and 6.10 GiB is reserved by PyTorch but unallocated."
+)
+FACTS = MemoryFacts(
+    policy_ranks=2,
+    longest_sequence_tokens=512,
+    smallest_kv_cache_bytes=1 << 26,
+    largest_parameter_bytes=1 << 26,
+    weight_bytes=GIB,
+    optimizer_bytes=4 * GIB,
+    activation_bytes_per_token=1 << 20,
+    checkpointed_activation_bytes_per_token=1 << 18,
+    logits_bytes_per_token=1 << 20,
+    device_total_bytes=80 * GIB,
+    host_memory_bytes=64 * GIB,
+)
+
+
+def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
+    """A job whose trainer has reported its plan. `limit`: host memory of the workers."""
+    if limit:
+        container = {"name": "rljob", "resources": {"limits": {"memory": limit}}}
+        spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
+    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
+    cluster.tick(10)
+    cluster.reports(step, facts=FACTS, phase="update")
+    cluster.settle()
+    return cluster
+
+
+def status_of(cluster: SimulatedCluster) -> RLJobStatus:
+    assert cluster.status is not None
+    return cluster.status
+
+
+def evidence(cluster: SimulatedCluster, **overrides: Any) -> Evidence:
+    values = {"time": cluster.now, "attempt": 1, "role": "policy", "rank": 1, "step": 4, "phase": "update"}
+    return Evidence.model_validate(values | {"message": FRAGMENTED} | overrides)
+
+
+def trainers_change(cluster: SimulatedCluster, generation: int = 2, **overrides: Any) -> PlanChange:
+    values = {
+        "generation": generation,
+        "time": cluster.now,
+        "attempt": 1,
+        "step": 4,
+        "phase": "update",
+        "role": "policy",
+        "diagnosis": {"class": "ActivationSpike", "confidence": 0.9, "message": "one pass needs more than is left"},
+        "remedy": {"setting": "microBatchTokens", "before": "4096", "after": "2048", "expectedBytes": 2 * GIB},
+        "level": "Live",
+    }
+    return PlanChange.model_validate(values | overrides)
+
+
+def out_of_device_memory(cluster: SimulatedCluster, step: int = 3) -> None:
+    words = evidence(cluster, attempt=cluster.attempt.number, step=step + 1)
+    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=step, evidence=words)
