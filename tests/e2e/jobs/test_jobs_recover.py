@@ -62,7 +62,7 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
 
 def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
     lost = {"class": "WorkerLost", "phase": "update", "step": 3}
-    jobs.apply(digits(algorithm={"steps": 150}, policy={"gpusPerReplica": 0}, faultInjection=faults(lost)))
+    jobs.apply(digits(algorithm={"steps": 80}, policy={"gpusPerReplica": 0}, faultInjection=faults(lost)))
     jobs.wait("rljob", "digits", holds("Scheduled"))
     pods = ("digits-controller", "digits-policy-0")
     jobs.wait("stepreport", "digits", at_step(1), FINISHED_WITHIN_SECONDS)

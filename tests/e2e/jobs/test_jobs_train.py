@@ -43,7 +43,7 @@ def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgrade
 def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     jobs: Kubectl, cluster: ClusterLayout, kubectl: Kubectl
 ) -> None:
-    steps = 300
+    steps = 150
     jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}))
     jobs.wait("rljob", "digits", holds("Scheduled"))
     jobs.wait("stepreport", "digits", at_step(20), TRAINED_WITHIN_SECONDS)

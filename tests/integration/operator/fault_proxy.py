@@ -121,7 +121,7 @@ class FaultProxy:
         return [w for w in self._watches if not w.closed and (not resources or w.request.resource in resources)]
 
     def writes(self, namespace: str | None = None, since: float = 0.0) -> list[RecordedRequest]:
-        """Writes that reached the proxy; Leases and reviews do not count."""
+        """Writes that reached the proxy; Leases and reviews do not count. Namespace "": to what is in none."""
         return [
             request
             for request in list(self.requests)

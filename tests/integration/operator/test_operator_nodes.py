@@ -34,12 +34,12 @@ def test_heartbeats_of_nodes_cost_no_write(
     operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand, proxy: FaultProxy
 ) -> None:
     proxy.wait_until_quiet()
-    before = len(proxy.writes())
+    before = len(proxy.writes(namespace=""))
     for second in range(3):
         kubelet.set_gpus(GPU_NODE, 8)
         condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": f"2026-01-01T00:00:0{second}Z"}
         api.patch_status("nodes", GPU_NODE, {"conditions": [condition]})
-    holds_for(1.0, lambda: len(proxy.writes()) == before, "no write of the operator")
+    holds_for(1.0, lambda: len(proxy.writes(namespace="")) == before, "no write of the operator")
 
 
 def test_with_only_gpu_nodes_the_controller_runs_there_and_the_job_says_so(

@@ -25,10 +25,10 @@ def test_a_restarted_operator_adopts_running_jobs_without_a_write(
     proxy.wait_until_quiet()
     pods = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
     version = job.object["metadata"]["resourceVersion"]
-    written = len(proxy.writes())
+    written = len(proxy.writes(job.namespace))
     restart(operator, api)
     proxy.wait_until_quiet(seconds=2.0)
-    assert [str(write) for write in proxy.writes()[written:]] == []
+    assert [str(write) for write in proxy.writes(job.namespace)[written:]] == []
     assert {name: pod["metadata"]["uid"] for name, pod in job.pods.items()} == pods
     assert job.object["metadata"]["resourceVersion"] == version
     job.complete()

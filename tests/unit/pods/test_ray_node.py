@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.pods.ray_node import RayPorts, endpoint, head_command, require_started, worker_command
+from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
 
 PORTS = RayPorts(6380)
 PAGE = Path(__file__).parents[3] / "docs" / "trainer-in-pods.md"
@@ -34,9 +34,25 @@ def test_a_worker_is_found_by_its_own_resource() -> None:
 def test_no_port_is_left_to_chance_and_none_is_given_twice() -> None:
     head = options(head_command(pod_ip="10.0.0.1", port=6379, ports=PORTS))
     ports = [int(value) for name, value in head.items() if name.endswith("port") and not name.startswith("max")]
-    assert len(ports) == len(set(ports)) == 9
+    assert len(ports) == len(set(ports)) == 8
     assert max(ports) < int(head["max-worker-port"])
     assert not set(ports) & set(range(int(head["min-worker-port"]) + 1, int(head["max-worker-port"]) + 1))
+
+
+def test_the_head_serves_no_drivers_from_elsewhere(tmp_path: Path) -> None:
+    """As `ray start` itself decides it, up to where it would start its processes."""
+    program = (
+        "import ray.scripts.scripts as scripts\n"
+        "from ray._private import node\n"
+        "def started(parameters, **_):\n"
+        "    raise SystemExit(f'client server: {parameters.ray_client_server_port}')\n"
+        "node.Node = started\n"
+        "scripts.main()\n"
+    )
+    command = head_command(pod_ip="127.0.0.1", port=6379, ports=PORTS)
+    begun = begin([command[0], "-c", program, *command[3:]], tmp_path / "log")
+    begun.wait(60)
+    assert "client server: None" in (tmp_path / "log").read_text()
 
 
 def test_the_documented_ports_are_those_that_are_used() -> None:

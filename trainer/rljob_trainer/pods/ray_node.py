@@ -24,6 +24,7 @@ _ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     # In a file, lines of both streams would otherwise stand in the wrong order.
     "PYTHONUNBUFFERED": "1",
+    "RAY_START_HOOK": "rljob_trainer.pods.ray_node.without_client_server",
     # A node whose head is gone ends after so long.
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_RECONNECT_SECONDS),
 }
@@ -56,10 +57,6 @@ class RayPorts:
             "max-worker-port": self.first + 20 + _WORKER_PORTS - 1,
         }
 
-    def client_server(self) -> int:
-        """Ray gives every head one."""
-        return self.first + 6
-
 
 def endpoint(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
@@ -76,7 +73,6 @@ def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
             "num-gpus": 0,
             "include-dashboard": "false",
             "no-monitor": True,
-            "ray-client-server-port": ports.client_server(),
             **ports.options(),
         }
     )
@@ -105,6 +101,12 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command`; it ends by itself when the node is up, and leaves the node's processes behind."""
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **_ENVIRONMENT})
+
+
+def without_client_server(parameters: Any, head: bool) -> None:
+    """What `ray start` calls before it starts anything. Its options leave no way to have no server for remote drivers,
+    which would import Ray once more, and listen."""
+    parameters.ray_client_server_port = None
 
 
 def require_started(exit_code: int, log: Path) -> None:
