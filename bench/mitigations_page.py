@@ -285,7 +285,8 @@ Tokens whose logits over the vocabulary exist at a time, as float32.
 
 - When: a vocabulary of hundreds of thousands meets a small GPU.
 - Costs: time of the update: more and smaller products with the head.
-- Frees: three times 4 bytes × vocabulary for each token less.
+- Frees: 8 bytes × vocabulary for each token less, as long as logits are what an update needs most of: its logits, and
+  their gradient of two chunks in 16 bits. Layers that are not compiled take 27.
 - Pin it: `logprobChunkTokens: 128`.
 
 ## activationCheckpointing

@@ -1,9 +1,10 @@
 """Jobs that run out of memory, without recovery and with it, on this machine: what it took, and what it brought.
 
-    python -m bench.recovered_jobs --output DIR [--jobs DIR] [--only CLASS …] [--device cpu]
+    python -m bench.recovered_jobs --output DIR [--jobs DIR] [--only JOB …] [--device cpu]
 
-The jobs are those of tests/gpu/jobs, as its README says. `DIR/recovered_jobs.json` is whole after each run as far as it
-goes, and `DIR/recorded.tar.gz` has the ledgers and the evidence. Some 50 s a job on one H200.
+The jobs are those of tests/gpu/jobs, as its README says. `DIR/recovered_jobs.json` is whole after each job as far as it
+goes, and `DIR/recorded.tar.gz` has the ledgers and the evidence. Run again with the same DIR, it goes on with the jobs
+that are not recorded there; put a record into DIR to go on with that one. About two minutes a job on one H200.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -26,14 +28,14 @@ from bench.bounded_process import run_for
 from bench.induced_failures import diagnose
 from bench.record import record
 from bench.recorded_evidence import pack
-from bench.recovery_rows import GIB, Arm, FailingJob, Run, line, row_of, row_of_job, table
+from bench.recovery_rows import GIB, Arm, FailingJob, Run, line, merged, row_of, row_of_job, table
 from rljob_trainer.ledger.records import parse_record
-from tests.gpu.ballast import ballast
+from tests.gpu.ballast import DriverError, ballast
 
 JOBS = Path(__file__).parent.parent / "tests" / "gpu" / "jobs"
 LONGEST_RUN_SECONDS = 150
-LEAST_SECONDS = 60
-"""Less is no use for a job that is run twice."""
+LEAST_SECONDS = 170
+"""With less left no job is begun: it is run twice."""
 # Compiled kernels would save memory that these jobs are to run out of, and take long to make.
 VARIABLES = {"TORCH_COMPILE_DISABLE": "1"}
 ARMS: tuple[Arm, ...] = ("without", "with")
@@ -43,22 +45,47 @@ def main(output: Path, jobs: Path, only: Sequence[str], device: str, seconds: fl
     output.mkdir(parents=True, exist_ok=True)
     plan, deadline = yaml.safe_load((jobs / "plan.yaml").read_text()), time.monotonic() + seconds
     manifest = yaml.safe_load((jobs / "manifest.yaml").read_text())
-    failing = [job for job in read_jobs(jobs, plan) if not only or job.failure_class in only]
-    calm = run(FailingJob("calm", "none", plan), "calm", manifest, output, device, deadline)
-    rows = [{"job": "calm", "arm": "calm", **row_of(calm)}]
-    print(line(rows[-1]), flush=True)
+    rows = recorded_rows(output)
+    failing = [job for job in read_jobs(jobs, plan) if job.name in (only or unrecorded(jobs, plan, rows))]
+    if not any(row["arm"] == "calm" for row in rows):
+        calm = run(FailingJob("calm", "none", plan), "calm", manifest, output, device, deadline)
+        rows = merged(rows, [row_of(calm) | {"job": "calm", "arm": "calm"}])
+        save(rows, output)
+        print(line(rows[0]), flush=True)
     for job in failing:
         if time.monotonic() > deadline - LEAST_SECONDS:
-            print(f"no time left for {job.name} and what follows it", flush=True)
+            print(f"no time left for {job.name} and what follows it: run again with the same output", flush=True)
             break
-        with ballast(hold_bytes=job.ballast_gib * GIB) if job.ballast_gib else nullcontext():
-            for arm in ARMS:
-                done = run(job, arm, manifest, output, device, deadline)
-                died = diagnoses_of(job, output) if arm == "without" else []
-                rows.append(row_of_job(job, arm, done, calm, died))
-                save(rows, output)
-                print(line(rows[-1]), flush=True)
+        try:
+            rows = merged(rows, rows_of_both_arms(job, rows[0], manifest, output, device, deadline))
+        except DriverError as problem:
+            print(f"{job.name} was not run: {problem}", flush=True)
+        save(rows, output)
     print(table(rows))
+
+
+def recorded_rows(output: Path) -> list[dict[str, Any]]:
+    """The rows of the record in `output`; the calm run's is the first, where there is one."""
+    path = output / "recovered_jobs.json"
+    return list(json.loads(path.read_text())["rows"]) if path.exists() else []
+
+
+def unrecorded(jobs: Path, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of the jobs in the folder `jobs` that have no rows."""
+    return {job.name for job in read_jobs(jobs, plan)} - {row["job"] for row in rows}
+
+
+def rows_of_both_arms(
+    job: FailingJob, calm: Mapping[str, Any], manifest: Mapping[str, Any], output: Path, device: str, deadline: float
+) -> list[dict[str, Any]]:
+    rows = []
+    with ballast(hold_bytes=job.ballast_gib * GIB) if job.ballast_gib else nullcontext():
+        for arm in ARMS:
+            done = run(job, arm, manifest, output, device, deadline)
+            died = diagnoses_of(job, output) if arm == "without" else []
+            rows.append(row_of_job(job, arm, done, calm, died))
+            print(line(rows[-1]), flush=True)
+    return rows
 
 
 def read_jobs(folder: Path, plan: Mapping[str, Any]) -> list[FailingJob]:
@@ -83,9 +110,10 @@ def read_jobs(folder: Path, plan: Mapping[str, Any]) -> list[FailingJob]:
 
 
 def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, device: str, deadline: float) -> Run:
-    """Run the job once, for so long as there is time. Leaves no process behind."""
+    """Run the job once, for so long as there is time. Leaves no process behind, and neither checkpoint nor model."""
     folder = output / "runs" / job.name / arm
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     spec = {**manifest["spec"], "memory": {"mode": "Disabled" if arm == "without" else "Auto"}}
     spec["recovery"] = {**spec.get("recovery", {}), **job.recovery}
     if job.faults:
@@ -99,6 +127,8 @@ def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, de
     exit_code = run_for(
         [*rljob, "run", folder / "job.yaml", *options], folder / "terminal.log", seconds, os.environ | VARIABLES
     )
+    for large in ("checkpoints", "model"):
+        shutil.rmtree(folder / "run" / large, ignore_errors=True)
     summary, ledger = folder / "run" / "summary.json", folder / "run" / "ledger.jsonl"
     return Run(
         exit_code,
@@ -112,8 +142,9 @@ def diagnoses_of(job: FailingJob, output: Path) -> list[dict[str, Any]]:
     """What `rljob diagnose` says of the run that died without recovery; its evidence is packed."""
     failure = output / "failures" / job.failure_class / f"job-{job.name}"
     failure.parent.mkdir(parents=True, exist_ok=True)
-    (output / "runs" / job.name / "without" / "run").rename(failure)
+    shutil.rmtree(failure, ignore_errors=True)
     try:
+        (output / "runs" / job.name / "without" / "run").rename(failure)
         pack(failure, output / "recorded", f"job {job.name} of tests/gpu/jobs")
         return diagnose(failure)
     except (subprocess.SubprocessError, ValueError, OSError) as problem:
@@ -136,7 +167,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="where runs and record go")
     parser.add_argument("--jobs", type=Path, default=JOBS, help="folder with the jobs")
-    parser.add_argument("--only", nargs="*", default=[], metavar="CLASS", help="classes of failure to run")
+    parser.add_argument("--only", nargs="*", default=[], metavar="JOB", help="jobs to run, recorded or not")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--seconds", type=float, default=540, help="end what still runs after so long")
     main(**vars(parser.parse_args()))

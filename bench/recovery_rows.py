@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.plan_change import PlanChange
@@ -45,6 +45,10 @@ class Run:
         return [record.reward.mean for record in step_records(self.ledger)]
 
     @property
+    def gradient_norms(self) -> list[float]:
+        return [record.metrics["grad_norm"] for record in step_records(self.ledger) if "grad_norm" in record.metrics]
+
+    @property
     def plan_changes(self) -> list[PlanChange]:
         return [record.change for record in plan_change_records(self.ledger)]
 
@@ -56,15 +60,17 @@ def row_of(done: Run) -> dict[str, Any]:
         "steps": len(done.rewards),
         "seconds": done.seconds,
         "rewards": done.rewards,
+        "gradient_norms": done.gradient_norms,
         "said": done.summary.get("exit_reason", ""),
     }
 
 
 def row_of_job(
-    job: FailingJob, arm: Arm, done: Run, calm: Run, diagnoses: Sequence[Mapping[str, Any]]
+    job: FailingJob, arm: Arm, done: Run, calm: Mapping[str, Any], diagnoses: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """With what was diagnosed, what was changed, and whether the run ended as it should."""
-    row = {"job": job.name, "class": job.failure_class, "arm": arm, **row_of(done)}
+    """With what was diagnosed, what was changed, and whether the run ended as it should. `calm`: the calm run's row."""
+    purpose = {"job": job.name, "class": job.failure_class, "arm": arm, "on_purpose": bool(job.faults)}
+    row: dict[str, Any] = purpose | row_of(done)
     died = done.exit_code in OUT_OF_MEMORY
     if arm == "without":
         return row | {"as_meant": died, "diagnoses": list(diagnoses)}
@@ -74,8 +80,17 @@ def row_of_job(
         "attempts": done.summary.get("attempts"),
         "remedies": [remedy_of(change) for change in changes],
         "seconds_lost": round(sum(change.seconds_to_recover or 0.0 for change in changes), 1),
-        "largest_reward_difference": largest_difference(done.rewards, calm.rewards),
+        "largest_reward_difference": largest_difference(done.rewards, calm["rewards"]),
+        "largest_gradient_norm_difference": largest_difference(done.gradient_norms, calm["gradient_norms"]),
     }
+
+
+def merged(rows: Sequence[Mapping[str, Any]], newer: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`rows`, with those of `newer` in place of those of the same job and arm, or by the order of their jobs' names
+    between them: the calm run first, each job's arms in the order in which they ran."""
+    by_name = {(row["job"], row["arm"]): dict(row) for row in [*rows, *newer]}
+    order = get_args(Arm)
+    return sorted(by_name.values(), key=lambda row: (row["arm"] != "calm", row["job"], order.index(row["arm"])))
 
 
 def remedy_of(change: PlanChange) -> dict[str, Any]:
@@ -93,10 +108,9 @@ def remedy_of(change: PlanChange) -> dict[str, Any]:
     }
 
 
-def largest_difference(rewards: Sequence[float], calm: Sequence[float]) -> float | None:
-    """Between the rewards of the same steps; None where there is none to compare."""
-    pairs = list(zip(rewards, calm, strict=False))
-    return max((abs(reward - other) for reward, other in pairs), default=None)
+def largest_difference(values: Sequence[float], calm: Sequence[float]) -> float | None:
+    """Between those of the same steps; None where there is none to compare."""
+    return max((abs(value - other) for value, other in zip(values, calm, strict=False)), default=None)
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -110,14 +124,27 @@ def line(row: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """As Markdown: a line a job that recovered, or gave its account."""
-    lines = ["| failure | remedy | steps | seconds lost | expected | freed |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| failure | remedy | steps | attempts | seconds lost | expected | freed | rewards differ by |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         if row["arm"] != "with":
             continue
         remedies = row["remedies"]
         settings = "; ".join(f"{remedy['setting']}: {remedy['after']} ({remedy['level']})" for remedy in remedies)
         expected, freed = (_gib([remedy[name] for remedy in remedies]) for name in ("expected_bytes", "observed_bytes"))
-        cells = (row["class"], settings or "none", row["steps"], row["seconds_lost"], expected, freed)
+        difference = row["largest_reward_difference"]
+        cells = (
+            f"{row['class']}{' (on purpose)' if row.get('on_purpose') else ''}",
+            settings or "none",
+            row["steps"],
+            row["attempts"],
+            row["seconds_lost"],
+            expected,
+            freed,
+            "–" if difference is None else f"{difference:.2g}",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import confusion_matrix, mitigations_page, telemetry_cost
+from bench import confusion_matrix, mitigations_page, recovery_sections, telemetry_cost
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -33,6 +33,8 @@ def page() -> str:
             _operator_scale(_read("operator_scale")),
             _operator_job(_read("operator_single_job"), _read("cluster_job")),
             _recovery(_read("recovery_in_pods"), _read("recovered_jobs")),
+            recovery_sections.recovered_jobs(_read("recovered_jobs"), _versions(_read("recovered_jobs"))),
+            recovery_sections.freed_bytes(),
             _recovery_time(_read("recovery_time")),
             _probe(_read("probe_overhead")),
         ]
@@ -203,8 +205,8 @@ step was committed. Where a start's time goes, before the failure and after it:
 |---|---|---|
 {_table(rows)}
 
-Within the running processes: `bench/recovered_jobs.py`, {live["date"]}: logits of a whole step at once did not fit, twice;
-{spike["seconds_lost"]} s after the second failure the phase was done under the second change, and so were all steps then.
+Within the running processes: `bench/recovered_jobs.py`, {live["date"]}: logits of a whole step at once did not fit;
+{spike["seconds_lost"]} s after the last failure the phase was done under the changed plan, and so were all steps then.
 """
 
 

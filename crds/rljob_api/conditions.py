@@ -78,6 +78,7 @@ class AttemptReason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"
     NOT_RESTARTED_IN_PLACE = "NotRestartedInPlace"
+    RESTART_LOOP = "RestartLoop"
     POD_CANNOT_START = "PodCannotStart"
     PODS_DISRUPTED = "PodsDisrupted"
     DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"

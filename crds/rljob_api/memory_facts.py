@@ -41,7 +41,10 @@ class MemoryFacts(ApiModel):
     """The same, with activation checkpointing."""
 
     logits_bytes_per_token: int = Field(ge=0)
-    """A token's logits over the vocabulary, with softmax and gradient."""
+    """A token's logits over the vocabulary, and all that is made of them at once."""
+
+    vocabulary: int = Field(default=0, ge=0)
+    """Entries of the vocabulary: a token's logits alone have 4 bytes for each. 0: not known."""
 
     device_total_bytes: int = Field(default=0, ge=0)
     """Memory of one GPU; 0 on the CPU."""

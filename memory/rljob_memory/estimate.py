@@ -16,6 +16,12 @@ SLEEPING_ENGINE_BYTES = int(1.5 * GIB)
 AWAKE_ENGINE_BYTES = 4 * GIB
 """What an engine holds beside weights and KV cache: context, CUDA graphs (0.5–2 GiB) and activations of a prefill."""
 
+_NUMBERS_A_HIDDEN_UNIT, _FUSED_NUMBERS_A_HIDDEN_UNIT = 34, 22
+"""What a layer keeps of a token for the backward pass, for each hidden unit."""
+
+_LOGITS_AT_ONCE, _FUSED_LOGITS_AT_ONCE = 6.75, 2.0
+"""Float32 tensors of the size of a chunk's logits that exist at once (`rljob_trainer.algorithm.logprobs`)."""
+
 _KV_BLOCK_TOKENS = 32
 """vLLM's blocks have 16 tokens on a GPU, 32 on a CPU."""
 
@@ -45,14 +51,17 @@ def optimizer_bytes(model: ModelShape) -> int:
     return 8 * model.parameters
 
 
-def activation_bytes_per_token(model: ModelShape, *, checkpointing: bool) -> int:
+def activation_bytes_per_token(model: ModelShape, *, checkpointing: bool, fused: bool = False) -> int:
     """What a forward pass keeps of one token for the backward pass.
 
     Korthikanti et al. 2022 count 34 bytes a hidden unit and layer in 16 bits, attention matrix apart. The unfused
-    RMSNorm (float32), rotary embeddings and gated MLP of today's Hugging Face models make it about twice as much.
+    RMSNorm (float32), rotary embeddings and gated MLP of today's Hugging Face models make it 34 numbers: 36 were
+    measured with Qwen3's shape on an H200 (tests/data/oom, a job's ActivationSpike). `fused`: layers are compiled; then
+    22 were (bench/results/memory_mitigation_cost.json, half the micro-batch).
     With checkpointing each layer keeps its input alone, and one layer at a time the whole.
     """
-    whole_layer = 34 * model.hidden * model.bytes_per_parameter
+    numbers = _FUSED_NUMBERS_A_HIDDEN_UNIT if fused else _NUMBERS_A_HIDDEN_UNIT
+    whole_layer = numbers * model.hidden * model.bytes_per_parameter
     if not checkpointing:
         return model.layers * whole_layer
     return model.layers * model.hidden * model.bytes_per_parameter + whole_layer
@@ -68,3 +77,13 @@ def kv_bytes(model: ModelShape, workload: Workload, sequences: int) -> int:
 def logits_bytes_per_token(model: ModelShape) -> int:
     """One token's float32 logits."""
     return 4 * model.vocabulary
+
+
+def logprob_bytes_per_token(model: ModelShape, *, fused: bool) -> int:
+    """What one token of a chunk takes at most while its log-probability and its gradient are computed.
+
+    `fused`: logits, their gradient in 16 bits, and the gradient of the chunk before it. Otherwise, instead of the
+    gradient, the normalized logits, the softmax, a mask, and three float32 tensors on the way to it: on an H200, over a
+    vocabulary of 151,936, an update allocated 90.5 GB with chunks of 16,384 tokens, and reserved 60.9 GB with 8,192.
+    """
+    return int((_FUSED_LOGITS_AT_ONCE if fused else _LOGITS_AT_ONCE) * logits_bytes_per_token(model))

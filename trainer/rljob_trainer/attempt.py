@@ -22,6 +22,7 @@ from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.controller import Controller
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.hardware import layers_are_compiled
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
@@ -190,7 +191,8 @@ class Attempt:
         hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
         model = shape_for_plan(shape, spec, hosts.device)
         shared_memory_bytes = host_memory().shm_size
-        facts = facts_of(hardware, model, workload, shared_memory_bytes=shared_memory_bytes)
+        fused = layers_are_compiled(hosts.device)
+        facts = facts_of(hardware, model, workload, fused=fused, shared_memory_bytes=shared_memory_bytes)
         first = first_plan(spec.memory, hardware, model, workload)
         plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory)
         changes = PlanChanges(self.ledger, plan, spec.algorithm.steps, supervision.changes)

@@ -5,7 +5,7 @@ from rljob_memory.remedies.diagnosed import diagnosed, diagnosis_status
 from rljob_memory.remedies.facts import facts_of
 from rljob_memory.remedies.history import History, adjustments_left_standing, history_of, with_change
 from rljob_memory.remedies.latitude import GiveUp, GiveUpReason, Latitude, Remedy
-from rljob_memory.remedies.observed import observed
+from rljob_memory.remedies.observed import observed, role_that_shows
 
 __all__ = [
     "GiveUp",
@@ -21,5 +21,6 @@ __all__ = [
     "history_of",
     "observed",
     "prevent",
+    "role_that_shows",
     "with_change",
 ]

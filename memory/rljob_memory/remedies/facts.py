@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from rljob_api.memory_facts import MemoryFacts
-from rljob_memory.estimate import activation_bytes_per_token, kv_bytes, logits_bytes_per_token, optimizer_bytes
+from rljob_memory.estimate import activation_bytes_per_token, kv_bytes, logprob_bytes_per_token, optimizer_bytes
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
-_LOGITS_SOFTMAX_GRADIENT = 3
 
-
-def facts_of(hardware: Hardware, model: ModelShape, workload: Workload, *, shared_memory_bytes: int = 0) -> MemoryFacts:
-    """`shared_memory_bytes`: the size of /dev/shm where the workers run, 0 where it is not known.
+def facts_of(
+    hardware: Hardware, model: ModelShape, workload: Workload, *, fused: bool, shared_memory_bytes: int = 0
+) -> MemoryFacts:
+    """`fused`: the policy's layers are compiled. `shared_memory_bytes`: the size of /dev/shm where the workers run, 0
+    where it is not known.
 
     The formulas are those of `rljob_memory.estimate`.
     """
@@ -23,9 +24,10 @@ def facts_of(hardware: Hardware, model: ModelShape, workload: Workload, *, share
         largest_parameter_bytes=model.largest_parameter_bytes,
         weight_bytes=model.weight_bytes // workload.tensor_parallel_size,
         optimizer_bytes=optimizer_bytes(model) // workload.policy_ranks,
-        activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=False),
-        checkpointed_activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=True),
-        logits_bytes_per_token=_LOGITS_SOFTMAX_GRADIENT * logits_bytes_per_token(model),
+        activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=False, fused=fused),
+        checkpointed_activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=True, fused=fused),
+        logits_bytes_per_token=logprob_bytes_per_token(model, fused=fused),
+        vocabulary=model.vocabulary,
         device_total_bytes=hardware.device_memory_bytes,
         host_memory_bytes=hardware.host_memory_bytes,
         shared_memory_bytes=shared_memory_bytes,

@@ -1,11 +1,14 @@
-"""The jobs of tests/gpu/jobs can be run: their manifest, plans and faults are what the trainer takes."""
+"""The jobs of tests/gpu can be run: their manifest, plans and faults are what the trainer takes."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 import yaml
 
-from bench.recovered_jobs import JOBS, read_jobs
+from bench.recovered_jobs import JOBS, read_jobs, recorded_rows, unrecorded
 from bench.recovery_rows import FailingJob
 from rljob_api.fault_injection import FaultInjection
 from rljob_api.manifest import load_manifest
@@ -14,10 +17,29 @@ from rljob_memory.diagnosis import FailureClass
 
 GOOD_PLAN = yaml.safe_load((JOBS / "plan.yaml").read_text())
 FAILING = read_jobs(JOBS, GOOD_PLAN)
+REHEARSAL = JOBS.parent / "rehearsal"
+REHEARSED_PLAN = yaml.safe_load((REHEARSAL / "plan.yaml").read_text())
 
 
-def test_the_manifest_is_valid() -> None:
-    assert load_manifest(JOBS / "manifest.yaml").spec.memory.mode == "Auto"
+@pytest.mark.parametrize("jobs", [JOBS, REHEARSAL], ids=["jobs", "rehearsal"])
+def test_the_manifest_is_valid(jobs: Path) -> None:
+    assert load_manifest(jobs / "manifest.yaml").spec.memory.mode == "Auto"
+
+
+@pytest.mark.parametrize("job", read_jobs(REHEARSAL, REHEARSED_PLAN), ids=lambda job: job.name)
+def test_a_rehearsed_job_needs_no_gpu(job: FailingJob) -> None:
+    MemoryPlan.model_validate(job.plan)
+    FaultInjection.model_validate({"enabled": True, "faults": list(job.faults)})
+    assert job.faults
+    assert not job.ballast_gib
+
+
+def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
+    assert recorded_rows(tmp_path) == []
+    rows = [{"job": "calm", "arm": "calm"}, {"job": "activation_spike", "arm": "with"}]
+    (tmp_path / "recovered_jobs.json").write_text(json.dumps({"rows": rows}))
+    assert recorded_rows(tmp_path) == rows
+    assert unrecorded(REHEARSAL, REHEARSED_PLAN, rows) == {"optimizer_state"}
 
 
 @pytest.mark.parametrize("job", FAILING, ids=[job.name for job in FAILING])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.recovery_rows import FailingJob, Run, line, row_of_job, table
+from bench.recovery_rows import FailingJob, Run, line, merged, row_of, row_of_job, table
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
@@ -26,6 +26,7 @@ def step(number: int, reward: float) -> StepRecord:
         total_seconds=1.0,
         tokens=4,
         weights_version=number,
+        metrics={"grad_norm": 10 * reward},
     )
 
 
@@ -49,7 +50,7 @@ def plan_change(seconds: float | None) -> PlanChangeRecord:
     return PlanChangeRecord(change=change, plan=MemoryPlan.model_validate(plan | sizes | switches))
 
 
-CALM = Run(0, 30.0, ledger=[step(1, 0.5), step(2, 0.75)])
+CALM = row_of(Run(0, 30.0, ledger=[step(1, 0.5), step(2, 0.75)]))
 
 
 def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
@@ -59,9 +60,32 @@ def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
     assert row["steps"] == 2
     assert row["seconds_lost"] == pytest.approx(12.3)
     assert row["largest_reward_difference"] == 0.25
+    assert row["largest_gradient_norm_difference"] == 2.5
+    assert row["on_purpose"] is False
     assert [remedy["observed_bytes"] for remedy in row["remedies"]] == [5 * GIB]
-    expected = "| KVCacheOversized | kvCacheBytes: 3 (RespawnRole) | 2 | 12.3 | 6.0 GiB | 5.0 GiB |"
+    expected = "| KVCacheOversized | kvCacheBytes: 3 (RespawnRole) | 2 | 1 | 12.3 | 6.0 GiB | 5.0 GiB | 0.25 |"
     assert expected in table([row])
+
+
+def test_a_failure_on_purpose_is_told_apart() -> None:
+    job = FailingJob("job", "OptimizerState", {}, faults=[{"class": "OptimizerState"}])
+    row = row_of_job(job, "with", Run(0, 1.0, {"attempts": 1}), CALM, [])
+    assert "| OptimizerState (on purpose) | none |" in table([row])
+
+
+def test_rows_of_several_runs_become_one_record_with_the_newer_ones_in_place_of_the_older() -> None:
+    def row(job: str, arm: str, seconds: int) -> dict[str, Any]:
+        return {"job": job, "arm": arm, "seconds": seconds}
+
+    earlier = [row("b", "with", 2), row("b", "without", 1), row("calm", "calm", 0)]
+    later = [row("b", "without", 7), row("a", "without", 3), row("a", "with", 4)]
+    assert [(each["job"], each["arm"], each["seconds"]) for each in merged(earlier, later)] == [
+        ("calm", "calm", 0),
+        ("a", "without", 3),
+        ("a", "with", 4),
+        ("b", "without", 7),
+        ("b", "with", 2),
+    ]
 
 
 @pytest.mark.parametrize(

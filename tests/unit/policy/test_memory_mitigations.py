@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import structlog
@@ -10,12 +14,13 @@ import torch
 
 from rljob_memory.allocator_settings import setting_problems
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.policy.config import PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.policy.memory_mitigations import expandable_segments, optimizer_offload, weight_export
 from rljob_trainer.policy.memory_mitigations.cached_memory import WORTH_A_FLUSH_BYTES, cache_handed_back
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
 from rljob_trainer.policy.memory_mitigations.optimizer_offload import optimizer_on_device
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
+from rljob_trainer.policy.rank import PolicyRank
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
 NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
@@ -220,6 +225,20 @@ def test_a_phase_that_failed_gives_back_what_it_held_though_its_error_is_kept(
         phase()
     assert kept.value.__traceback__ is not None
     assert held[0]() is None
+    assert told == ["flush"]
+
+
+def test_a_policy_that_is_told_to_give_its_cache_back_does_so_at_once(
+    told: list[str], caching: list[int], tmp_path: Path
+) -> None:
+    """The engine that could not wake beside it is started anew next, before any phase of the policy ends."""
+    hoarding = PolicyMemory(64, 64, empty_cache=False, expandable_segments=False)
+    rank: Any = PolicyRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
+    rank._model, rank._update = SimpleNamespace(chunk_tokens=0), SimpleNamespace(config=None)
+    rank._weight_export = WeightExport(rank._segments, largest_parameter_bytes=8)
+    rank.change_memory(replace(hoarding, logprob_chunk_tokens=32))
+    assert told == []
+    rank.change_memory(replace(hoarding, empty_cache=True))
     assert told == ["flush"]
 
 

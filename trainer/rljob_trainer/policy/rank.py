@@ -157,7 +157,8 @@ class PolicyRank:
         self._model.chunk_tokens = memory.logprob_chunk_tokens
         self.config = self._update.config = replace(self.config, memory=memory)
         if self._on_gpu:
-            self._arrange_gpu_memory()
+            with self._cache_handed_back():  # a new engine may be about to start
+                self._arrange_gpu_memory()
 
     def parameters_touched(self) -> bool:
         """Whether the latest update, complete or not, has begun to write parameters.

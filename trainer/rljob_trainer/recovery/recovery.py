@@ -10,7 +10,7 @@ from pathlib import Path
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, RemedyLevel, Role
 from rljob_api.step_report import Evidence, MemoryPressure, RankMemory
-from rljob_memory.remedies import GiveUp, Latitude, Remedy, decide, observed, prevent
+from rljob_memory.remedies import GiveUp, Latitude, Remedy, decide, observed, prevent, role_that_shows
 from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import HostOutOfMemory, TrainerError, WorkerLost
@@ -87,7 +87,7 @@ class Recovery:
         self._trying_again = False
         change = record.change
         before = _memory_of_a_gpu(record.evidence)
-        after = latest_memory(self.directory, change.role, change.rank)
+        after = latest_memory(self.directory, role_that_shows(change), change.rank)
         seconds = (datetime.now(UTC) - change.time).total_seconds()
         change = observed(change, before, after).model_copy(update={"seconds_to_recover": round(seconds, 3)})
         self.changes.prove(change, self.roles.clock.take())

@@ -7,6 +7,8 @@ changes what is learned, beyond the order in which floats are added.
 
 from __future__ import annotations
 
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.activity import Activity, activity_of
 from rljob_memory.remedies.case import Case
@@ -14,7 +16,7 @@ from rljob_memory.remedies.family import Change, Family
 
 _ACTS_ON = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.FRAGMENTATION, FailureClass.UNKNOWN})
 _SMALLEST_CHUNK_TOKENS = 64
-_LOGITS_SOFTMAX_GRADIENT = 3
+_LOGIT_BYTES = 4
 _OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
 """A request by the size of a chunk's float32 logits: 0.5 in 16 bits, 2 where logits and a copy are made at once."""
 
@@ -22,26 +24,35 @@ _OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
 def _micro_batch(case: Case) -> Change | None:
     """Half as many tokens, down to the longest sequence, which goes through as a whole.
 
-    Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`).
+    Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`), as far as the
+    update had come to it.
     """
     tokens, facts = _filled(case, case.plan.micro_batch_tokens), case.facts
     after = max(tokens // 2, facts.longest_sequence_tokens if facts else 1)
     if not case.in_update or after >= tokens:
         return None
-    return Change(after, _activation_bytes(case, tokens - after), f"micro-batches of {after} tokens, not {tokens}")
+    words = f"micro-batches of {after} tokens, not {tokens}"
+    if facts is None:
+        return Change(after, None, words)
+    saved = (tokens - after) * _activation_bytes_per_token(case.plan, facts)
+    return Change(after, _seen_at_most(case, facts, saved, micro_batch_tokens=after), words)
 
 
 def _logprob_chunk(case: Case) -> Change | None:
     """A quarter of the tokens that have logits at a time, down to 64. Only where logits are what was asked for.
 
-    Expected: logits, softmax and gradient of the tokens that go.
+    Expected: the logits of the tokens that go, and what is made of them (`estimate.logprob_bytes_per_token`), as far as
+    the update had come to it.
     """
     at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
     after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
     if not case.in_update or after >= at_once or not _asked_for_logits(case, at_once):
         return None
-    expected = (at_once - after) * case.facts.logits_bytes_per_token if case.facts else None
-    return Change(after, expected, f"logits of {after} tokens at a time, not {at_once}")
+    words = f"logits of {after} tokens at a time, not {at_once}"
+    if case.facts is None:
+        return Change(after, None, words)
+    saved = (at_once - after) * case.facts.logits_bytes_per_token
+    return Change(after, _seen_at_most(case, case.facts, saved, logprob_chunk_tokens=after), words)
 
 
 def _filled(case: Case, tokens: int) -> int:
@@ -49,14 +60,32 @@ def _filled(case: Case, tokens: int) -> int:
     return min(tokens, case.facts.rank_tokens) if case.facts and case.facts.rank_tokens else tokens
 
 
-def _activation_bytes(case: Case, tokens: int) -> int | None:
-    if case.facts is None:
-        return None
-    checkpointing = case.plan.activation_checkpointing
-    facts = case.facts
-    return tokens * (
-        facts.checkpointed_activation_bytes_per_token if checkpointing else facts.activation_bytes_per_token
-    )
+def _seen_at_most(case: Case, facts: MemoryFacts, saved_bytes: int, **after: int) -> int:
+    """`saved_bytes`, or less where the update failed before it had taken all that it would have.
+
+    Then no more can be seen to go than what it had and asked for beyond what it needs `after` the change; but half of
+    what was asked for goes in any case.
+    """
+    allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
+    if allocated is None or requested is None:
+        return saved_bytes
+    needed = _update_bytes(case.plan.model_copy(update=after), facts)
+    return min(saved_bytes, max(allocated + requested - needed, requested // 2))
+
+
+def _update_bytes(plan: MemoryPlan, facts: MemoryFacts) -> int:
+    """What an update takes at most: weights and gradients (8 bytes a parameter), as much for the moments unless they
+    are offloaded, activations of a micro-batch, and the logits of a chunk."""
+    tokens = min(plan.micro_batch_tokens, facts.rank_tokens or plan.micro_batch_tokens)
+    chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
+    state = facts.optimizer_bytes * (1 if plan.optimizer_offload else 2)
+    return state + tokens * _activation_bytes_per_token(plan, facts) + chunk_tokens * facts.logits_bytes_per_token
+
+
+def _activation_bytes_per_token(plan: MemoryPlan, facts: MemoryFacts) -> int:
+    if plan.activation_checkpointing:
+        return facts.checkpointed_activation_bytes_per_token
+    return facts.activation_bytes_per_token
 
 
 def _asked_for_logits(case: Case, tokens: int) -> bool:
@@ -64,10 +93,10 @@ def _asked_for_logits(case: Case, tokens: int) -> bool:
     if activity is not None:
         return activity is Activity.LOGITS
     requested = case.number("requested_bytes")
-    if requested is None or case.facts is None or not case.facts.logits_bytes_per_token:
+    if requested is None or case.facts is None or not case.facts.vocabulary:
         return False
     least, most = _OF_THE_SIZE_OF_LOGITS
-    logits_bytes = tokens * case.facts.logits_bytes_per_token / _LOGITS_SOFTMAX_GRADIENT
+    logits_bytes = tokens * _LOGIT_BYTES * case.facts.vocabulary
     return least * logits_bytes <= requested <= most * logits_bytes
 
 

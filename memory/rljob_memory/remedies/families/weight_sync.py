@@ -17,14 +17,22 @@ _OF_THE_UPDATE = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.OPTIMIZE
 
 
 def _sync_bucket(case: Case) -> Change | None:
-    """Half as large, down to the largest parameter, which is sent whole. Expected: the half that goes."""
-    before = case.plan.sync_bucket_bytes
-    after = max(before // 2, case.facts.largest_parameter_bytes if case.facts else 0, _SMALLEST_BUCKET_BYTES)
+    """Half of what is sent at once, down to the largest parameter, which is sent whole.
+
+    Expected: what goes, once as gathered parameters and once packed: twice the weights' bytes were taken on an H200
+    where one bucket held them all. In shared memory there is the packed copy alone.
+    """
+    before, facts = case.plan.sync_bucket_bytes, case.facts
+    if facts:
+        before = min(before, facts.weight_bytes)
+    after = max(before // 2, facts.largest_parameter_bytes if facts else 0, _SMALLEST_BUCKET_BYTES)
     if after >= before or case.phase != "sync":
         return None
-    if case.failure_class is FailureClass.SHARED_MEMORY and case.on_gpu:
+    in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
+    if in_shared_memory and case.on_gpu:
         return None
-    return Change(after, before - after, f"weights sent {human_bytes(after)} at a time, not {human_bytes(before)}")
+    words = f"weights sent {human_bytes(after)} at a time, not {human_bytes(before)}"
+    return Change(after, (1 if in_shared_memory else 2) * (before - after), words)
 
 
 def _weight_export(case: Case) -> Change | None:

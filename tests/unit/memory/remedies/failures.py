@@ -29,7 +29,7 @@ QWEN3_0_6B = ModelShape(
 )
 SIXTEEN_GROUPS = Workload(16, 8, max_prompt_tokens=100, max_response_tokens=512)
 
-FACTS = facts_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, shared_memory_bytes=8 * GIB)
+FACTS = facts_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=8 * GIB)
 FOUR_RANKS = FACTS.model_copy(update={"policy_ranks": 4})
 ON_A_CPU = FACTS.model_copy(update={"device_total_bytes": 0})
 FIRST_PLAN = first_plan(MemorySettings(), H200, QWEN3_0_6B, SIXTEEN_GROUPS)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from rljob_api.plan_change import PlanChange, Role
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import Phase, PlanChange, Role
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import GIB
-from rljob_memory.remedies import observed
-from tests.unit.memory.remedies.failures import ALL_OFF, change_of, diagnosis, failure, latitude, remedies_of
+from rljob_memory.remedies import observed, role_that_shows
+from tests.unit.memory.remedies.failures import (
+    ALL_OFF,
+    FIRST_PLAN,
+    change_of,
+    diagnosis,
+    failure,
+    latitude,
+    remedies_of,
+)
 
 
-def a_change(failure_class: str, role: Role = "policy", **more: int) -> PlanChange:
+def a_change(
+    failure_class: str, role: Role = "policy", plan: MemoryPlan = ALL_OFF, phase: Phase = "update", **more: int
+) -> PlanChange:
     given = latitude(host_memory_limit_bytes=4 * GIB, recovery={"maxHostMemory": "64Gi"})
-    evidence = failure(diagnosis(failure_class, **more), role=role)
-    [remedy], _ = remedies_of([evidence], ALL_OFF, given)
+    evidence = failure(diagnosis(failure_class, **more), role=role, phase=phase)
+    [remedy], _ = remedies_of([evidence], plan, given)
     return change_of(evidence, remedy)
 
 
@@ -20,6 +31,7 @@ def memory(role: Role = "policy", *, reserved: int = 0, free: int = 0, total: in
     return RankMemory(
         role=role,
         rank=0,
+        reserved_bytes=reserved * GIB,
         peak_reserved_bytes=reserved * GIB,
         device_free_bytes=free * GIB,
         device_total_bytes=total * GIB,
@@ -40,10 +52,28 @@ def test_more_in_use_is_said_as_it_is() -> None:
     )
 
 
-def test_what_another_process_holds_is_seen_on_the_device() -> None:
-    change = a_change("KVCacheOversized", role="rollout")
+def test_what_a_smaller_engine_leaves_is_seen_on_the_device() -> None:
+    change = a_change("KVCacheOversized", role="rollout", plan=FIRST_PLAN)
+    assert (change.remedy.setting, role_that_shows(change)) == ("kvCacheBytes", "rollout")
     before, after = memory("rollout", reserved=60, free=1), memory("rollout", reserved=60, free=11)
     assert observed(change, before, after).remedy.observed_bytes == 10 * GIB
+
+
+def test_what_the_engine_gave_up_does_not_depend_on_what_the_policy_holds() -> None:
+    """Before, the policy failed with 30 GiB; afterwards it was seen when its update was over, with 3."""
+    change = a_change("EngineNotAsleep", requested_bytes=9 * GIB)
+    assert change.remedy.setting == "rolloutSleepLevel"
+    before, after = memory(reserved=30, free=5), memory(reserved=3, free=134)
+    assert observed(change, before, after).remedy.observed_bytes == 102 * GIB
+
+
+def test_a_cache_that_was_in_the_engines_way_is_compared_with_what_the_policy_caches_since() -> None:
+    change = a_change("AllocatorCache", role="rollout", phase="sync", policy_cache_bytes=90 * GIB)
+    assert (change.remedy.setting, role_that_shows(change)) == ("emptyCache", "policy")
+    policy = memory(reserved=4).model_copy(update={"allocated_bytes": 3 * GIB})
+    assert observed(change, memory("rollout", free=140), policy).remedy.observed_bytes == 89 * GIB
+    unknown = a_change("AllocatorCache", role="rollout", phase="sync")
+    assert observed(unknown, memory("rollout", free=140), policy).remedy.observed_bytes is None
 
 
 def test_a_raised_limit_is_the_room_that_it_gave() -> None:

@@ -79,7 +79,7 @@ def an_account() -> str:
     given = latitude(ON_ONE_MACHINE, memory={"activationCheckpointing": "Disabled"}, recovery={"maxAdjustments": 1})
     [remedy], _ = remedies_of([evidence], FIRST_PLAN, given)
     change = change_of(evidence, remedy, seconds_to_recover=2.0)
-    freed = change.remedy.model_copy(update={"observed_bytes": round(13.9 * (1 << 30))})
+    freed = change.remedy.model_copy(update={"observed_bytes": round(9.1 * (1 << 30))})
     history = History((change.model_copy(update={"remedy": freed}),), adjustments=1, committed_step=43)
     end = decide(failure(message=message, step=44), remedy.plan, history, given)
     assert isinstance(end, GiveUp)

@@ -74,7 +74,7 @@ def test_each_class_has_its_remedy(failure_class: str, role: Role, phase: Phase 
 
 
 def test_a_smaller_micro_batch_halves_down_to_the_longest_sequence() -> None:
-    spike = failure(diagnosis("ActivationSpike", requested_bytes=GIB, free_bytes=0))
+    spike = failure(diagnosis("ActivationSpike", requested_bytes=GIB // 2, free_bytes=0))
     plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 2_000})
     remedies, _ = remedies_of([spike] * 3, plan, latitude(IN_THE_TRAINER))
     assert [(remedy.status.setting, remedy.status.after) for remedy in remedies][:2] == [
@@ -222,3 +222,11 @@ def test_a_stranger_is_met_with_fresh_processes_once_and_then_left_behind_with_i
     assert remedies[0].plan == FIRST_PLAN.model_copy(update={"generation": 2})
     assert remedies[1].plan.excluded_nodes == ["gpu-1"]
     assert remedies[1].status.expected_bytes == 70 * GIB
+
+
+def test_a_stranger_on_the_only_node_is_left_to_people() -> None:
+    stranger = failure(diagnosis("ForeignProcess", other_processes_bytes=70 * GIB))
+    _, end = remedies_of([stranger] * 2, FIRST_PLAN, latitude(IN_THE_OPERATOR, node=None, honoured=frozenset()))
+    assert end is not None
+    assert end.reason == "NothingLeft"
+    assert "its node cannot be left, since no other is known to have room: end the other process there" in end.sentence
