@@ -24,7 +24,7 @@ class Latitude:
     can bring into force. A remedy of a lower level comes into force by the lowest of them that is higher: what a live
     process could take, new containers take as well. `honoured`: settings of the plan, spelt as in the manifest, that
     another trainer understands; None: all. `host_memory_limit_bytes`, `shared_memory_bytes`: of the pod that failed.
-    `node`: where the failed process ran.
+    `node`: where the failed process ran; None where it can run nowhere else.
     """
 
     settings: MemorySettings

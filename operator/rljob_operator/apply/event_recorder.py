@@ -25,7 +25,8 @@ Value = TypeVar("Value")
 
 REPORTING_CONTROLLER = "rljob.dev/operator"
 
-_MAX_NOTE = 1024
+_MAX_NOTE_BYTES = 1024
+"""Of UTF-8, as the API server counts."""
 _MAX_WAITING = 1000
 _MAX_SERIES_KNOWN = 4096
 _SERIES_ENDS_AFTER_SECONDS = 360.0
@@ -123,7 +124,7 @@ class EventRecorder:
             "type": note.type,
             "reason": note.reason,
             "action": "Reconcile",
-            "note": note.message if len(note.message) <= _MAX_NOTE else f"{note.message[: _MAX_NOTE - 1]}…",
+            "note": _clipped(note.message),
             "reportingController": REPORTING_CONTROLLER,
             "reportingInstance": self._instance,
             "regarding": {
@@ -142,6 +143,13 @@ def _remembered(known: OrderedDict[str, Value], key: str, fresh: Value) -> Value
     if len(known) > _MAX_SERIES_KNOWN:
         known.popitem(last=False)
     return value
+
+
+def _clipped(message: str) -> str:
+    encoded, dots = message.encode(), "…"
+    if len(encoded) <= _MAX_NOTE_BYTES:
+        return message
+    return encoded[: _MAX_NOTE_BYTES - len(dots.encode())].decode(errors="ignore") + dots
 
 
 def _repeated(count: int) -> Object:

@@ -78,8 +78,8 @@ def _finished(draft: StatusDraft, view: JobView) -> Desired:
 def _recover(end: AttemptEnd, failure: OutOfMemory, draft: StatusDraft, view: JobView) -> Desired:
     """Under a changed plan where one is left that may help. Where none is left, the same plan may still do: memory runs
     out for causes outside the job too, so what remains are the restarts."""
-    evidence = note_failure(failure, draft)
-    match answer_to(evidence, failure, draft, view):
+    note_failure(failure.evidence, draft)
+    match answer_to(failure, draft, view):
         case None:
             return _restart(_with_advice(end, failure.advice), draft, view)
         case remedies.GiveUp(reason=reason, sentence=account) if reason in _GIVEN_UP:
@@ -88,7 +88,7 @@ def _recover(end: AttemptEnd, failure: OutOfMemory, draft: StatusDraft, view: Jo
             return _restart(_with_advice(end, account), draft, view)
         case remedies.Remedy() as remedy:
             _forgive(draft, view)
-            adopt(remedy, evidence, draft, view)
+            adopt(remedy, failure.evidence, draft, view)
             return _go_on(replace(end, message=_adjustment(remedy, draft, view)), _CHANGED, draft)
 
 

@@ -15,6 +15,7 @@ from rljob_operator.reconcile.memory_evidence import OUT_OF_MEMORY_CODES, eviden
 from rljob_operator.reconcile.memory_limit import host_memory_advice
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
 from rljob_operator.reconcile.restart_in_place import not_restarted_in_place
+from rljob_operator.reconcile.restart_loop import caught_in_restarts
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptEnd, Complete, GiveUp, NotCounted, OutOfMemory, Restart, Verdict
 from rljob_operator.reconcile.view import JobView
@@ -55,6 +56,7 @@ def how_it_ended(view: JobView) -> AttemptEnd | None:
         or _named_by_the_trainer(view)
         or _cannot_go_on(view)
         or _disrupted(view)
+        or caught_in_restarts(view)
         or _stopped_or_failed(view)
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.remedies import diagnosed
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.pod_ranks import first_rank, place_of
 from rljob_operator.reconcile.progress import committed_steps
 from rljob_operator.reconcile.view import JobView
 
@@ -28,16 +30,15 @@ _LONGEST_SENTENCE = 2048
 def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
     """Of a container that ended with one of the out-of-memory exit codes: by the trainer's words, where it left some.
 
-    The StepReport has them whole, the termination message at most 4,096 bytes of them.
+    The StepReport has them whole, the termination message at most 4,096 bytes of them. They come with their diagnoses.
     """
     said = end.message.evidence if end.message else None
     reported = view.report.last_evidence if view.report else None
     fresh = [words for words in (reported, said) if words is not None and _is_unanswered(words, view)]
     class_ = _CLASS_OF_CODE.get(ExitCode(end.exit_code))
     if not fresh:
-        return _made(pod, end, sentence, class_, _BY_THE_EXIT_CODE, view)
-    plan = view.status.plan or (view.report.plan if view.report else None)
-    words = diagnosed(max(fresh, key=lambda words: words.time), plan)
+        return diagnosed(_made(pod, end, sentence, class_, _BY_THE_EXIT_CODE, view), _plan_followed(view))
+    words = diagnosed(max(fresh, key=lambda words: words.time), _plan_followed(view))
     if class_ is None or any(cause.class_name != FailureClass.UNKNOWN for cause in words.diagnoses):
         return words
     by_code = _diagnosis(class_, _BY_THE_EXIT_CODE, words.message, pod_of(words, pod, view))
@@ -56,18 +57,20 @@ def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedP
     """
     if evidence.role == "controller" and _is_about_shared_memory(evidence):
         return min(view.pods, key=lambda pod: pod.shared_memory_bytes or math.inf)
-    role = _role_of_its_pod(evidence.role, view)
-    index = 0 if role == "controller" else evidence.rank // _processes_a_pod(view)
-    return next((pod for pod in view.pods if pod.role == role and pod.index == index), said_by)
+    place = place_of(evidence.role, evidence.rank, view.spec)
+    return next((pod for pod in view.pods if (pod.role, pod.index) == place), said_by)
+
+
+def _plan_followed(view: JobView) -> MemoryPlan | None:
+    """The plan that it failed under, where that tells what the trainer did: whether the engine slept, above all."""
+    trainer = view.spec.trainer
+    if trainer is not None and "rolloutSleepLevel" not in trainer.honours:
+        return None
+    return view.status.plan or (view.report.plan if view.report else None)
 
 
 def _is_about_shared_memory(evidence: Evidence) -> bool:
     return any(cause.class_name == FailureClass.SHARED_MEMORY for cause in evidence.diagnoses[:1])
-
-
-def _role_of_its_pod(role: Role, view: JobView) -> Role:
-    """Colocated engines live in the policy's pods."""
-    return "policy" if role == "rollout" and view.spec.topology == "Colocated" else role
 
 
 def _is_unanswered(words: Evidence, view: JobView) -> bool:
@@ -93,7 +96,7 @@ def _made(
         time=end.finished_at or view.now,
         attempt=view.attempt.number,
         role=role,
-        rank=pod.index * _processes_a_pod(view),
+        rank=first_rank(pod, view.spec),
         step=min((committed_steps(view) or 0) + 1, view.spec.algorithm.steps),
         phase=_phase(view),
         message=sentence,
@@ -117,7 +120,3 @@ def _phase(view: JobView) -> Phase | None:
     """The phase that the attempt was in when it last reported."""
     assert view.attempt is not None
     return view.report.phase if view.report and view.report.attempt == view.attempt.number else None
-
-
-def _processes_a_pod(view: JobView) -> int:
-    return max(view.spec.policy.gpus_per_replica, 1)

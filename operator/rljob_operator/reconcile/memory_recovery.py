@@ -18,11 +18,11 @@ from rljob_memory.remedies import (
     Remedy,
     adjustments_left_standing,
     decide,
-    diagnosed,
     with_change,
 )
 from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.reconcile.other_nodes import can_leave
 from rljob_operator.reconcile.recovery_story import out_of_memory_sentence, plan_changed_sentence
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
 from rljob_operator.reconcile.status_draft import StatusDraft
@@ -32,25 +32,23 @@ from rljob_operator.reconcile.view import JobView
 _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
 
 
-def note_failure(failure: OutOfMemory, draft: StatusDraft) -> Evidence:
-    """Write down what ran out of memory, and why. Returns the evidence with its diagnoses."""
-    evidence = diagnosed(failure.evidence, draft.status.plan)
+def note_failure(evidence: Evidence, draft: StatusDraft) -> None:
+    """Write down what ran out of memory, and why."""
     cause = evidence.diagnoses[0]
     draft.change_attempt(diagnosis=cause)
     draft.set(last_out_of_memory=OutOfMemoryStatus(time=evidence.time, step=evidence.step, diagnosis=cause))
     sentence = out_of_memory_sentence(evidence.role, evidence.rank, evidence.phase, evidence.step, cause)
     draft.event("Warning", EventReason.OUT_OF_MEMORY, sentence)
-    return evidence
 
 
-def answer_to(evidence: Evidence, failure: OutOfMemory, draft: StatusDraft, view: JobView) -> Remedy | GiveUp | None:
+def answer_to(failure: OutOfMemory, draft: StatusDraft, view: JobView) -> Remedy | GiveUp | None:
     """What the ladder says; None where the plan is not to be changed, or is not there yet."""
     plan = draft.status.plan
     if plan is None or view.spec.memory.mode == "Disabled":
         return None
     history = history_so_far(draft)
     standing = adjustments_left_standing(history, view.spec.algorithm.steps)
-    return decide(evidence, plan, replace(history, adjustments=standing), _latitude(failure, view))
+    return decide(failure.evidence, plan, replace(history, adjustments=standing), _latitude(failure, view))
 
 
 def adopt(remedy: Remedy, evidence: Evidence, draft: StatusDraft, view: JobView) -> None:
@@ -101,12 +99,11 @@ def _latitude(failure: OutOfMemory, view: JobView) -> Latitude:
         honoured=None if view.spec.trainer is None else frozenset(view.spec.trainer.honours),
         host_memory_limit_bytes=failure.pod.memory_limit_bytes,
         shared_memory_bytes=failure.pod.shared_memory_bytes,
-        node=failure.pod.node if _fits_elsewhere(failure.pod, view) else None,
+        node=_node_to_leave(failure.pod, view),
     )
 
 
-def _fits_elsewhere(pod: ObservedPod, view: JobView) -> bool:
-    """Whether another node has as many GPUs: to exclude the only one would keep the job from ever going on."""
-    excluded = {pod.node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
-    gpus = max(view.spec.policy.gpus_per_replica, 1)
-    return any(node.usable and node.gpus >= gpus and node.name not in excluded for node in view.observed.nodes)
+def _node_to_leave(pod: ObservedPod, view: JobView) -> str | None:
+    """The plan keeps workers off nodes, and no controller."""
+    leaves = pod.role != "controller" and pod.node is not None and can_leave(pod.node, view)
+    return pod.node if leaves else None

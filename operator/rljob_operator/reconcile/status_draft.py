@@ -10,7 +10,6 @@ from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobS
 from rljob_operator.reconcile.desired import EventNote
 from rljob_operator.reconcile.event_reasons import EventReason
 
-_LONGEST_EVENT = 1024
 _LONGEST_MESSAGE = 32_768
 
 _AT_FIRST: dict[ConditionType, tuple[ConditionReason, str]] = {
@@ -97,7 +96,7 @@ class StatusDraft:
     # --- Events ---
 
     def event(self, type_: Literal["Normal", "Warning"], reason: EventReason, message: str) -> None:
-        self.events.append(EventNote(type_, reason.value, clipped(message, _LONGEST_EVENT)))
+        self.events.append(EventNote(type_, reason.value, message))
 
 
 def clipped(text: str, longest: int) -> str:

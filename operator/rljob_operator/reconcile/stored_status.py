@@ -57,6 +57,7 @@ def _adopt(
         plan_generation=stored.plan.generation if stored.plan else 1,
         start_time=min(now, *(pod.created_at for pod in unknown)),
         from_step=committed + 1,
+        restarts_before={pod.name: pod.restart_count for pod in unknown},
     )
     return [*attempts, adopted]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_operator.reconcile.pod_ranks import gpus_of_a_pod
 from rljob_operator.reconcile.view import JobView
 
 
@@ -17,7 +18,7 @@ def unplaceable(view: JobView) -> str | None:
     pod = waiting[0]
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     excluded = view.status.plan.excluded_nodes if view.status.plan else []
-    kept_off = f"; the memory plan keeps workers off {', '.join(excluded)}" if excluded else ""
+    kept_off = f"; the memory plan keeps workers off {', '.join(excluded)}: give them another node" if excluded else ""
     return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}"
 
 
@@ -47,9 +48,9 @@ class _GpuRequest:
 
 
 def _gpu_requests(view: JobView) -> list[_GpuRequest]:
-    policy, rollout = view.spec.policy, view.spec.rollout
-    requests = [_GpuRequest("policy.gpusPerReplica", policy.replicas, policy.gpus_per_replica)]
-    if view.own_trainer and view.spec.topology == "Disaggregated":
-        gpus = 1 if rollout.gpus_per_replica is None else rollout.gpus_per_replica
-        requests.append(_GpuRequest("rollout.gpusPerReplica", rollout.replicas or 1, gpus))
+    spec = view.spec
+    requests = [_GpuRequest("policy.gpusPerReplica", spec.policy.replicas, gpus_of_a_pod("policy", spec))]
+    if view.own_trainer and spec.topology == "Disaggregated":
+        rollout_gpus = gpus_of_a_pod("rollout", spec)
+        requests.append(_GpuRequest("rollout.gpusPerReplica", spec.rollout.replicas or 1, rollout_gpus))
     return requests

@@ -29,6 +29,7 @@ class OutOfMemory:
     """Another attempt under a changed memory plan, where a change is left that may help."""
 
     evidence: Evidence
+    """With its diagnoses, the likeliest first."""
     pod: ObservedPod
     """The pod whose memory ran out."""
     advice: str = ""

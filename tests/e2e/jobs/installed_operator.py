@@ -40,7 +40,7 @@ class InstalledOperator:
         self._helm("uninstall", RELEASE, "--wait")
 
     def _helm(self, *words: str) -> None:
-        command = [self.cluster.binaries / "helm", "--namespace", NAMESPACE, *words]
+        command = [str(self.cluster.binaries / "helm"), "--namespace", NAMESPACE, *words]
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -43,13 +43,13 @@ def holds(type_: str, reason: str | None = None) -> Any:
 
     def check(job: Object) -> bool:
         found = condition(job, type_)
-        return found["status"] == "True" and reason in (None, found["reason"])
+        return bool(found["status"] == "True" and reason in (None, found["reason"]))
 
     return check
 
 
 def finished(job: Object) -> bool:
-    return condition(job, "Complete")["status"] == "True" or condition(job, "Failed")["status"] == "True"
+    return any(condition(job, type_)["status"] == "True" for type_ in ("Complete", "Failed"))
 
 
 def attempt(job: Object) -> Object:

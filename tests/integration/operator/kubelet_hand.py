@@ -81,10 +81,10 @@ class KubeletHand:
             status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": disruption})
         self._status(pod, status)
 
-    def restart(self, pod: Pod) -> None:
+    def restart(self, pod: Pod, times: int = 1) -> None:
         """All its containers start anew, in place."""
         state = {"running": {"startedAt": _now()}}
-        self._status(pod, _status("Running", state, ready=True, restarts=_restarts(pod) + 1))
+        self._status(pod, _status("Running", state, ready=True, restarts=_restarts(pod) + times))
 
     def vanish(self, pod: Pod) -> None:
         """Gone without a word, as when a node is removed."""

@@ -10,8 +10,10 @@ import pytest
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
+from rljob_operator.reconcile.restart_loop import MOST_RESTARTS
 from tests.integration.operator import manifests
 from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.conftest import forget_leader
 from tests.integration.operator.eventually import eventually
 from tests.integration.operator.fault_proxy import FaultProxy
 from tests.integration.operator.kubelet_hand import KubeletHand
@@ -143,3 +145,24 @@ def test_pods_that_do_not_restart_are_replaced(job: WatchedJob) -> None:
     job.wait_for(ConditionType.RUNNING)
     assert [attempt.get("reason") for attempt in job.attempts] == ["DeviceOutOfMemory", "NotRestartedInPlace", None]
     assert (job.status["adjustments"], job.status.get("restarts", 0)) == (1, 0)
+
+
+@pytest.mark.usefixtures("restarting_nodes")
+def test_a_pod_that_went_on_restarting_while_the_operator_was_away_is_replaced(
+    job: WatchedJob, operator: OperatorProcess, api: ApiClient
+) -> None:
+    job.create().run(step=4)
+    eventually(lambda: job.status.get("plan"), "the plan in the status")
+    uid = job.policy_pod()["metadata"]["uid"]
+    operator.kill()
+    operator.wait_ended()
+    job.kubelet.restart(job.policy_pod(), times=MOST_RESTARTS + 1)
+    forget_leader(api)
+    operator.start()
+    eventually(lambda: job.attempt == 2, "an attempt in new pods", context=lambda: job.status)
+    job.wait_for(ConditionType.RUNNING)
+    assert [attempt.get("reason") for attempt in job.attempts] == ["RestartLoop", None]
+    assert job.attempts[0]["toStep"] == 4
+    assert (job.status["restarts"], job.status.get("adjustments", 0)) == (1, 0)
+    assert job.policy_pod()["metadata"]["uid"] != uid
+    assert "Restarting" in job.event_reasons()

@@ -13,7 +13,14 @@ from rljob_api.exit_codes import ExitCode
 from rljob_trainer.pods import restart_in_place
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import HeadWatch, Seen
-from rljob_trainer.pods.restart_in_place import StaleEnvironment, begin_life, next_for, wait_for_restart
+from rljob_trainer.pods.restart_in_place import (
+    MOST_STALE_LIVES,
+    NoNewEnvironment,
+    StaleEnvironment,
+    begin_life,
+    next_for,
+    wait_for_restart,
+)
 from rljob_trainer.step_report.api_server import NoAnswer
 from tests.unit.pods.pod_variables import pod_variables
 
@@ -99,6 +106,26 @@ def test_containers_that_came_too_early_for_their_new_environment_are_restarted_
         begin_life(environment(tmp_path, attempt=3))
     assert caught.value.exit_code == ExitCode.RESTART_IN_PLACE
     begin_life(environment(tmp_path, attempt=4))
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_containers_whose_new_environment_never_comes_end_for_good(tmp_path: Path) -> None:
+    begin_life(environment(tmp_path, attempt=3))
+    for _ in range(MOST_STALE_LIVES):
+        with pytest.raises(StaleEnvironment):
+            begin_life(environment(tmp_path, attempt=3))
+    with pytest.raises(NoNewEnvironment, match="still that of attempt 3: the pod has to be replaced") as caught:
+        begin_life(environment(tmp_path, attempt=3))
+    assert caught.value.exit_code == ExitCode.ERROR
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_each_restart_in_place_may_find_its_environment_late(tmp_path: Path) -> None:
+    for attempt in (3, 4, 5):
+        begin_life(environment(tmp_path, attempt))
+        for _ in range(MOST_STALE_LIVES):
+            with pytest.raises(StaleEnvironment):
+                begin_life(environment(tmp_path, attempt))
 
 
 def test_a_worker_that_is_to_be_restarted_stays_until_the_old_head_is_gone() -> None:

@@ -107,6 +107,11 @@ class PodEnvironment(BaseModel):
         """Number of the attempt that the containers last began, which outlives their restart in place."""
         return self.run_dir / "attempt"
 
+    @property
+    def stale_lives_file(self) -> Path:
+        """How often the containers were restarted since, only to find the environment of that attempt again."""
+        return self.run_dir / "stale-lives"
+
     def worker_pod_name(self, index: int) -> str:
         return f"{self.name}-policy-{index}"
 

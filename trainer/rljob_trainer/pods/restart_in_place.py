@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.names import API_VERSION
@@ -29,6 +30,9 @@ MAY_RESTART_IN_PLACE = frozenset(
     }
 )
 """Ends after which fresh processes in the same pods can go on."""
+MOST_STALE_LIVES = 20
+"""A restart takes 2 s and more, and a node knows of a changed ConfigMap within a minute. The operator may be away, and
+the kubelet has no back-off for such restarts, so that nobody else would end them."""
 
 _LOOK_EVERY_SECONDS = 1.0
 _LONGEST_SENTENCE = 1024
@@ -42,19 +46,38 @@ class StaleEnvironment(TrainerError):
     exit_code = ExitCode.RESTART_IN_PLACE
 
 
+class NoNewEnvironment(TrainerError):
+    """The node does not come to know it, or nobody asked for the restart: the pod ends, so that it can be replaced."""
+
+
 def begin_life(environment: PodEnvironment) -> None:
-    """Clear away what the containers' last life left in the pod. Raises `StaleEnvironment`, after a moment's wait."""
+    """Clear away what the containers' last life left in the pod.
+
+    Raises `StaleEnvironment`, after a moment's wait, where they were restarted and their environment is still the old
+    one, and `NoNewEnvironment` after `MOST_STALE_LIVES` of those.
+    """
     environment.run_dir.mkdir(parents=True, exist_ok=True)
-    left, attempt_file = [environment.ready_file, environment.controller_ended_file], environment.attempt_file
-    for file in (*left, environment.restart_file):
+    left = [environment.ready_file, environment.controller_ended_file, environment.restart_file]
+    for file in left:
         file.unlink(missing_ok=True)
+    attempt_file, stale_lives_file = environment.attempt_file, environment.stale_lives_file
     restarted = environment.restarts_in_place and attempt_file.exists()
     if restarted and int(attempt_file.read_text()) >= environment.attempt:
-        time.sleep(_LOOK_EVERY_SECONDS)
-        raise StaleEnvironment(
-            f"the environment is still that of attempt {environment.attempt}: the containers are restarted once more"
-        )
+        _end_stale_life(stale_lives_file, environment.attempt)
     attempt_file.write_text(str(environment.attempt))
+    stale_lives_file.unlink(missing_ok=True)
+
+
+def _end_stale_life(file: Path, attempt: int) -> NoReturn:
+    lives = int(file.read_text()) + 1 if file.exists() else 1
+    file.write_text(str(lives))
+    still = f"the environment is still that of attempt {attempt}"
+    if lives > MOST_STALE_LIVES:
+        raise NoNewEnvironment(
+            f"after {lives} restarts of the containers in place, {still}: the pod has to be replaced"
+        )
+    time.sleep(_LOOK_EVERY_SECONDS)
+    raise StaleEnvironment(f"{still}: the containers are restarted once more")
 
 
 class JobReader:

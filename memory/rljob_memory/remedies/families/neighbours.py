@@ -8,12 +8,14 @@ node.
 from __future__ import annotations
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.remedies.case import Case
 from rljob_memory.remedies.family import Change, Family
 from rljob_memory.remedies.history import PROCESSES
 
 _ACTS_ON = frozenset({FailureClass.FOREIGN_PROCESS, FailureClass.CONTROLLER_CONTEXT})
+_LEVEL: RemedyLevel = "ReplacePods"
 _MOST_NODES = next(
     limit.max_length for limit in MemoryPlan.model_fields["excluded_nodes"].metadata if hasattr(limit, "max_length")
 )
@@ -32,10 +34,16 @@ def _excluded_nodes(case: Case) -> Change | None:
     return Change([*excluded, node], _held_bytes(case), f"node {node} left to others")
 
 
+def _only_node(case: Case) -> str | None:
+    if case.latitude.node is not None or not case.on_gpu or case.latitude.level_in_force(_LEVEL) is None:
+        return None
+    return "its node cannot be left, since no other is known to have room: end the other process there, or add a node"
+
+
 def _held_bytes(case: Case) -> int | None:
     """Expected: all that the others held."""
     return case.number("contexts_bytes", "other_processes_bytes")
 
 
 FRESH_PROCESSES = Family(PROCESSES, _ACTS_ON, "RestartInPlace", None, _fresh_processes)
-EXCLUDED_NODES = Family("excluded_nodes", _ACTS_ON, "ReplacePods", None, _excluded_nodes)
+EXCLUDED_NODES = Family("excluded_nodes", _ACTS_ON, _LEVEL, None, _excluded_nodes, _only_node)

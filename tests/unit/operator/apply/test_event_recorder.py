@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+
+import pytest
 
 from rljob_operator.apply.event_recorder import EventRecorder, Tokens
 from rljob_operator.kube.client import ApiClient
@@ -15,7 +18,7 @@ from tests.unit.operator.kube.scripted_api_server import Asked, ScriptedApiServe
 
 EVENTS = "/apis/events.k8s.io/v1/namespaces/research/events"
 STARTED = EventNote("Normal", "AttemptStarted", "attempt 1 starts")
-FAILED = EventNote("Warning", "JobFailed", "x" * 3000)
+FAILED = EventNote("Warning", "JobFailed", "it ended")
 
 
 def job(uid: str = "u1") -> Observed:
@@ -82,10 +85,13 @@ def test_a_counted_event_that_has_expired_is_made_anew() -> None:
     assert [request.method for request in asked] == ["POST", "PATCH", "POST"]
 
 
-def test_a_long_note_is_cut_to_what_the_api_server_takes() -> None:
-    [asked] = recorded([(job(), FAILED)])
-    assert len(asked.body["note"]) == 1024
-    assert asked.body["note"].endswith("…")
+@pytest.mark.parametrize("text", ["x" * 2000, "→" * 500, "x" + "→" * 500, "16384 → 8192, " * 70])
+def test_a_long_note_is_cut_to_the_bytes_that_the_api_server_takes(text: str) -> None:
+    [asked] = recorded([(job(), replace(FAILED, message=text))])
+    note = asked.body["note"]
+    assert 1024 - 3 <= len(note.encode()) <= 1024
+    assert note.endswith("…")
+    assert text.startswith(note.removesuffix("…"))
 
 
 def test_a_refused_event_is_dropped_and_the_next_one_written() -> None:

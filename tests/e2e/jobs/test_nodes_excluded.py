@@ -1,0 +1,107 @@
+"""A stranger's process holds the GPU of a node: the job goes elsewhere, or says that there is no elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.conftest import Kubectl
+from tests.e2e.jobs.installed_operator import ROOT
+from tests.e2e.jobs.job_status import Object, condition, event_reasons, finished, holds, status
+from tests.e2e.test_built_images import OPERATOR
+
+HAS_PYTHON = OPERATOR
+"""An image that is on the nodes anyway, without torch."""
+ENDED_WITHIN_SECONDS = 90
+TEXT = ROOT / "tests" / "data" / "oom" / "ForeignProcess" / "induced-a-neighbour-from-the-start.txt"
+WORDS = TEXT.read_text().splitlines()[-1].removeprefix("torch.OutOfMemoryError: ")
+HELD = "98.38 GiB of the GPU's 139.80 GiB were held by other processes"
+TRAIN = """
+import os, sys
+
+class OutOfMemoryError(RuntimeError):
+    '''As torch has it.'''
+
+node_of_the_stranger, words = sys.argv[1:]
+if os.environ["NODE_NAME"] == node_of_the_stranger:
+    raise OutOfMemoryError(words)
+print("trained")
+"""
+
+
+def job(name: str, stranger_on: str, *, gpus: int = 0, **pod_spec: Any) -> Object:
+    """A job of another trainer that runs out of memory on one node and is done at once on any other."""
+    container = {"name": "rljob", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+    spec = {
+        "trainer": {
+            "image": HAS_PYTHON,
+            "command": ["python", "-c", TRAIN, stranger_on, WORDS],
+            "honours": ["rolloutSleepLevel"],
+        },
+        "model": {"uri": "random://qwen3?layers=2"},
+        "task": {"name": "digits"},
+        "algorithm": {"steps": 1},
+        # So that what the GPU's others hold is no engine of the job's own.
+        "memory": {"rolloutSleep": "Level1"},
+        "recovery": {"maxRestarts": 0},
+        "policy": {"gpusPerReplica": gpus, "template": {"spec": {"containers": [container], **pod_spec}}},
+    }
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
+
+
+def rather_on(node: str) -> Object:
+    """So that fresh processes come to the same node: its scheduler decides otherwise by chance."""
+    there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    preference = {"weight": 100, "preference": {"matchExpressions": [there]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
+
+
+def changes(found: Object) -> list[tuple[str, str]]:
+    made = status(found).get("planChanges", [])
+    return [(change["remedy"]["setting"], change["diagnosis"]["class"]) for change in made]
+
+
+def test_a_job_that_meets_a_strangers_process_goes_to_another_node(jobs: Kubectl) -> None:
+    jobs.apply(job("moves", stranger_on="cpu-node", affinity=rather_on("cpu-node")))
+    found = jobs.wait("rljob", "moves", finished, ENDED_WITHIN_SECONDS)
+
+    assert holds("Complete")(found), status(found)
+    assert changes(found) == [("processes", "ForeignProcess"), ("excludedNodes", "ForeignProcess")]
+    assert status(found)["plan"]["excludedNodes"] == ["cpu-node"]
+    reasons = [attempt["reason"] for attempt in status(found)["attempts"]]
+    assert reasons == ["DeviceOutOfMemory", "DeviceOutOfMemory", "AllStepsCommitted"]
+    assert (status(found)["adjustments"], status(found)["restarts"]) == (2, 0)
+
+    pod = jobs.get("pod", "moves-policy-0")["spec"]
+    assert pod["nodeName"] == "gpu-node"
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    kept_off = {"key": "metadata.name", "operator": "NotIn", "values": ["cpu-node"]}
+    assert required["nodeSelectorTerms"] == [{"matchFields": [kept_off]}]
+
+    told = event_reasons(jobs, "moves")
+    assert told.count("PlanChanged") == 2
+    assert told.index("OutOfMemory") <= told.index("PlanChanged") < told.index("JobCompleted")
+
+
+def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
+    here_alone = {"kubernetes.io/hostname": "cpu-node"}
+    jobs.apply(
+        job("stays", stranger_on="gpu-node", gpus=1),
+        job("selects", stranger_on="cpu-node", nodeSelector=here_alone),
+    )
+    stays = jobs.wait("rljob", "stays", finished, ENDED_WITHIN_SECONDS)
+    failed = condition(stays, "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "RestartsExhausted"), status(stays)
+    assert HELD in failed["message"]
+    assert "To go on: its node cannot be left, since no other is known to have room" in failed["message"]
+    assert changes(stays) == [("processes", "ForeignProcess")]
+    assert "JobFailed" in event_reasons(jobs, "stays")
+
+    # That its template admits no other node is the scheduler's to find out.
+    def waits(found: Object) -> bool:
+        return bool(condition(found, "Scheduled").get("reason") == "Unschedulable")
+
+    selects = jobs.wait("rljob", "selects", waits, ENDED_WITHIN_SECONDS)
+    assert condition(selects, "Scheduled")["message"].endswith(
+        "the memory plan keeps workers off cpu-node: give them another node"
+    )
+    assert changes(selects) == [("processes", "ForeignProcess"), ("excludedNodes", "ForeignProcess")]
