@@ -14,7 +14,7 @@ settings.register_profile("rljob", deadline=None)
 settings.load_profile("rljob")
 
 TESTS = Path(__file__).parent
-ONE_AT_A_TIME = ("tests/e2e/", "tests/integration/operator/")
+ONE_AT_A_TIME = ("tests/e2e/", "tests/integration/chart/", "tests/integration/operator/")
 """Folders whose tests share one cluster, or one API server."""
 LONGEST_FIRST = ("e2e", "integration", "gpu", "unit")
 

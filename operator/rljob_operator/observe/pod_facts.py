@@ -70,6 +70,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         ready=_is_true(conditions.get("Ready") or {}),
         started=end is not None or bool(ours.get("restartCount")) or "running" in (ours.get("state") or {}),
         deleting="deletionTimestamp" in metadata,
+        deletion_grace_seconds=metadata.get("deletionGracePeriodSeconds"),
         gated=bool(spec.get("schedulingGates")),
         unschedulable=scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None,
         waiting=_waiting(status),

@@ -47,6 +47,8 @@ class ObservedPod:
     """The container `rljob` runs or has run."""
     deleting: bool = False
     """It has a deletion timestamp: somebody wants it gone."""
+    deletion_grace_seconds: int | None = None
+    """How long it may take to end then; None where it is not being deleted."""
     gated: bool = False
     """A scheduling gate holds it, such as Kueue's."""
     unschedulable: str | None = None

@@ -26,7 +26,7 @@ def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if in_place := go_on_in_place(view, draft):
         return in_place
     if view.observed.pods:
-        return Desired(delete_pods=next_deletions(view.observed.pods))
+        return Desired(delete_pods=next_deletions(view.observed.pods, view.missing))
     draft.change_attempt(end_time=view.now, to_step=draft.status.step)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.condition(

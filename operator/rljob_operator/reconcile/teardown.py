@@ -7,9 +7,30 @@ from collections.abc import Sequence
 from rljob_operator.reconcile.desired import PodDeletion
 from rljob_operator.reconcile.observed import ObservedPod
 
+WITHOUT_WORKERS_SECONDS = 20
+"""For a controller to end that has lost a worker: it can commit nothing, and may take minutes to find that out."""
 
-def next_deletions(pods: Sequence[ObservedPod]) -> tuple[PodDeletion, ...]:
-    """The pods that may be deleted now, so that in the end all have gone. Those that are going already are let be."""
-    running_controllers = [pod for pod in pods if pod.role == "controller" and not pod.ended]
-    first = running_controllers or pods
-    return tuple(PodDeletion(pod.name, pod.uid) for pod in first if not pod.deleting)
+
+def next_deletions(pods: Sequence[ObservedPod], missing: Sequence[str] = ()) -> tuple[PodDeletion, ...]:
+    """The pods that may be deleted now, so that in the end all have gone. `missing`: names of others that went before.
+
+    Those that are going already are let be, but for a controller that waits for workers that are no more.
+    """
+    controllers = [pod for pod in pods if pod.role == "controller" and not pod.ended]
+    if not controllers:
+        return tuple(PodDeletion(pod.name, pod.uid) for pod in pods if not pod.deleting)
+    grace_seconds = WITHOUT_WORKERS_SECONDS if missing or _lost_a_worker(pods) else None
+    return tuple(
+        PodDeletion(pod.name, pod.uid, grace_seconds) for pod in controllers if _may_end_sooner(pod, grace_seconds)
+    )
+
+
+def _lost_a_worker(pods: Sequence[ObservedPod]) -> bool:
+    workers = [pod for pod in pods if pod.role != "controller"]
+    return not workers or any(pod.ended for pod in workers)
+
+
+def _may_end_sooner(pod: ObservedPod, grace_seconds: int | None) -> bool:
+    if not pod.deleting:
+        return True
+    return grace_seconds is not None and (pod.deletion_grace_seconds or 0) > grace_seconds

@@ -135,7 +135,7 @@ class SimulatedCluster:
             write()
             pod = self.pods.get(deletion.name)
             if pod is not None and pod.uid == deletion.uid:
-                self.delete_pod(pod.name)
+                self.delete_pod(pod.name, deletion.grace_seconds)
         if desired.delete_job:
             write()
             self.delete_job()
@@ -180,13 +180,14 @@ class SimulatedCluster:
         self.deleting = True
         self.gone = not self.finalizer
 
-    def delete_pod(self, name: str) -> None:
-        """Gracefully: a pod without a node, or one that has ended, goes at once."""
+    def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
+        """Gracefully: a pod without a node, or one that has ended, goes at once. `grace_seconds`: None is the pod's."""
         pod = self.pods[name]
         if pod.node is None or pod.ended:
             del self.pods[name]
         else:
-            self._change(name, deleting=True)
+            grace_seconds = self.settings.termination_grace_seconds if grace_seconds is None else grace_seconds
+            self._change(name, deleting=True, deletion_grace_seconds=grace_seconds)
 
     # --- scheduler and kubelets ---
 
