@@ -17,9 +17,11 @@ from tests.runs import Run, rljob_run, write_manifest
 
 STEPS = 5
 JOB: dict[str, dict[str, Any]] = {
+    # Its 4 MB of weights can be sent in two halves.
+    "model": {"uri": "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"},
     # AdamW divides a gradient by its own size: where that is next to nothing, the rounding of other micro-batches comes
     # out as a part of the learning rate.
-    "algorithm": {"steps": STEPS, "promptsPerStep": 4, "groupSize": 4, "learningRate": 3.0e-4},
+    "algorithm": {"steps": STEPS, "promptsPerStep": 4, "groupSize": 4, "learningRate": 1.0e-4},
     "checkpoint": {"everySteps": 2},
     "faultInjection": {"enabled": True},
     "recovery": {"maxAdjustments": 20},
