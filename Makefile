@@ -97,6 +97,10 @@ bench-operator: setup ## Run 1,000 jobs at once past the operator on 50 pretende
 	$(BIN)/python -m bench.operator_scale
 	$(BIN)/python -m bench.operator_single_job
 
+.PHONY: bench-soak
+bench-soak: demo-cluster ## Let random faults strike jobs on this machine's cluster for an hour (root)
+	$(BIN)/python -m bench.soak
+
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs
@@ -104,7 +108,7 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 # --- how ---------------------------------------------------------------------------------------------------------
 
 TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) bench/device_memory.py \
-  bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/recovery_sections.py bench/freed_bytes.py bench/bounded_process.py tests/gpu
+  bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/recovery_sections.py bench/freed_bytes.py bench/soak bench/bounded_process.py tests/gpu
 PARTS := crds memory operator trainer cluster probe
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster

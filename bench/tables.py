@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import confusion_matrix, mitigations_page, recovery_sections, telemetry_cost
+from bench.soak import section as soak_section
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -36,6 +37,7 @@ def page() -> str:
             recovery_sections.recovered_jobs(_read("recovered_jobs"), _versions(_read("recovered_jobs"))),
             recovery_sections.freed_bytes(),
             _recovery_time(_read("recovery_time")),
+            soak_section.section(_read("soak")),
             _probe(_read("probe_overhead")),
         ]
     )

@@ -1,0 +1,102 @@
+"""The processes of the cluster and of its pods, as this machine sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rljob_cluster import cgroups, machine
+from rljob_cluster.layout import CGROUP, NODES
+from rljob_cluster.status import components
+
+_SHIM = "containerd-shim-runc-v2"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProcess:
+    """A process by a name that says what it is."""
+
+    name: str
+    process: psutil.Process
+
+    def resident_bytes(self) -> int:
+        """0 where it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return int(self.process.memory_info().rss)
+        return 0
+
+    def kill(self) -> None:
+        """By SIGKILL. One that has ended meanwhile is left in peace, whoever has its number."""
+        with suppress(psutil.NoSuchProcess):
+            self.process.kill()
+
+
+def program(name: str) -> list[RunningProcess]:
+    """The running programs of the cluster whose name begins so, such as kubelet, which each node has."""
+    return [found for found in programs() if found.name.startswith(name)]
+
+
+def programs() -> list[RunningProcess]:
+    """The cluster's programs, by name: `kubelet (cpu-node)`."""
+    first = machine.first_process()
+    return _running((found.name, found.pid) for found in components(first)) if first else []
+
+
+def shims() -> list[RunningProcess]:
+    """containerd's shims, each by the id of the sandbox that it holds."""
+    found = []
+    for pid in cgroups.processes(cgroups.MACHINE):
+        words = command_line(pid)
+        if words and Path(words[0]).name == _SHIM and "-id" in words:
+            found.append((words[words.index("-id") + 1], pid))
+    return _running(sorted(found))
+
+
+def processes_of_pod(uid: str) -> list[RunningProcess]:
+    """All that run in the pod, its sandbox's included."""
+    pids = {pid for group in groups_of_pods() if group.name == f"pod{uid}" for pid in _processes_in(group)}
+    return _running(sorted((name_of(command_line(pid)), pid) for pid in pids))
+
+
+def groups_of_pods() -> list[Path]:
+    """The control group of every pod that has one, in one of the hierarchies."""
+    hierarchy = cgroups.hierarchies(cgroups.MOUNT)[0]
+    return [group for node in NODES for group in sorted((hierarchy / CGROUP / node.name).rglob("pod*-*"))]
+
+
+def command_line(pid: int) -> list[str]:
+    """Empty where the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def name_of(words: list[str]) -> str:
+    """What a person calls the process: `raylet`, `ray::RoleActor`, `rljob worker`."""
+    if not words or not words[0]:
+        return "(ended)"
+    if words[0].startswith("ray::"):
+        return words[0].partition(".")[0]
+    names = [Path(word).name for word in words if not word.startswith("-")]
+    if names[0].startswith("python") and len(names) > 1:
+        names = names[1:]
+    return " ".join(names[:2]) if names[0].startswith("rljob") else names[0]
+
+
+def _processes_in(group: Path) -> Iterable[int]:
+    for file in group.rglob("cgroup.procs"):
+        with suppress(OSError):
+            yield from map(int, file.read_text().split())
+
+
+def _running(found: Iterable[tuple[str, int]]) -> list[RunningProcess]:
+    running = []
+    for name, pid in found:
+        with suppress(psutil.NoSuchProcess):
+            running.append(RunningProcess(name, psutil.Process(pid)))
+    return running

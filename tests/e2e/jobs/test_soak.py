@@ -1,0 +1,34 @@
+"""Three minutes of the soak, with a seed that is always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.soak.cluster import SoakCluster
+from bench.soak.report import problems, row
+from bench.soak.soak import Order, run_soak
+from rljob_cluster.layout import ClusterLayout
+from tests.e2e.jobs.installed_operator import InstalledOperator
+
+SEED = 660
+
+
+@pytest.fixture
+def soaked(operator: InstalledOperator, cluster: ClusterLayout) -> Iterator[SoakCluster]:
+    """With an operator that gives pods time to start while the API server is away."""
+    operator.install("jobs.startTimeoutSeconds=600")
+    yield SoakCluster.of_this_machine()
+    operator.install()
+
+
+@pytest.mark.timeout(1200)
+def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: SoakCluster, tmp_path: Path) -> None:
+    soak = run_soak(Order(SEED, minutes=3, lanes=2, kept=tmp_path), soaked, print)
+    assert problems(soak) == []
+    recorded = row(soak)
+    assert recorded["complete"] == recorded["jobs"] >= 2
+    assert len(recorded["each_fault"]) >= 4
+    assert recorded["failures_on_purpose"]

@@ -1,0 +1,112 @@
+"""What a soak comes to: which jobs count as well, how long a fault held them up, and what is a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.soak.faults import Fault
+from bench.soak.lane import JobOutcome
+from bench.soak.report import Footprint, Soak, problems, row, seconds_to_next_step
+from bench.soak.section import section
+from rljob_trainer.ledger.records import FaultRecord, ResponseStatistics, RewardStatistics, StepRecord
+
+MEBIBYTE = 1 << 20
+
+
+def step(number: int, committed_at: float) -> StepRecord:
+    return StepRecord(
+        step=number,
+        attempt=1,
+        reward=RewardStatistics(mean=0.5, std=0, min=0, max=1),
+        response=ResponseStatistics(mean_tokens=4, max_tokens=4, clipped_ratio=0),
+        seconds={},
+        total_seconds=1,
+        tokens=4,
+        weights_version=number,
+        committed_at=committed_at,
+    )
+
+
+def outcome(name: str, commits: Sequence[float], *, ended: str = "Complete", message: str = "") -> JobOutcome:
+    """A job of three steps."""
+    conditions = [{"type": ended, "status": "True", "reason": "Because", "message": message}]
+    attempts = [{"reason": "WorkerLost"}, {"reason": "AllStepsCommitted"}]
+    changes = [{"remedy": {"setting": "emptyCache"}, "level": "Live", "secondsToRecover": 2.0}]
+    job: dict[str, Any] = {
+        "metadata": {"name": name},
+        "spec": {"algorithm": {"steps": 3}, "policy": {"gpusPerReplica": 1}},
+        "status": {"conditions": conditions, "attempts": attempts, "planChanges": changes},
+    }
+    given = FaultRecord(attempt=1, fault_class="AllocatorCache", phase="sync", step=1, rank=0)
+    return JobOutcome(job, (given, *(step(n, at) for n, at in enumerate(commits, 1))), "", 60.0)
+
+
+def soak(**changes: Any) -> Soak:
+    idle = Footprint(disk_bytes=100 * MEBIBYTE, operator_bytes=80 * MEBIBYTE)
+    well = Soak(
+        seed=1,
+        minutes=3,
+        lanes=2,
+        seconds=240,
+        outcomes=[outcome("a", [10, 20, 30]), outcome("b", [12, 22, 32])],
+        faults=[Fault("KillKubelet", 11, "kubelet (cpu-node)", ("a", "b")), Fault("KillProcess", 25, "raylet", ("a",))],
+        before=idle,
+        after=idle,
+        left_behind=(),
+        kubernetes="v1.36.3",
+    )
+    return replace(well, **changes)
+
+
+def test_a_soak_in_which_all_went_well_has_no_problem_and_is_recorded_whole() -> None:
+    recorded = row(soak())
+    assert recorded["problems"] == []
+    assert (recorded["jobs"], recorded["complete"], recorded["steps"]) == (2, 2, 6)
+    assert recorded["faults"] == {"KillKubelet": 1, "KillProcess": 1}
+    assert recorded["failures_on_purpose"] == {"AllocatorCache@sync": 2}
+    assert recorded["attempts"] == {"WorkerLost": 2, "AllStepsCommitted": 2}
+    assert recorded["plan_changes"] == {"emptyCache": 2}
+    assert recorded["recovery_seconds_by_fault"]["KillKubelet"] == {"count": 1, "median": 9.0, "worst": 9.0}
+    assert recorded["recovery_seconds_by_level"] == {"Live": {"count": 2, "median": 2.0, "worst": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"outcomes": [outcome("a", [1, 2], ended="Failed", message="too little memory")]}, "too little memory"),
+        ({"outcomes": [outcome("a", [1, 2], ended="Running")]}, "had not ended"),
+        ({"outcomes": [outcome("a", [1, 2])]}, "expected steps 1 to 3, each once, found 2"),
+        ({"outcomes": [replace(outcome("a", [1, 2, 3]), damage="line 7 is torn")]}, "line 7 is torn"),
+        ({"left_behind": ["mount of pod 1"]}, "left behind: mount of pod 1"),
+        ({"after": Footprint(200 * MEBIBYTE, 80 * MEBIBYTE)}, "disk in use grew"),
+        ({"after": Footprint(100 * MEBIBYTE, 130 * MEBIBYTE)}, "the operator's memory grew"),
+    ],
+)
+def test_whatever_is_not_as_it_should_be_is_told(changes: dict[str, Any], told: str) -> None:
+    [problem] = problems(soak(**changes))
+    assert told in problem
+
+
+def test_a_fault_lasts_until_the_last_job_that_it_disturbed_commits_again() -> None:
+    jobs = [outcome("a", [10, 20, 30]), outcome("b", [10, 50, 60]), outcome("undisturbed", [10, 90, 95])]
+    assert seconds_to_next_step(Fault("KillEtcd", 15, "etcd", ("a", "b")), jobs) == 35
+
+
+def test_a_fault_after_the_last_step_holds_nothing_up() -> None:
+    late = Fault("DeletePod", 31, "a-controller", ("a",))
+    assert seconds_to_next_step(late, [outcome("a", [10, 20, 30])]) is None
+    assert row(soak(faults=[late]))["recovery_seconds_by_fault"] == {}
+
+
+def test_the_page_tells_of_a_recorded_soak() -> None:
+    result = {"rows": [row(soak())], "date": "2026-01-01", "device": "two cores", "note": "on one machine"}
+    told = section(result)
+    assert "**2 of 2 are complete**; each of 6 steps is in its ledger once." in told
+    assert "| `KillKubelet` | 1 | 9 | 9 |" in told
+    assert "| `Live` | 2 | 2 | 2 |" in told
+    assert "networks: nothing." in told
+    assert "2 × `WorkerLost`" in told
