@@ -50,7 +50,9 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
-    def wait(self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 60) -> dict[str, Any]:
+    def wait(
+        self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 120
+    ) -> dict[str, Any]:
         """The object, as soon as it is as wanted."""
         end = time.monotonic() + seconds
         while not holds(found := self.get(kind, name)):

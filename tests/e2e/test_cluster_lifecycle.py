@@ -149,7 +149,7 @@ def ready_nodes(kubectl: Kubectl) -> set[str]:
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not so after {seconds:.0f} s"

@@ -8,7 +8,7 @@ from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import NAMESPACE
 from tests.e2e.jobs.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
 
-FINISHED_WITHIN_SECONDS = 300
+FINISHED_WITHIN_SECONDS = 420
 WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
 """Ray ends a process before the kernel has to, unless it is told not to look."""
 

@@ -10,7 +10,7 @@ from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import NAMESPACE, InstalledOperator
 from tests.e2e.jobs.job_status import at_step, attempt, digits, event_reasons, finished, holds, status
 
-TRAINED_WITHIN_SECONDS = 300
+TRAINED_WITHIN_SECONDS = 420
 
 
 def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgraded(

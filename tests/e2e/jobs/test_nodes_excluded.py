@@ -11,7 +11,7 @@ from tests.e2e.test_built_images import OPERATOR
 
 HAS_PYTHON = OPERATOR
 """An image that is on the nodes anyway, without torch."""
-ENDED_WITHIN_SECONDS = 90
+ENDED_WITHIN_SECONDS = 240
 TEXT = ROOT / "tests" / "data" / "oom" / "ForeignProcess" / "induced-a-neighbour-from-the-start.txt"
 WORDS = TEXT.read_text().splitlines()[-1].removeprefix("torch.OutOfMemoryError: ")
 HELD = "98.38 GiB of the GPU's 139.80 GiB were held by other processes"

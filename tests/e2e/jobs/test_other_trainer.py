@@ -17,7 +17,7 @@ from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
 from tests.e2e.jobs.job_status import Object, condition, event_reasons, finished, holds, status
 
-TRAINED_WITHIN_SECONDS = 240
+TRAINED_WITHIN_SECONDS = 420
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ POLL_SECONDS = 0.05
 
 
 def eventually(
-    look: Callable[[], Result], expected: str, timeout: float = 20.0, context: Callable[[], object] | None = None
+    look: Callable[[], Result], expected: str, timeout: float = 60.0, context: Callable[[], object] | None = None
 ) -> Result:
     """The first truthy result of `look`. An AssertionError raised inside it counts as not yet.
 

@@ -136,7 +136,7 @@ class FaultProxy:
             if namespace in (None, request.namespace)
         )
 
-    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 20.0) -> None:
+    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 60.0) -> None:
         """Until no write has come for `seconds`. AssertionError, with the last writes, where that is never so."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

@@ -76,7 +76,7 @@ class OperatorProcess:
         assert self._process is not None
         self._process.kill()
 
-    def wait_ended(self, timeout: float = 20.0) -> int:
+    def wait_ended(self, timeout: float = 60.0) -> int:
         """Its exit code. Raises TimeoutExpired where it does not end."""
         assert self._process is not None
         return self._process.wait(timeout)

@@ -94,7 +94,7 @@ def test_a_half_placed_job_is_released_and_tried_again(job: WatchedJob, kubelet:
     kubelet.unschedulable(first[worker_pod_name("job", "policy", 0)], "0/2 nodes are available: 2 Insufficient cpu.")
     eventually(lambda: "deletionTimestamp" in job.controller_pod()["metadata"], "the placed pod to be released")
     kubelet.follow(namespace)
-    job.wait_for(ConditionType.RUNNING, timeout=30)
+    job.wait_for(ConditionType.RUNNING, timeout=60)
     assert not {p["metadata"]["uid"] for p in first.values()} & {p["metadata"]["uid"] for p in job.pods.values()}
     assert job.status.get("restarts", 0) == 0
 

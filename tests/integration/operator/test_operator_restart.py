@@ -64,7 +64,7 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
     assert len(kills) >= 15
 
 
-def live_through(job: WatchedJob, timeout: float = 20) -> None:
+def live_through(job: WatchedJob, timeout: float = 60) -> None:
     """Starts, loses a worker pod, goes on, completes."""
     job.kubelet.follow(job.namespace)
     job.wait_for(ConditionType.RUNNING, timeout=timeout)

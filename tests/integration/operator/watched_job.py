@@ -97,7 +97,7 @@ class WatchedJob:
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
     def wait_for(
-        self, type_: ConditionType, status: str = "True", reason: ConditionReason | None = None, timeout: float = 20
+        self, type_: ConditionType, status: str = "True", reason: ConditionReason | None = None, timeout: float = 60
     ) -> Object:
         """The condition, once it has this status, and this reason where one is given."""
 
@@ -124,12 +124,12 @@ class WatchedJob:
     def policy_pod(self, index: int = 0) -> Pod:
         return self.pods[worker_pod_name(self.name, "policy", index)]
 
-    def wait_for_pods(self, count: int = 2, timeout: float = 20) -> dict[str, Pod]:
+    def wait_for_pods(self, count: int = 2, timeout: float = 60) -> dict[str, Pod]:
         """Until it has exactly `count` pods."""
         eventually(lambda: len(self.pods) == count, f"{count} pods", timeout, lambda: (list(self.pods), self.status))
         return self.pods
 
-    def wait_gone(self, timeout: float = 20) -> None:
+    def wait_gone(self, timeout: float = 60) -> None:
         eventually(
             lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone", timeout
         )

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rljob_trainer.pods.environment import TERMINATION_LOG_VARIABLE
+
 _UNDER_INIT = "from rljob_trainer.pods.init_process import continue_under_init; continue_under_init()\n"
 
 
@@ -27,6 +29,33 @@ def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
 )
 def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
     assert start(program).wait(timeout=20) == exit_code
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import os; os._exit(1)", "ended by Ray"),
+        ("import sys; open(sys.argv[1], 'w').write('a word'); sys.exit(1)", "a word"),
+        ("import os; os._exit(0)", ""),
+        ("import os; os.kill(os.getpid(), 9)", ""),
+    ],
+)
+def test_it_says_for_a_controller_that_ray_ended_it(program: str, told: str, tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    under_init = (
+        "import os\n"
+        "from functools import partial\n"
+        "from rljob_trainer.pods.endings import tell_end_by_ray\n"
+        "from rljob_trainer.pods.init_process import continue_under_init\n"
+        "continue_under_init(partial(tell_end_by_ray, os.environ))\n"
+    )
+    variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
+    subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=30, check=False)
+    if told:
+        assert told in log.read_text()
+    else:
+        assert log.read_text() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

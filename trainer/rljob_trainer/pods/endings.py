@@ -39,9 +39,22 @@ def ended_early(variables: Mapping[str, str]) -> Iterator[EarlyEnding]:
     else:
         return
     print(f"rljob: {sentence}", flush=True)
-    # Not from the environment as it is read: that may be what failed.
-    log = Path(variables.get(TERMINATION_LOG_VARIABLE) or TERMINATION_LOG)
-    tell_ending(log, TerminationMessage(exit_code=ending.exit_code, sentence=sentence))
+    tell_ending(_termination_log(variables), TerminationMessage(exit_code=ending.exit_code, sentence=sentence))
+
+
+def tell_end_by_ray(variables: Mapping[str, str], exit_code: int) -> None:
+    """What a controller could not say itself: Ray ends its driver on the spot, by exit code 1, when the node's own
+    processes of Ray have died."""
+    log = _termination_log(variables)
+    if exit_code == ExitCode.ERROR and not (log.is_file() and log.stat().st_size):
+        sentence = "the controller was ended by Ray, as it is when a process of Ray's own in its pod has died"
+        print(f"rljob: {sentence}", flush=True)
+        tell_ending(log, TerminationMessage(exit_code=ExitCode.ERROR, sentence=sentence))
+
+
+def _termination_log(variables: Mapping[str, str]) -> Path:
+    """Not from the environment as it is read: that may be what failed."""
+    return Path(variables.get(TERMINATION_LOG_VARIABLE) or TERMINATION_LOG)
 
 
 def tell_ending(log: Path, message: TerminationMessage) -> None:

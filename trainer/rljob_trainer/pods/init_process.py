@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import psutil
 
@@ -20,8 +21,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_DIE = 10.0
 
 
-def continue_under_init() -> None:
-    """Return in a child process. This one stays as its init, and exits when the child does and as the child did.
+def continue_under_init(at_end: Callable[[int], None] = lambda _: None) -> None:
+    """Return in a child process. This one stays as its init, and exits when the child does and as the child did, after
+    `at_end` was given the exit code.
 
     To be called before there are threads.
     """
@@ -36,6 +38,7 @@ def continue_under_init() -> None:
         return
     exit_code = _watch(program)
     _kill_descendants()
+    at_end(exit_code)
     os._exit(exit_code)
 
 
