@@ -16,7 +16,7 @@ settings.load_profile("rljob")
 TESTS = Path(__file__).parent
 ONE_AT_A_TIME = ("tests/e2e/", "tests/integration/chart/", "tests/integration/operator/")
 """Folders whose tests share one cluster, or one API server."""
-LONGEST_FIRST = ("e2e", "integration", "gpu", "unit")
+LONGEST_FIRST = ("e2e", "integration")
 
 
 class FilesAndFolders(LoadScopeScheduling):
@@ -36,4 +36,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndFold
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Two processes end at about the same time where each begins with what takes longest."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: LONGEST_FIRST.index(item.path.relative_to(TESTS).parts[0]))
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
