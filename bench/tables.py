@@ -33,7 +33,7 @@ def page() -> str:
             _overhead(_read("overhead")),
             _operator_scale(_read("operator_scale")),
             _operator_job(_read("operator_single_job"), _read("cluster_job")),
-            _recovery(_read("recovery_in_pods"), _read("recovered_jobs")),
+            _recovery(_read("recovery_in_pods")),
             recovery_sections.recovered_jobs(_read("recovered_jobs"), _versions(_read("recovered_jobs"))),
             recovery_sections.freed_bytes(),
             _recovery_time(_read("recovery_time")),
@@ -178,7 +178,7 @@ step {spread} (Ray, then the imports of torch and vLLM on two cores), to Complet
 """
 
 
-def _recovery(in_pods: Result, live: Result) -> str:
+def _recovery(in_pods: Result) -> str:
     [row] = in_pods["rows"]
     after = row["seconds_from_apply"]
     parts = row["attempt_ready_seconds"]
@@ -196,7 +196,6 @@ def _recovery(in_pods: Result, live: Result) -> str:
         for name, text in names.items()
     ]
     restarted = after["failed_step_committed"] - after["plan_changed"]
-    spike = next(each for each in live["rows"] if each["arm"] == "with" and each["job"] == "activation_spike")
     return f"""## A recovery on one H200
 
 `bench/gpu_cluster/recovery_in_pods.py`, {in_pods["date"]}, {_versions(in_pods)}: {in_pods["note"]}. From the failure to
@@ -206,9 +205,6 @@ step was committed. Where a start's time goes, before the failure and after it:
 | | first start | restarted in place |
 |---|---|---|
 {_table(rows)}
-
-Within the running processes: `bench/recovered_jobs.py`, {live["date"]}: logits of a whole step at once did not fit;
-{spike["seconds_lost"]} s after the last failure the phase was done under the changed plan, and so were all steps then.
 """
 
 

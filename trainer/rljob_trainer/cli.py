@@ -136,10 +136,10 @@ def controller() -> None:
     """Drive a job from its controller's pod, as the pod's environment says. For pods that the operator makes."""
     from functools import partial
 
-    from rljob_trainer.pods.endings import tell_end_by_ray
+    from rljob_trainer.pods.endings import tell_silent_end
     from rljob_trainer.pods.init_process import continue_under_init
 
-    continue_under_init(partial(tell_end_by_ray, os.environ))
+    continue_under_init(partial(tell_silent_end, os.environ))
     from rljob_trainer.pods.controller_pod import run_controller
 
     raise typer.Exit(run_controller(os.environ))

@@ -14,14 +14,17 @@ WITHOUT_WORKERS_SECONDS = 20
 def next_deletions(pods: Sequence[ObservedPod], missing: Sequence[str] = ()) -> tuple[PodDeletion, ...]:
     """The pods that may be deleted now, so that in the end all have gone. `missing`: names of others that went before.
 
-    Those that are going already are let be, but for a controller that waits for workers that are no more.
+    Each gets the time that its template gives. Those that are going already are let be, but for a controller that waits
+    for workers that are no more.
     """
     controllers = [pod for pod in pods if pod.role == "controller" and not pod.ended]
     if not controllers:
         return tuple(PodDeletion(pod.name, pod.uid) for pod in pods if not pod.deleting)
-    grace_seconds = WITHOUT_WORKERS_SECONDS if missing or _lost_a_worker(pods) else None
+    going_sooner = WITHOUT_WORKERS_SECONDS if missing or _lost_a_worker(pods) else None
     return tuple(
-        PodDeletion(pod.name, pod.uid, grace_seconds) for pod in controllers if _may_end_sooner(pod, grace_seconds)
+        PodDeletion(pod.name, pod.uid, going_sooner if pod.deleting else None)
+        for pod in controllers
+        if not pod.deleting or _has_longer(pod, going_sooner)
     )
 
 
@@ -30,7 +33,5 @@ def _lost_a_worker(pods: Sequence[ObservedPod]) -> bool:
     return not workers or any(pod.ended for pod in workers)
 
 
-def _may_end_sooner(pod: ObservedPod, grace_seconds: int | None) -> bool:
-    if not pod.deleting:
-        return True
-    return grace_seconds is not None and (pod.deletion_grace_seconds or 0) > grace_seconds
+def _has_longer(pod: ObservedPod, seconds: int | None) -> bool:
+    return seconds is not None and (pod.deletion_grace_seconds or 0) > seconds

@@ -34,21 +34,21 @@ def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        ("import os; os._exit(1)", "ended by Ray"),
+        ("import os; os._exit(1)", "without a word"),
         ("import sys; open(sys.argv[1], 'w').write('a word'); sys.exit(1)", "a word"),
         ("import os; os._exit(0)", ""),
         ("import os; os.kill(os.getpid(), 9)", ""),
     ],
 )
-def test_it_says_for_a_controller_that_ray_ended_it(program: str, told: str, tmp_path: Path) -> None:
+def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     under_init = (
         "import os\n"
         "from functools import partial\n"
-        "from rljob_trainer.pods.endings import tell_end_by_ray\n"
+        "from rljob_trainer.pods.endings import tell_silent_end\n"
         "from rljob_trainer.pods.init_process import continue_under_init\n"
-        "continue_under_init(partial(tell_end_by_ray, os.environ))\n"
+        "continue_under_init(partial(tell_silent_end, os.environ))\n"
     )
     variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
     subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=30, check=False)

@@ -42,12 +42,12 @@ def ended_early(variables: Mapping[str, str]) -> Iterator[EarlyEnding]:
     tell_ending(_termination_log(variables), TerminationMessage(exit_code=ending.exit_code, sentence=sentence))
 
 
-def tell_end_by_ray(variables: Mapping[str, str], exit_code: int) -> None:
-    """What a controller could not say itself: Ray ends its driver on the spot, by exit code 1, when the node's own
-    processes of Ray have died."""
+def tell_silent_end(variables: Mapping[str, str], exit_code: int) -> None:
+    """For a controller that ended with exit code 1 and said nothing, as was seen where a process of Ray's own in its
+    pod had been killed: nothing in Python raises then."""
     log = _termination_log(variables)
     if exit_code == ExitCode.ERROR and not (log.is_file() and log.stat().st_size):
-        sentence = "the controller was ended by Ray, as it is when a process of Ray's own in its pod has died"
+        sentence = "the controller ended without a word, as it may where a process of Ray's own in its pod has died"
         print(f"rljob: {sentence}", flush=True)
         tell_ending(log, TerminationMessage(exit_code=ExitCode.ERROR, sentence=sentence))
 

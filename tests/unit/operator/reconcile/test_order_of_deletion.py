@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -42,5 +43,11 @@ def test_a_worker_that_vanishes_is_not_waited_for_by_its_controller() -> None:
 def test_a_shorter_time_that_somebody_gave_stays() -> None:
     cluster = SimulatedCluster().run()
     cluster.delete_pod(CONTROLLER, grace_seconds=5)
+    cluster.vanish(POLICY_0)
+    assert grace_of_controller(cluster) == 5
+
+
+def test_a_shorter_time_of_the_pod_stays() -> None:
+    cluster = SimulatedCluster(settings=replace(SETTINGS, termination_grace_seconds=5)).run()
     cluster.vanish(POLICY_0)
     assert grace_of_controller(cluster) == 5
