@@ -124,6 +124,7 @@ def line(row: Row) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="where evidence and record go")
-    parser.add_argument("--only", nargs="*", default=[], metavar="TITLE", help="programs to run, as Class.name")
+    titles = [program.title for program in programs()]
+    parser.add_argument("--only", nargs="*", default=[], metavar="TITLE", choices=titles, help="as Class.name")
     parser.add_argument("--seconds", type=float, default=420, help="end what still runs after so long")
     main(**vars(parser.parse_args()))

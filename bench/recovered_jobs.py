@@ -47,6 +47,8 @@ def main(output: Path, jobs: Path, only: Sequence[str], device: str, seconds: fl
     manifest = yaml.safe_load((jobs / "manifest.yaml").read_text())
     rows = recorded_rows(output)
     failing = [job for job in read_jobs(jobs, plan) if job.name in (only or unrecorded(jobs, plan, rows))]
+    if unknown := set(only) - {job.name for job in failing}:
+        sys.exit(f"expected names of files in {jobs}, found {', '.join(sorted(unknown))}")
     if not any(row["arm"] == "calm" for row in rows):
         calm = run(FailingJob("calm", "none", plan), "calm", manifest, output, device, deadline)
         rows = merged(rows, [row_of(calm) | {"job": "calm", "arm": "calm"}])

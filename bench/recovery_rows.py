@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.plan_change import PlanChange
-from rljob_trainer.ledger.records import LedgerRecord, plan_change_records, step_records
+from rljob_memory.evidence.sizes import human_bytes
+from rljob_trainer.ledger.records import (
+    LedgerRecord,
+    PlanChangeRecord,
+    ReadyRecord,
+    plan_change_records,
+    step_records,
+)
 
 GIB = 1 << 30
 OUT_OF_MEMORY = (ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED)
@@ -49,8 +55,14 @@ class Run:
         return [record.metrics["grad_norm"] for record in step_records(self.ledger) if "grad_norm" in record.metrics]
 
     @property
-    def plan_changes(self) -> list[PlanChange]:
-        return [record.change for record in plan_change_records(self.ledger)]
+    def plan_changes(self) -> list[PlanChangeRecord]:
+        return plan_change_records(self.ledger)
+
+    @property
+    def start(self) -> dict[str, float]:
+        """Seconds of the first attempt's start, by part; empty where it did not come up."""
+        starts = (record.seconds for record in self.ledger if isinstance(record, ReadyRecord))
+        return _rounded(next(starts, {}))
 
 
 def row_of(done: Run) -> dict[str, Any]:
@@ -59,6 +71,7 @@ def row_of(done: Run) -> dict[str, Any]:
         "exit_code": done.exit_code,
         "steps": len(done.rewards),
         "seconds": done.seconds,
+        "start": done.start,
         "rewards": done.rewards,
         "gradient_norms": done.gradient_norms,
         "said": done.summary.get("exit_reason", ""),
@@ -78,8 +91,8 @@ def row_of_job(
     return row | {
         "as_meant": done.exit_code == ExitCode.COMPLETE if job.ends == "Complete" else died,
         "attempts": done.summary.get("attempts"),
-        "remedies": [remedy_of(change) for change in changes],
-        "seconds_lost": round(sum(change.seconds_to_recover or 0.0 for change in changes), 1),
+        "remedies": [remedy_of(record) for record in changes],
+        "seconds_lost": round(sum(record.change.seconds_to_recover or 0.0 for record in changes), 1),
         "largest_reward_difference": largest_difference(done.rewards, calm["rewards"]),
         "largest_gradient_norm_difference": largest_difference(done.gradient_norms, calm["gradient_norms"]),
     }
@@ -93,8 +106,9 @@ def merged(rows: Sequence[Mapping[str, Any]], newer: Sequence[Mapping[str, Any]]
     return sorted(by_name.values(), key=lambda row: (row["arm"] != "calm", row["job"], order.index(row["arm"])))
 
 
-def remedy_of(change: PlanChange) -> dict[str, Any]:
-    """What was changed, on which diagnosis, and what came of it: bytes and seconds."""
+def remedy_of(record: PlanChangeRecord) -> dict[str, Any]:
+    """What was changed, on which diagnosis, and what came of it: bytes and seconds, these in all and by part."""
+    change = record.change
     return {
         "diagnosed": change.diagnosis.class_name,
         "confidence": change.diagnosis.confidence,
@@ -105,6 +119,7 @@ def remedy_of(change: PlanChange) -> dict[str, Any]:
         "expected_bytes": change.remedy.expected_bytes,
         "observed_bytes": change.remedy.observed_bytes,
         "seconds": change.seconds_to_recover,
+        "parts": _rounded(record.seconds),
     }
 
 
@@ -125,14 +140,14 @@ def line(row: Mapping[str, Any]) -> str:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """As Markdown: a line a job that recovered, or gave its account."""
     lines = [
-        "| failure | remedy | steps | attempts | seconds lost | expected | freed | rewards differ by |",
-        "|---|---|---|---|---|---|---|---|",
+        "| failure | remedy | steps | attempts | seconds lost | of these | expected | freed | rewards differ by |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row["arm"] != "with":
             continue
         remedies = row["remedies"]
-        settings = "; ".join(f"{remedy['setting']}: {remedy['after']} ({remedy['level']})" for remedy in remedies)
+        settings = "; ".join(f"{remedy['setting']}: {_value(remedy)} ({remedy['level']})" for remedy in remedies)
         expected, freed = (_gib([remedy[name] for remedy in remedies]) for name in ("expected_bytes", "observed_bytes"))
         difference = row["largest_reward_difference"]
         cells = (
@@ -140,13 +155,28 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             settings or "none",
             row["steps"],
             row["attempts"],
-            row["seconds_lost"],
+            row["seconds_lost"] or "–",
+            "; ".join(parts_text(remedy["parts"]) for remedy in remedies) or "–",
             expected,
             freed,
             "–" if difference is None else f"{difference:.2g}",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def parts_text(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05) or "–"
+
+
+def _rounded(parts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in parts.items()}
+
+
+def _value(remedy: Mapping[str, Any]) -> str:
+    """The setting's new value, as people write it."""
+    value = str(remedy["after"])
+    return human_bytes(int(value)) if remedy["setting"].endswith("Bytes") and value.isdecimal() else value
 
 
 def _gib(sizes: Sequence[int | None]) -> str:

@@ -11,17 +11,24 @@ from bench.recovery_rows import table
 
 def recovered_jobs(result: Mapping[str, Any], versions: str) -> str:
     """`result`: of bench/recovered_jobs.py."""
-    recovered = [row for row in result["rows"] if row["arm"] == "with"]
-    died = {row["job"] for row in result["rows"] if row["arm"] == "without" and row["as_meant"]}
-    as_meant = [row for row in recovered if row["as_meant"] and row["job"] in died]
+    rows = result["rows"]
+    recovered = [row for row in rows if row["arm"] == "with"]
+    died = sum(row["as_meant"] for row in rows if row["arm"] == "without")
+    accounts = [row for row in recovered if row["as_meant"] and row["exit_code"]]
+    complete = [row for row in recovered if row["as_meant"] and not row["exit_code"]]
+    lost = [row["seconds_lost"] for row in complete]
+    starts = [sum(row["start"].values()) for row in rows if row["start"] and row["arm"] != "calm"]
+    cost, start = (f"{min(seconds):.0f} to {max(seconds):.0f} s" for seconds in (lost, starts))
     return f"""## Jobs that ran out of memory
 
 `bench/{result["script"]}`, {result["date"]}, {versions}, one {result["device"]}:
-the jobs of `tests/gpu/jobs`, each without recovery and with it. Of {len(recovered)} that were run, {len(as_meant)} died
-without recovery, and did with it what they were to do:
+the jobs of `tests/gpu/jobs`, each without recovery and with it. Of {len(recovered)} jobs {died} died without
+recovery. With it {len(complete)} completed all their steps, and {len(accounts)} that nothing in its plan could help
+ended with its account. It cost {cost}; the same job's start from nothing takes {start}, and the
+steps since its last checkpoint.
 
-{table(as_meant)}
-`–`: not measured. Where several remedies stand in a line, the failure came again after all but the last.
+{table(recovered)}
+`–`: not measured. On purpose: freed is what the fault itself had taken, for the most part.
 """
 
 

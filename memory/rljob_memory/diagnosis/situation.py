@@ -63,14 +63,14 @@ class Situation:
         return device.foreign_bytes if device.foreign_bytes >= least else 0
 
     @property
-    def engine_was_put_to_sleep(self) -> bool:
-        """Whether RLJob's own trainer had put the engine to sleep at the time, as the plan says."""
+    def engine_holds_little(self) -> bool:
+        """Whether RLJob's own engine was asleep at the time, as the plan says, or not yet started."""
         plan, failure = self.evidence.plan, self.failure
         return (
             plan is not None
             and plan.rollout_sleep_level > 0
             and failure.role == "policy"
-            and failure.phase in (None, "update")
+            and failure.phase in (None, "load", "update")
         )
 
     @property

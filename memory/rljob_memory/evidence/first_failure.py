@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import Failure, FailureKind
 
@@ -55,9 +56,10 @@ def of_last_attempt(failures: Sequence[Failure], restarts: Sequence[float]) -> l
 def first_failure(failures: Sequence[Failure]) -> Failure | None:
     """The one that the others follow from: the earliest by the clock where all carry comparable times, else in order.
 
-    One that only says that a process is gone gives way to one that says why.
+    One that only says that a process is gone gives way to one that says why, and so does what is told again.
     """
     telling = [failure for failure in failures if failure.kind not in _VAGUE] or failures
+    telling = [failure for number, failure in enumerate(telling) if not _is_herald(failure, telling[number + 1 :])]
     if not telling:
         return None
     first = telling[0]
@@ -67,6 +69,26 @@ def first_failure(failures: Sequence[Failure]) -> Failure | None:
     # Ray says that memory ran out in one line, and how much there was in the next.
     sizes = first.sizes or next((other.sizes for other in telling if other.kind is first.kind and other.sizes), {})
     return replace(first, sizes=sizes)
+
+
+def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
+    """Whether the engine says more of the same failure later on.
+
+    cumem prints its error to stderr by itself, before anything is raised: without a traceback, and so without a word of
+    whether the engine was making its memory or mapping it again, and with the time of whatever was written before.
+    """
+    if failure.kind is not FailureKind.ENGINE_WAKE or failure.activity is not None:
+        return False
+    return any(
+        other.source == failure.source
+        and (other.kind is FailureKind.ENGINE_WAKE or (other.kind is FailureKind.ALLOCATOR and _in_engine(other)))
+        and other.activity is not None
+        for other in later
+    )
+
+
+def _in_engine(failure: Failure) -> bool:
+    return failure.role == "rollout" or failure.activity is Activity.KV_CACHE
 
 
 def _is_same(message: Failure, snapshot: Failure) -> bool:

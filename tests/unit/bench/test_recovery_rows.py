@@ -39,7 +39,11 @@ def plan_change(seconds: float | None) -> PlanChangeRecord:
         role="rollout",
         diagnosis=DiagnosisStatus(class_name="KVCacheOversized", confidence=0.75, message="too large"),
         remedy=RemedyStatus(
-            setting="kvCacheBytes", before="9", after="3", expected_bytes=6 * GIB, observed_bytes=5 * GIB
+            setting="kvCacheBytes",
+            before=str(9 * GIB),
+            after=str(3 * GIB),
+            expected_bytes=6 * GIB,
+            observed_bytes=5 * GIB,
         ),
         level="RespawnRole",
         seconds_to_recover=seconds,
@@ -47,7 +51,8 @@ def plan_change(seconds: float | None) -> PlanChangeRecord:
     plan: dict[str, Any] = {"generation": 2, "empty_cache": True, "expandable_segments": True, "rollout_sleep_level": 2}
     sizes = dict.fromkeys(("kv_cache_bytes", "micro_batch_tokens", "logprob_chunk_tokens", "sync_bucket_bytes"), 3)
     switches = {"activation_checkpointing": False, "optimizer_offload": False}
-    return PlanChangeRecord(change=change, plan=MemoryPlan.model_validate(plan | sizes | switches))
+    parts = {} if seconds is None else {"processes": 8.0, "engine": 4.26, "sync": 0.01}
+    return PlanChangeRecord(change=change, plan=MemoryPlan.model_validate(plan | sizes | switches), seconds=parts)
 
 
 CALM = row_of(Run(0, 30.0, ledger=[step(1, 0.5), step(2, 0.75)]))
@@ -63,8 +68,10 @@ def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
     assert row["largest_gradient_norm_difference"] == 2.5
     assert row["on_purpose"] is False
     assert [remedy["observed_bytes"] for remedy in row["remedies"]] == [5 * GIB]
-    expected = "| KVCacheOversized | kvCacheBytes: 3 (RespawnRole) | 2 | 1 | 12.3 | 6.0 GiB | 5.0 GiB | 0.25 |"
-    assert expected in table([row])
+    assert table([row]).splitlines()[-1] == (
+        "| KVCacheOversized | kvCacheBytes: 3.00 GiB (RespawnRole) | 2 | 1 | 12.3 | processes 8.0, engine 4.3 "
+        "| 6.0 GiB | 5.0 GiB | 0.25 |"
+    )
 
 
 def test_a_failure_on_purpose_is_told_apart() -> None:

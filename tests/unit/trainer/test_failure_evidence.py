@@ -58,6 +58,13 @@ def test_the_processs_memory_log_tells_the_micro_batch_and_the_message_the_numbe
     assert (evidence.memory.allocated_bytes, evidence.memory.reserved_bytes) == (76 * GIB, 77 * GIB)
 
 
+def test_of_an_engine_that_never_came_up_the_message_has_all_numbers(tmp_path: Path) -> None:
+    evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("rollout-0"), tmp_path, phase=None)
+    assert evidence is not None
+    assert evidence.memory is not None
+    assert (evidence.memory.role, evidence.memory.device_free_bytes) == ("rollout", GIB)
+
+
 def test_a_failure_before_the_first_micro_batch_has_none(tmp_path: Path) -> None:
     write_memory_log(tmp_path, step=6, phase="update", micro_batch=3)
     evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("policy-0"), tmp_path)

@@ -98,6 +98,14 @@ def test_faults_have_to_be_allowed() -> None:
     assert FaultInjection(enabled=True, faults=[fault]).faults == [fault]
 
 
+class StruckRole:
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def begin_phase(self, phase: str) -> None:
+        self.phases.append(phase)
+
+
 @pytest.mark.parametrize(
     "fault_class",
     ["Fragmentation", "AllocatorCache", "ActivationSpike", "KVCacheOversized", "WeightSyncSpike", "OptimizerState"],
@@ -108,8 +116,9 @@ def test_on_a_cpu_a_process_fails_in_torchs_words_and_says_that_it_was_asked_to(
     phase = "rollout" if fault_class == "KVCacheOversized" else "sync"
     fault = Fault.parse(f"{fault_class}@{phase}:1")
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        ArmedFault.of(fault, "cpu").strike(object())
+        ArmedFault.of(fault, "cpu").strike(role := StruckRole())
     assert INJECTED in str(raised.value)
+    assert role.phases == [phase], "as it would be where the phase fails by itself"
     assert type(known_failure(raised.value)).__name__ == "DeviceOutOfMemory"
 
 
@@ -126,4 +135,4 @@ def test_host_memory_is_taken_only_where_a_limit_protects_the_machine(monkeypatc
 
     monkeypatch.setattr(faults, "host_memory", lambda: HostMemory(limit=1 << 62))
     with pytest.raises(BadInput, match="expected a container with a memory limit"):
-        ArmedFault.of(Fault.parse("HostMemory@sync:1"), "cpu").strike(object())
+        ArmedFault.of(Fault.parse("HostMemory@sync:1"), "cpu").strike(StruckRole())

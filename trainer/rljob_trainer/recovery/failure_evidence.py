@@ -75,9 +75,10 @@ def _diagnoses(directory: Path, told: FoundEvidence) -> list[DiagnosisStatus]:
 
 
 def _with_numbers_of(told: FoundEvidence, evidence: Evidence) -> Evidence:
-    """With the memory of the moment of the failure, where the message had it."""
+    """With the memory of the moment of the failure, where the message had it; of an engine that never came up there is
+    nothing else."""
     device = told.failure.device if told.failure else None
-    if evidence.memory is None or not evidence.memory.device_total_bytes:
+    if evidence.memory is not None and not evidence.memory.device_total_bytes:
         return evidence
     if device is None or device.allocated_bytes is None or device.reserved_bytes is None:
         return evidence
@@ -89,7 +90,8 @@ def _with_numbers_of(told: FoundEvidence, evidence: Evidence) -> Evidence:
         "device_free_bytes": device.free_bytes or 0,
         "device_total_bytes": device.total_bytes or 0,
     }
-    return evidence.model_copy(update={"memory": evidence.memory.model_copy(update=at_failure)})
+    before = evidence.memory or RankMemory(role=evidence.role, rank=evidence.rank)
+    return evidence.model_copy(update={"memory": before.model_copy(update=at_failure)})
 
 
 def _micro_batch(line: dict[str, Any], step: int, phase: Phase | None) -> int | None:

@@ -73,7 +73,8 @@ class ArmedFault:
                 role.after_micro_batch(self._fail)
             case "optimizer":
                 role.after_optimizer_step(self._fail)
-            case _:
+            case phase:
+                role.begin_phase(phase)
                 self._fail()
 
     def _fail(self) -> NoReturn:

@@ -32,6 +32,10 @@ class PolicyActor(PolicyRank):
 
     # --- failing on purpose ---
 
+    def begin_phase(self, phase: str) -> None:
+        """What happens next is of `phase`, as it would be where the phase fails by itself."""
+        self._memory_log.begin_phase(self._step, phase)
+
     def after_micro_batch(self, fail: Callable[[], NoReturn]) -> None:
         """Call `fail` when the first micro-batch of the next update is done, and its gradients wait for the others."""
         go_on = self._update.after_micro_batch

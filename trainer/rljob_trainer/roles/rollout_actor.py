@@ -62,3 +62,9 @@ class RolloutActor(RolloutEngine):
     def finish_weight_update(self, version: int) -> None:
         super().finish_weight_update(version)
         self._memory_log.record(self._step, "sync")
+
+    # --- failing on purpose ---
+
+    def begin_phase(self, phase: str) -> None:
+        """What happens next is of `phase`, as it would be where the phase fails by itself."""
+        self._memory_log.begin_phase(self._step, phase)

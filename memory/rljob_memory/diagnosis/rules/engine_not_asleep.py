@@ -44,7 +44,7 @@ def engine_not_asleep(situation: Situation) -> Diagnosis | None:
             {"freed_by_sleep_bytes": engine.freed_bytes},
         )
     plan, foreign = situation.evidence.plan, situation.foreign_bytes
-    if situation.engine_was_put_to_sleep or foreign <= sleeping_engine_bytes(situation):
+    if situation.engine_holds_little or foreign <= sleeping_engine_bytes(situation):
         return None
     held = f"{human_bytes(foreign)} of the GPU were not the policy's"
     if plan is not None and plan.rollout_sleep_level == 0:

@@ -52,7 +52,7 @@ def _beside_torch(situation: Situation) -> Diagnosis | None:
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
     by_an_engine = situation.evidence.engine.seen or situation.failure.role is not None
-    if by_an_engine and not (situation.engine_was_put_to_sleep and foreign > sleeping_engine_bytes(situation)):
+    if by_an_engine and not (situation.engine_holds_little and foreign > sleeping_engine_bytes(situation)):
         confidence /= 2
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,

@@ -111,6 +111,33 @@ def test_no_failure_is_made_up_and_some_remain(restarts: list[float], times: lis
         assert max(failure.clock[1] for failure in chosen if failure.clock) == max(known)
 
 
+# --- what an engine says twice ---
+
+CUMEM = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163"
+WAKING = [
+    "Traceback (most recent call last):",
+    '  File "vllm/device_allocator/cumem.py", line 297, in wake_up',
+    "    create_and_map(handle)",
+    f"RuntimeError: {CUMEM}",
+]
+
+
+def test_what_cumem_prints_gives_way_to_the_error_that_is_raised_then(tmp_path: Path) -> None:
+    begun, failed_at = time_mark(at(1), "rollout-0 begins"), time_mark(at(60), "rollout-0 failed")
+    run = write_run(tmp_path, {"rollout-0": [begun, CUMEM, failed_at, *WAKING]}, attempts=[0])
+    failure = read_evidence(run).failure
+    assert failure is not None
+    assert (failure.kind, failure.activity) == (FailureKind.ENGINE_WAKE, Activity.WAKE)
+    assert failure.clock == ("epoch", at(60).timestamp()), "not when the last line before it was written"
+
+
+def test_what_cumem_prints_is_explained_where_nothing_follows_of_the_engine(tmp_path: Path) -> None:
+    logs = {"policy-0": failed(70, 2), "rollout-0": [time_mark(at(60), "rollout-0 begins"), CUMEM]}
+    failure = read_evidence(write_run(tmp_path, logs, attempts=[0])).failure
+    assert failure is not None
+    assert (failure.kind, failure.text) == (FailureKind.ENGINE_WAKE, CUMEM)
+
+
 # --- what a process wrote down itself ---
 
 
