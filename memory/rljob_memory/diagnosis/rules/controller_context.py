@@ -36,7 +36,8 @@ def controller_context(situation: Situation) -> Diagnosis | None:
 
 def _of_message(situation: Situation, device: DeviceMemory, contexts: list[GpuProcess]) -> Diagnosis | None:
     held = sum(process.used_bytes for process in contexts)
-    if not contexts:
+    the_sleeping_engine = situation.engine_holds_little and len(contexts) == 1
+    if not contexts or the_sleeping_engine:
         return None
     suffices = (device.free_bytes or 0) + held >= device.requested_bytes
     others = sum(process.used_bytes for process in device.others) - held

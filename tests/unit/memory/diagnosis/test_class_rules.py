@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
@@ -143,17 +144,11 @@ def test_memory_that_an_engine_could_not_map_when_it_made_its_cache_is_the_kv_ca
     assert (found.failure_class, found.confidence) == (FailureClass.KV_CACHE_OVERSIZED, 0.75)
 
 
-@pytest.mark.parametrize(
-    ("sleep_level", "expected"),
-    [(0, FailureClass.ENGINE_NOT_ASLEEP), (2, FailureClass.FOREIGN_PROCESS)],
-)
-def test_an_engine_that_the_plan_puts_to_sleep_is_not_blamed_for_a_strangers_memory(
-    sleep_level: int, expected: FailureClass
-) -> None:
-    plan = MemoryPlan(
+def plan_with(sleep_level: Literal[0, 1, 2]) -> MemoryPlan:
+    return MemoryPlan(
         empty_cache=True,
         expandable_segments=True,
-        rollout_sleep_level=sleep_level,  # type: ignore[arg-type]  # one of those that there are
+        rollout_sleep_level=sleep_level,
         kv_cache_bytes=GIB,
         micro_batch_tokens=1024,
         logprob_chunk_tokens=256,
@@ -161,5 +156,30 @@ def test_an_engine_that_the_plan_puts_to_sleep_is_not_blamed_for_a_strangers_mem
         optimizer_offload=False,
         sync_bucket_bytes=GIB,
     )
-    full = Failure(FailureKind.ALLOCATOR, device=FULL, role="policy", rank=0, step=3, phase="update")
-    assert best(Evidence(full, plan=plan)).failure_class is expected
+
+
+@pytest.mark.parametrize(
+    ("sleep_level", "phase", "expected"),
+    [
+        (0, "update", FailureClass.ENGINE_NOT_ASLEEP),
+        (2, "update", FailureClass.FOREIGN_PROCESS),
+        (2, "load", FailureClass.FOREIGN_PROCESS),
+    ],
+)
+def test_an_engine_that_the_plan_puts_to_sleep_is_not_blamed_for_a_strangers_memory(
+    sleep_level: Literal[0, 1, 2], phase: str, expected: FailureClass
+) -> None:
+    full = Failure(FailureKind.ALLOCATOR, device=FULL, role="policy", rank=0, step=3, phase=phase)
+    assert best(Evidence(full, plan=plan_with(sleep_level))).failure_class is expected
+
+
+def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
+    full = Failure(
+        FailureKind.ALLOCATOR,
+        device=DeviceMemory(64 * MIB, 0, 80 * GIB, 0, 70 * GIB, GIB, others=(GpuProcess(2, 910 * MIB),)),
+        role="policy",
+        phase="update",
+    )
+    told = [diagnosis.failure_class for diagnosis in diagnose(Evidence(full, plan=plan_with(2)))]
+    assert FailureClass.CONTROLLER_CONTEXT not in told
+    assert FailureClass.CONTROLLER_CONTEXT in {found.failure_class for found in diagnose(Evidence(full))}
