@@ -44,7 +44,7 @@ class OutputUnavailable(TrainerError):
 
 
 class WorkerLost(TrainerError):
-    """A policy rank or a rollout engine died."""
+    """A policy rank or a rollout engine died, or Ray did not come up."""
 
     exit_code = ExitCode.WORKER_LOST
 

@@ -6,8 +6,12 @@ import os
 import signal
 from typing import Any
 
+from rljob_trainer.errors import WorkerLost
+
 _MIB = 1 << 20
 _SMALLEST_OBJECT_STORE_BYTES = 128 * _MIB
+_TOO_SLOW = "timed out during startup"
+"""Of ray._private.node.Node, which raises a bare `Exception`."""
 
 _LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -26,15 +30,22 @@ def object_store_bytes(sync_bucket_bytes: int) -> int:
 
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray of this run's own on this machine, with room for `cpus` and `gpus` of actors. It ends with this
-    process, or at `ray.shutdown()`."""
+    process, or at `ray.shutdown()`. Raises `WorkerLost` where it does not come up in time."""
     os.environ.update(_LOCAL_ENVIRONMENT)
-    connect(
-        "local",
-        num_cpus=cpus,
-        num_gpus=gpus,
-        object_store_memory=object_store_bytes,
-        include_dashboard=False,
-    )
+    try:
+        connect(
+            "local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=object_store_bytes,
+            include_dashboard=False,
+        )
+    except Exception as error:
+        if _TOO_SLOW not in str(error):
+            raise
+        raise WorkerLost(
+            "Ray's own processes did not come up within 30 seconds, and Ray waits no longer: this machine is busy"
+        ) from None
 
 
 def connect(address: str, **options: Any) -> None:
