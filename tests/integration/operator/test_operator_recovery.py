@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
+from rljob_operator import labels
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
 from rljob_operator.reconcile.restart_loop import MOST_RESTARTS
 from tests.integration.operator import manifests
@@ -110,8 +111,10 @@ def test_the_pods_of_the_next_attempt_have_the_raised_limit(job: WatchedJob) -> 
     eventually(lambda: job.status.get("plan"), "the plan in the status")
     kill_worker(job, 20)
     eventually(lambda: job.attempt == 2, "another attempt")
-    pods = job.wait_for_pods(2)
-    assert job.policy_pod()["spec"]["containers"][0]["resources"]["limits"]["memory"] == "10Gi", list(pods)
+    eventually(
+        lambda: [pod["metadata"]["labels"][labels.ATTEMPT] for pod in job.pods.values()] == ["2"] * 2, "new pods"
+    )
+    assert job.policy_pod()["spec"]["containers"][0]["resources"]["limits"]["memory"] == "10Gi"
 
 
 @pytest.mark.usefixtures("restarting_nodes")

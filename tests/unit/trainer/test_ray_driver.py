@@ -22,7 +22,28 @@ def test_a_ray_that_is_too_slow_is_worth_another_attempt(
         raise Exception(said)
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_driver, "wait_longer_for_raylets", lambda: None)
     monkeypatch.setattr(ray_driver, "_LOCAL_ENVIRONMENT", {})
     with pytest.raises(Exception, match=r"busy|else") as found:
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
     assert type(found.value) is raised
+
+
+def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    answers: list[Any] = [RuntimeError("not yet"), RuntimeError("not yet"), {"node_id": "n"}]
+
+    def get_node(gcs_address: str, node_id: str) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    ray_driver.wait_longer_for_raylets()
+    patient = services.get_node
+    ray_driver.wait_longer_for_raylets()
+    assert services.get_node is patient, "once is enough"
+    assert services.get_node("127.0.0.1:1", "n") == {"node_id": "n"}
+    assert not answers

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
+from rljob_trainer.roles.ray_driver import wait_longer_for_raylets
 
 GCS_RECONNECT_SECONDS = 10
 
@@ -24,7 +25,7 @@ _ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     # In a file, lines of both streams would otherwise stand in the wrong order.
     "PYTHONUNBUFFERED": "1",
-    "RAY_START_HOOK": "rljob_trainer.pods.ray_node.without_client_server",
+    "RAY_START_HOOK": "rljob_trainer.pods.ray_node.before_start",
     # A node whose head is gone ends after so long.
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_RECONNECT_SECONDS),
 }
@@ -103,10 +104,11 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **_ENVIRONMENT})
 
 
-def without_client_server(parameters: Any, head: bool) -> None:
+def before_start(parameters: Any, head: bool) -> None:
     """What `ray start` calls before it starts anything. Its options leave no way to have no server for remote drivers,
     which would import Ray once more, and listen."""
     parameters.ray_client_server_port = None
+    wait_longer_for_raylets()
 
 
 def require_started(exit_code: int, log: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import time
 from typing import Any
 
 from rljob_trainer.errors import WorkerLost
 
 _MIB = 1 << 20
 _SMALLEST_OBJECT_STORE_BYTES = 128 * _MIB
+_RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Of ray._private.node.Node, which raises a bare `Exception`."""
 
@@ -28,10 +31,36 @@ def object_store_bytes(sync_bucket_bytes: int) -> int:
     return _SMALLEST_OBJECT_STORE_BYTES + 2 * sync_bucket_bytes
 
 
+def wait_longer_for_raylets() -> None:
+    """Have this process give the raylets that it starts two minutes to register.
+
+    Ray gives them 30 seconds, for which it has no setting (ray._private.node.Node), and two busy cores can take longer.
+    """
+    from ray._private import services
+
+    ask = services.get_node
+    if hasattr(ask, "__wrapped__"):
+        return
+
+    @functools.wraps(ask)
+    def ask_patiently(gcs_address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + _RAYLET_SECONDS
+        while True:
+            try:
+                return ask(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = ask_patiently
+
+
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray of this run's own on this machine, with room for `cpus` and `gpus` of actors. It ends with this
     process, or at `ray.shutdown()`. Raises `WorkerLost` where it does not come up in time."""
     os.environ.update(_LOCAL_ENVIRONMENT)
+    wait_longer_for_raylets()
     try:
         connect(
             "local",
@@ -44,7 +73,7 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
         if _TOO_SLOW not in str(error):
             raise
         raise WorkerLost(
-            "Ray's own processes did not come up within 30 seconds, and Ray waits no longer: this machine is busy"
+            f"Ray's own processes did not come up within {_RAYLET_SECONDS} seconds: this machine is too busy"
         ) from None
 
 
