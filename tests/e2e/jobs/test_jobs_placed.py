@@ -69,10 +69,10 @@ def test_a_job_is_suspended_resumed_and_deleted_at_any_moment(jobs: Kubectl) -> 
     jobs.apply(digits())
     jobs.wait("rljob", "digits", holds("Scheduled"))
     jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    jobs.wait("rljob", "digits", holds("Suspended"), 90)
+    jobs.wait("rljob", "digits", holds("Suspended"), 240)
     assert jobs("get", "pods", "-o", "name") == ""
 
     jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    jobs.wait("rljob", "digits", holds("Scheduled"), 90)
-    jobs("delete", "rljob", "digits", "--timeout=90s")
+    jobs.wait("rljob", "digits", holds("Scheduled"), 240)
+    jobs("delete", "rljob", "digits", "--timeout=240s")
     assert jobs("get", "pods", "-o", "name") == ""

@@ -56,7 +56,7 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
     expected = outcome(undisturbed)
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create(), timeout=240)
+        live_through(job.create(), timeout=480)
         ended = outcome(job)
         job.delete()
         job.wait_gone(timeout=60)
