@@ -47,11 +47,6 @@ def _restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
     return bool(usable) and all(node.restarts_in_place for node in usable)
 
 
-def foreign_in_the_way(view: JobView) -> list[str]:
-    """Names that the attempt's pods need and that pods of somebody else have."""
-    return sorted(set(view.missing) & set(view.observed.foreign_pods))
-
-
 def strangers(view: JobView) -> list[str]:
     """Names of pods that have the job's labels, are not its own, and are in nobody's way."""
     return sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods})

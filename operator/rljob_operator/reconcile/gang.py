@@ -6,6 +6,7 @@ from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import Gang
 from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.refusal import refusal
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
 from rljob_operator.reconcile.view import JobView, condition_of
@@ -24,14 +25,17 @@ def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
 def half_placed_seconds_left(view: JobView) -> float | None:
     """Seconds until the pods that are placed must be released, since others are not; None where that is not so.
 
-    Counted from the last pod that got a node. They may stay where Kueue or Volcano see to it, or no gang is wanted.
+    Counted from the last pod that got a node, or was made to get one. They may stay where Kueue or Volcano see to it,
+    or no gang is wanted.
     """
     if view.spec.gang == "Disabled" or gang_of(view.observed, view.spec) != "Native":
         return None
     placed = [pod for pod in view.pods if pod.node]
     if not placed or len(placed) == len(view.expected_pods):
         return None
-    since = max(pod.placed_at for pod in placed)
+    if view.missing and refusal(view) is None:
+        return None  # an operator that was away for long makes them first
+    since = max(pod.placed_at if pod.node else pod.created_at for pod in view.pods)
     return max(0.0, view.settings.placement_timeout_seconds - elapsed_seconds(since, view.now))
 
 

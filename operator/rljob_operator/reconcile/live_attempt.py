@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_operator.reconcile.creation import build, create_missing, foreign_in_the_way, strangers
+from rljob_operator.reconcile.creation import build, create_missing, strangers
 from rljob_operator.reconcile.deadline import deadline_exceeded, deadline_seconds_left
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import conclude
@@ -14,7 +14,7 @@ from rljob_operator.reconcile.failures import how_it_ended, seconds_until_clear
 from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_too_long
 from rljob_operator.reconcile.invalid_spec import tell_invalid
 from rljob_operator.reconcile.memory_story import tell_pressure, tell_recovery
-from rljob_operator.reconcile.placement import obstacle_to_pods
+from rljob_operator.reconcile.refusal import refusal
 from rljob_operator.reconcile.restart_in_place import restart_seconds_left
 from rljob_operator.reconcile.start_story import settling_seconds_left, tell_placement, tell_start
 from rljob_operator.reconcile.starting import cannot_start, start_seconds_left
@@ -60,9 +60,9 @@ def _reason_to_stop(view: JobView) -> AttemptEnd | None:
 
 def _complete_the_pods(view: JobView, draft: StatusDraft) -> Desired:
     """Create what is missing, unless somebody refuses it: then say so, and try again after a while."""
-    if refusal := _refusal(view):
-        draft.condition(ConditionType.SCHEDULED, False, *refusal)
-        if wait := _seconds_until_retry(view, refusal[0]):
+    if refused := refusal(view):
+        draft.condition(ConditionType.SCHEDULED, False, *refused)
+        if wait := _seconds_until_retry(view, refused[0]):
             return Desired(look_again_after_seconds=wait)
     assert view.attempt is not None
     objects = build(view, view.attempt.number)
@@ -72,20 +72,7 @@ def _complete_the_pods(view: JobView, draft: StatusDraft) -> Desired:
         sentence = f"not pods of this job, though they have its labels: {', '.join(ignored)}"
         draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, sentence)
     desired = create_missing(objects, view)
-    return replace(desired, look_again_after_seconds=_RETRY_REFUSED_SECONDS) if refusal else desired
-
-
-def _refusal(view: JobView) -> tuple[ConditionReason, str] | None:
-    if view.observed.namespace_terminating:
-        return obstacle_to_pods(view)
-    if foreign := foreign_in_the_way(view):
-        sentence = (
-            f"the job needs the name of pod {foreign[0]}, which is not its own: delete that pod, or rename the job"
-        )
-        return ConditionReason.FOREIGN_POD, sentence
-    if view.observed.refused:
-        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
-    return None
+    return replace(desired, look_again_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 
 
 def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:

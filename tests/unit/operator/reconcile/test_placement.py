@@ -161,6 +161,32 @@ def test_the_clock_of_a_half_placed_job_starts_with_the_last_pod_that_was_placed
     assert not any(pod.deleting for pod in cluster.pods.values())
 
 
+def test_pods_that_an_operator_died_before_making_get_their_time_to_be_placed() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.place(CONTROLLER)
+    for name in (POLICY_0, POLICY_1):
+        cluster.vanish(name)
+    cluster.tick(1000)
+    assert cluster.settle().look_again_after_seconds == 600
+    assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
+    cluster.tick(600)
+    cluster.settle()
+    assert cluster.pods[CONTROLLER].deleting
+
+
+def test_pods_that_are_refused_are_not_waited_for_for_ever() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.place(CONTROLLER)
+    cluster.vanish(POLICY_1)
+    cluster.facts = {"refused": "exceeded quota: gpus"}
+    cluster.settle()
+    cluster.tick(600)
+    cluster.settle()
+    assert cluster.pods[CONTROLLER].deleting
+
+
 @pytest.mark.parametrize(
     ("spec", "facts"),
     [
