@@ -28,7 +28,7 @@ ended with its account. It cost {cost}; the same job's start from nothing takes 
 steps since its last checkpoint.
 
 {table(recovered)}
-`–`: not measured. On purpose: freed is what the fault itself had taken, for the most part.
+`–`: none, or not measured. On purpose: freed is what the fault itself had taken, for the most part.
 """
 
 

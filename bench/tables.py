@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import confusion_matrix, mitigations_page, recovery_sections, telemetry_cost
+from bench.recovery_rows import parts_text
 from bench.soak import section as soak_section
 
 RESULTS = Path(__file__).parent / "results"
@@ -213,7 +214,7 @@ def _recovery_time(result: Result) -> str:
         (
             "first start" if row["arm"].startswith("first start") else row["arm"],
             f"{row['seconds']:.1f} s",
-            ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["parts"].items() if seconds >= 0.05) or "–",
+            parts_text(row["parts"]),
         )
         for row in result["rows"]
         if not row["arm"].startswith("first start") or row["arm"] == result["rows"][-2]["arm"]

@@ -42,7 +42,7 @@ _MEANING = {
     ExitCode.DEVICE_OUT_OF_MEMORY: "a GPU ran out of memory; a changed memory plan is expected to help",
     ExitCode.HOST_OUT_OF_MEMORY: "the machine, or the container, ran out of memory",
     ExitCode.SHARED_MEMORY_EXHAUSTED: "/dev/shm is full",
-    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died",
+    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died, or Ray did not come up",
     ExitCode.BAD_INPUT: "the model, the task or its reward function cannot be used as given",
     ExitCode.OUTPUT_UNAVAILABLE: "the output directory is full, unwritable, or in use by another run",
     ExitCode.RESTART_IN_PLACE: "asks for a restart of all containers of the pod, with the new environment",

@@ -25,6 +25,9 @@ ALL_TERMS = LossConfig(
     aggregation="sequence-mean", importance_sampling="mask", kl_coefficient=0.3, entropy_coefficient=0.05, dual_clip=1.5
 )
 
+ADAMW_EPSILON = 1e-8
+"""A gradient of this size or less is mostly rounding, and AdamW divides it by its own size."""
+
 
 class PlainTraining:
     """The same algorithm by the book: one process, one sequence at a time, whole logits, no sharding, no chunks."""
@@ -39,6 +42,8 @@ class PlainTraining:
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
         )
+        self.gradient_was_rounding = {name: np.zeros(p.shape, bool) for name, p in self.model.named_parameters()}
+        """Of each weight, in any update."""
 
     def update(self, batch: RolloutBatch) -> dict[str, float]:
         completions = [i for i in range(len(batch)) if len(batch.response_ids[i])]
@@ -66,6 +71,9 @@ class PlainTraining:
             loss.backward()
             norms.append(float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)))
             losses.append(loss.item())
+            for name, parameter in self.model.named_parameters():
+                size = parameter.grad.abs().numpy()
+                self.gradient_was_rounding[name] |= (size > 0) & (size < ADAMW_EPSILON)
             self.optimizer.step()
         return {
             "loss": float(np.mean(losses)),
@@ -134,11 +142,12 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         trained = policy.run(parameters)[0]
 
     for name, parameter in plain.model.named_parameters():
-        # AdamW divides a gradient by its own size: where that is next to nothing, rounding comes out as a part of the
-        # learning rate, and of another part on another processor.
-        off = np.abs(trained[name] - parameter.detach().numpy())
-        assert np.mean(off > 1e-6) < 0.01, name
-        assert off.max() < config.learning_rate / 10, name
+        wanted = parameter.detach().numpy()
+        # Rounding moves a weight by a part of the learning rate, and on another processor by another part.
+        rounding = plain.gradient_was_rounding[name]
+        assert rounding.mean() < 0.001, name
+        np.testing.assert_allclose(trained[name][~rounding], wanted[~rounding], rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(trained[name], wanted, rtol=0, atol=config.learning_rate, err_msg=name)
     assert trained.keys() == dict(plain.model.named_parameters()).keys()
 
 

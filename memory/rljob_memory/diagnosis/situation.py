@@ -5,22 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_memory.estimate import GIB
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.evidence import Evidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 
-_ENGINE_ACTIVITIES = frozenset({Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GENERATION})
-_ENGINE_KINDS = frozenset(
-    {
-        FailureKind.ENGINE_WAKE,
-        FailureKind.ENGINE_SLEEP,
-        FailureKind.ENGINE_START,
-        FailureKind.ENGINE_PROFILING,
-        FailureKind.ENGINE_WARM_UP,
-        FailureKind.KV_CACHE_TOO_SMALL,
-    }
-)
 _LEAST_FOREIGN_BYTES = GIB
 _LEAST_FOREIGN_SHARE = 0.05
 """Below these, what is neither free nor the process's own is the driver's: 0.3–0.6 GiB on cards of 24–180 GiB."""
@@ -39,17 +27,6 @@ class Situation:
     def device(self) -> DeviceMemory | None:
         """The numbers of the GPU, where the message of torch's allocator gave any."""
         return self.failure.device if self.failure.kind is FailureKind.ALLOCATOR else None
-
-    @property
-    def in_engine(self) -> bool:
-        """Whether the failing process is an engine, not the policy."""
-        failure = self.failure
-        return (
-            failure.role == "rollout"
-            or failure.kind in _ENGINE_KINDS
-            or failure.activity in _ENGINE_ACTIVITIES
-            or failure.phase == "rollout"
-        )
 
     @property
     def foreign_bytes(self) -> int:

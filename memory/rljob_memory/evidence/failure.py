@@ -32,6 +32,19 @@ class FailureKind(StrEnum):
     UNSAID = "a process ended by an out-of-memory exit code and left no message"
 
 
+_ENGINE_ACTIVITIES = frozenset({Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GENERATION})
+_ENGINE_KINDS = frozenset(
+    {
+        FailureKind.ENGINE_WAKE,
+        FailureKind.ENGINE_SLEEP,
+        FailureKind.ENGINE_START,
+        FailureKind.ENGINE_PROFILING,
+        FailureKind.ENGINE_WARM_UP,
+        FailureKind.KV_CACHE_TOO_SMALL,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """`text`: the message, shortened. `sizes`: other bytes that it names. `role`, `rank`, `step`, `phase`,
@@ -51,3 +64,13 @@ class Failure:
     micro_batch: int | None = None
     clock: tuple[str, float] | None = None
     source: str = ""
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the failing process is an engine, not the policy."""
+        return (
+            self.role == "rollout"
+            or self.kind in _ENGINE_KINDS
+            or self.activity in _ENGINE_ACTIVITIES
+            or self.phase == "rollout"
+        )

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import Failure, FailureKind
 
@@ -79,16 +78,7 @@ def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
     """
     if failure.kind is not FailureKind.ENGINE_WAKE or failure.activity is not None:
         return False
-    return any(
-        other.source == failure.source
-        and (other.kind is FailureKind.ENGINE_WAKE or (other.kind is FailureKind.ALLOCATOR and _in_engine(other)))
-        and other.activity is not None
-        for other in later
-    )
-
-
-def _in_engine(failure: Failure) -> bool:
-    return failure.role == "rollout" or failure.activity is Activity.KV_CACHE
+    return any(other.source == failure.source and other.in_engine and other.activity is not None for other in later)
 
 
 def _is_same(message: Failure, snapshot: Failure) -> bool:

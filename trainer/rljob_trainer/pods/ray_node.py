@@ -105,8 +105,8 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def before_start(parameters: Any, head: bool) -> None:
-    """What `ray start` calls before it starts anything. Its options leave no way to have no server for remote drivers,
-    which would import Ray once more, and listen."""
+    """What `ray start` calls before it starts anything, for what its options leave no way to say: no server for remote
+    drivers, which would import Ray once more, and listen; and time for a raylet on a busy machine."""
     parameters.ray_client_server_port = None
     wait_longer_for_raylets()
 

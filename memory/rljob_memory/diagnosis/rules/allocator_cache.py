@@ -28,7 +28,7 @@ _LARGE_CACHE_BYTES = GIB
 def allocator_cache(situation: Situation) -> Diagnosis | None:
     kind = situation.failure.kind
     if kind is FailureKind.ALLOCATOR:
-        if not (situation.in_engine and situation.foreign_bytes):
+        if not (situation.failure.in_engine and situation.foreign_bytes):
             return None
         by_text = 0.45
     elif kind in _BY_TEXT:

@@ -33,7 +33,7 @@ def engine_not_asleep(situation: Situation) -> Diagnosis | None:
             0.5,
             "More memory of the GPU was in use after the engine's sleep than before it",
         )
-    if situation.in_engine or kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
+    if situation.failure.in_engine or kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
         return None
     if engine.asleep and engine.freed_bytes is not None and engine.freed_bytes < _FREED_NOTHING_BYTES:
         still = f" and left {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""

@@ -37,7 +37,7 @@ def kv_cache_oversized(situation: Situation) -> Diagnosis | None:
         case FailureKind.ENGINE_WAKE:
             return _too_large_to_wake(situation)
         case FailureKind.ALLOCATOR | FailureKind.DRIVER if (
-            situation.in_engine and failure.activity is not Activity.MODEL_LOAD
+            situation.failure.in_engine and failure.activity is not Activity.MODEL_LOAD
         ):
             confidence = _BY_ACTIVITY.get(failure.activity, 0.5) if failure.activity else 0.5
             if situation.foreign_bytes:

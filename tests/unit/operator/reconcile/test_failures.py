@@ -60,7 +60,7 @@ def test_without_last_words_the_sentence_has_the_code_its_meaning_and_where_to_l
     cluster.tick(20)
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller ended with exit code 83 (a policy rank or a rollout engine died); "
+        "pod demo-controller ended with exit code 83 (a policy rank or a rollout engine died, or Ray did not come up); "
         "kubectl logs demo-controller has more"
     )
 
