@@ -14,6 +14,7 @@ from bench.soak import processes
 from bench.soak.cluster import NAMESPACE, SoakCluster, claim_of, folder_of
 from rljob_cluster import machine
 from rljob_cluster.commands import run
+from rljob_cluster.errors import ClusterError
 from rljob_cluster.layout import NODES, Node
 
 _EVERY_NAMESPACE_HAS = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
@@ -103,7 +104,17 @@ def _folders_of_no_snapshot(cluster: SoakCluster, node: Node) -> Iterator[str]:
 
 def _containers(cluster: SoakCluster, node: Node) -> list[Container]:
     ids = _ctr(cluster, node, "containers", "list", "--quiet").split()
-    return [Container.of(json.loads(_ctr(cluster, node, "containers", "info", id_))) for id_ in ids]
+    return [container for id_ in ids if (container := _container(cluster, node, id_))]
+
+
+def _container(cluster: SoakCluster, node: Node, id_: str) -> Container | None:
+    """None where it has gone since it was listed."""
+    try:
+        return Container.of(json.loads(_ctr(cluster, node, "containers", "info", id_)))
+    except ClusterError as error:
+        if "not found" not in str(error):
+            raise
+        return None
 
 
 def _of_pods(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
@@ -123,8 +134,9 @@ def _of_containers(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
     for node in NODES:
         snapshots = ids_in(_snapshots(cluster, node), _CONTAINER_ID)
         yield from (("snapshot", id_) for line, id_ in snapshots if "Active" in line)
-        addresses = (cluster.layout.node(node).state / "addresses").glob("*/*.*.*.*")
-        yield from ((f"address {path.name}", path.read_text().split()[0]) for path in addresses)
+        for path in (cluster.layout.node(node).state / "addresses").glob("*/*.*.*.*"):
+            if (text := _text(path)) is not None:
+                yield f"address {path.name}", text.partition("\n")[0].strip()
 
 
 def _network_namespaces() -> list[str]:
@@ -152,6 +164,14 @@ def _size(file: Path) -> int:
         return file.lstat().st_blocks * 512
     except FileNotFoundError:
         return 0
+
+
+def _text(file: Path) -> str | None:
+    """None where it is gone."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
 
 
 def _ctr(cluster: SoakCluster, node: Node, *words: str) -> str:

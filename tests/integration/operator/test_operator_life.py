@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
@@ -201,7 +202,8 @@ def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(job: WatchedJob
 
 
 def test_a_job_that_runs_too_long_fails(job: WatchedJob) -> None:
-    job.create(activeDeadlineSeconds=2)
-    job.run()
+    job.create().run()
+    started = datetime.fromisoformat(job.status["startTime"])
+    job.change(activeDeadlineSeconds=round((datetime.now(UTC) - started).total_seconds()) + 2)
     assert job.wait_for(ConditionType.FAILED)["reason"] == ConditionReason.DEADLINE_EXCEEDED
     eventually(lambda: POLICY not in job.pods, "the workers to be gone")
