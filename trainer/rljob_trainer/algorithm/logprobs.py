@@ -7,7 +7,8 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        distribution = _fused_distribution if hidden.is_cuda else _distribution
+        distribution = _fused(_distribution) if hidden.is_cuda else _distribution
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, normalizers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for rows in _chunks(len(targets), chunk_tokens):
@@ -49,7 +50,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizers, entropy = ctx.saved_tensors
         logprobs_grad, entropy_grad = output_grads
-        logits_grad = _fused_logits_grad if hidden.is_cuda else _logits_grad
+        logits_grad = _fused(_logits_grad) if hidden.is_cuda else _logits_grad
         hidden_grad = torch.empty_like(hidden)
         # Chunks are summed in float32: in bfloat16 the later ones would be rounded away.
         weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
@@ -99,9 +100,14 @@ def _logits_grad(
     return (grad / temperature).to(dtype)
 
 
-# Fused, they pass over the logits once or twice, not a dozen times: that halves the head's time on a GPU.
-_fused_distribution = torch.compile(_distribution, dynamic=True)
-_fused_logits_grad = torch.compile(_logits_grad, dynamic=True)
+@functools.cache
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled where it is first needed: the compiler's import takes seconds.
+
+    Fused, it passes over the logits once or twice, not a dozen times: that halves the head's time on a GPU.
+    """
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled
 
 
 def _float32_matmul(left: Tensor, right: Tensor) -> Tensor:

@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.roles.ray_driver import wait_longer_for_raylets
+from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, wait_longer_for_raylets
 
 GCS_RECONNECT_SECONDS = 10
 
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    # Each role's processes have an environment of their own: none that was started beforehand would fit.
-    "RAY_prestart_worker_first_driver": "0",
+_ENVIRONMENT = RAY_ENVIRONMENT | {
     # In a file, lines of both streams would otherwise stand in the wrong order.
     "PYTHONUNBUFFERED": "1",
     "RAY_START_HOOK": "rljob_trainer.pods.ray_node.before_start",

@@ -70,6 +70,7 @@ class ColocatedRoles:
             if not self.engines.started:
                 self.engines.start(settings.rollout_environment)
                 calls |= self.engines.construct(settings.rollout, settings.output_dir)
+                self.engines.call("import_engine")  # not waited for: meanwhile the policy loads
             return wait_for(calls, "starting")
 
     @property

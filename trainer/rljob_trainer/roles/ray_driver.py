@@ -16,11 +16,15 @@ _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Of ray._private.node.Node, which raises a bare `Exception`."""
 
-_LOCAL_ENVIRONMENT = {
+RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    # Each role's processes have an environment of their own: none that was started beforehand would fit.
+    "RAY_prestart_worker_first_driver": "0",
+}
+_LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
     # An actor without a GPU must not see any: Ray leaves the variable alone unless told to set it.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    "RAY_DEDUP_LOGS": "0",
     # All ranks are on this machine: nobody else needs to reach their sockets.
     "GLOO_SOCKET_IFNAME": "lo",
 }

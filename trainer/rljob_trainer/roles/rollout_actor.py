@@ -16,13 +16,17 @@ class RolloutActor(RolloutEngine):
     """What a rollout process holds: the engine and its memory log."""
 
     def __init__(self, rank: int, config: RolloutConfig, output_dir: Path) -> None:
-        # Takes many seconds: here they pass while the policy's processes import their own libraries.
+        # Takes seconds, for torch: here they pass while the policy's processes import their own libraries.
         import vllm  # noqa: F401
 
         super().__init__(rank, config)
         self._memory_log = MemoryLog(output_dir / "memory" / f"rollout-{rank}.jsonl", config.device)
         self._oom_directory = output_dir / "oom"
         self._step = 0
+
+    def import_engine(self) -> None:
+        """Import what `start` is going to import, which takes seconds once more."""
+        from vllm import LLM  # noqa: F401
 
     def start(self) -> None:
         self._memory_log.begin_phase(self._step, "load")
