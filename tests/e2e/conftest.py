@@ -23,6 +23,7 @@ from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.oci_archive import SmallImage, write_archive
 from rljob_cluster.progress import Progress
 from rljob_cluster.requirements import missing_packages
+from tests.patience import PATIENCE_SECONDS
 
 BUSYBOX = "localhost/rljob-cluster/busybox:1"
 
@@ -38,7 +39,9 @@ class Kubectl:
     def __call__(self, *words: str, input: str | None = None, check: bool = True) -> str:
         """What it printed; where it fails and `check` is off, what it said."""
         command = [str(self.program), "--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace, *words]
-        done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            command, input=input, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
         if check and done.returncode != 0:
             raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr}")
         return done.stdout if done.returncode == 0 else done.stderr
@@ -51,7 +54,7 @@ class Kubectl:
         return found
 
     def wait(
-        self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 120
+        self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = PATIENCE_SECONDS
     ) -> dict[str, Any]:
         """The object, as soon as it is as wanted."""
         end = time.monotonic() + seconds

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_SECONDS
+
 NEEDED_PROGRAMS = ("buildah", "runc")
 BUILDAH_ENVIRONMENT = os.environ | {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
 
@@ -45,7 +47,7 @@ class ImageContainer:
         *,
         environment: Mapping[str, str] | None = None,
         volumes: Mapping[Path, str] | None = None,
-        timeout: float = 120,
+        timeout: float = PATIENCE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command; writable are /tmp, /dev/shm, the home, and the folders of this machine in `volumes`."""
         bundle = self._scratch / uuid.uuid4().hex

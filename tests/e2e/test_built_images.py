@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.image_container import ImageContainer, buildah, image_container, missing
+from tests.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 BUILD = REPOSITORY / "images" / "build"
@@ -53,7 +54,7 @@ def either(request: pytest.FixtureRequest) -> ImageContainer:
     return container
 
 
-def python(container: ImageContainer, code: str, timeout: float = 120) -> str:
+def python(container: ImageContainer, code: str, timeout: float = PATIENCE_SECONDS) -> str:
     done = container.run(["python", "-c", code], environment={"OMP_NUM_THREADS": "1"}, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -130,9 +131,7 @@ print(*sorted({name(r.name) for r in required if not r.marker or r.marker.evalua
         assert trainer.config["Labels"]["dev.rljob.torch-version"] == installed
 
     def test_everything_it_runs_on_is_importable(self, trainer: ImageContainer) -> None:
-        python(
-            trainer, "import ray, torch, torch.distributed.fsdp, rljob_trainer.cli; from vllm import LLM", timeout=240
-        )
+        python(trainer, "import ray, torch, torch.distributed.fsdp, rljob_trainer.cli; from vllm import LLM")
 
     def test_asking_for_a_gpu_raises_as_it_does_with_nvidias_libraries(self, trainer: ImageContainer) -> None:
         code = """
@@ -152,7 +151,6 @@ except RuntimeError as error:
         done = trainer.run(
             ["rljob", "run", "/job/digits.yaml", "--output", "/var/lib/rljob"],
             volumes={output: "/var/lib/rljob", REPOSITORY / "examples": "/job"},
-            timeout=400,
         )
         assert done.returncode == 0, done.stdout[-2000:]
         summary = json.loads((output / "summary.json").read_text())

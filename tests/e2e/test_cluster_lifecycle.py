@@ -25,6 +25,7 @@ from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
 from tests.e2e.conftest import Kubectl
 from tests.e2e.pods import phase, shell_pod
+from tests.patience import PATIENCE_SECONDS
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))
@@ -149,7 +150,7 @@ def ready_nodes(kubectl: Kubectl) -> set[str]:
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not so after {seconds:.0f} s"

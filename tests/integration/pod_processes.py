@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from rljob_api.termination_message import TerminationMessage, read_termination_message
+from tests.patience import PATIENCE_SECONDS
 from tests.runs import RLJOB
 
 RAY_PORT = 21000
@@ -46,7 +47,7 @@ class PodProcess:
         assert message is not None
         return message
 
-    def wait(self, timeout_seconds: float = 300) -> int:
+    def wait(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
         try:
             return self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -136,7 +137,7 @@ class Attempt:
     def wait_for_step(self, step: int) -> None:
         self.wait_until(lambda: len(self.committed()) >= step, f"step {step}")
 
-    def wait_until(self, holds: Callable[[], bool], what: str, timeout_seconds: float = 300) -> None:
+    def wait_until(self, holds: Callable[[], bool], what: str, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not holds():
             ended = [pod.directory.name for pod in (self.controller, *self.workers) if pod.process.poll() is not None]

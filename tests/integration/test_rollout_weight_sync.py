@@ -47,13 +47,22 @@ class EngineHost(RolloutEngine):
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Any]:
+def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Empty, as in a new pod."""
+    return tmp_path_factory.mktemp("vllm-cache")
+
+
+@pytest.fixture(scope="module")
+def host(vllm_cache: Path) -> Iterator[Any]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
     try:
         # The actor's process imports this module for the class.
-        runtime_env = {
-            "env_vars": {**engine_environment("cpu"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        variables = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parent),
+            "VLLM_CACHE_ROOT": str(vllm_cache),
         }
+        runtime_env = {"env_vars": engine_environment("cpu") | variables}
         yield ray.remote(EngineHost).options(num_cpus=1, runtime_env=runtime_env).remote()
     finally:
         ray.shutdown()
@@ -186,3 +195,8 @@ def test_generation_repeats_with_its_seeds_and_ends_as_asked(start_engine: Any) 
     engine, policy = start_engine("random://qwen3", ignore_eos=True)
     sync(policy, engine, 1)
     assert all(len(c.token_ids) == 12 and not c.finished for c in generate(engine))
+
+
+def test_vllm_starts_no_process_to_look_at_the_models_class(start_engine: Any, vllm_cache: Path) -> None:
+    start_engine("random://qwen3")
+    assert not (vllm_cache / "modelinfos").exists(), "what such a process found is kept there"

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.exit_codes import ExitCode
 from rljob_trainer.rollout.environment import engine_environment
+from tests.patience import PATIENCE_SECONDS
 from tests.runs import RLJOB, ROOT, Run, rljob_run
 
 _GENERATE = """
@@ -86,13 +87,13 @@ def test_vllm_loads_the_trained_model(digits: Run) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [str(digit) * 4 for digit in range(10)]
 
 
 def test_it_is_drawn(digits: Run) -> None:
-    subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=120)
+    subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=PATIENCE_SECONDS)
     drawn = {path.name for path in (digits.output / "plots").iterdir()}
     names = ("reward", "timing", "memory", "memory_timeline")
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_cluster.layout import ClusterLayout
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "rljob-operator"
@@ -42,5 +43,7 @@ class InstalledOperator:
     def _helm(self, *words: str) -> None:
         command = [str(self.cluster.binaries / "helm"), "--namespace", NAMESPACE, *words]
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
         assert done.returncode == 0, done.stdout + done.stderr

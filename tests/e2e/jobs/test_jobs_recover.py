@@ -8,7 +8,6 @@ from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import NAMESPACE
 from tests.e2e.jobs.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
 
-FINISHED_WITHIN_SECONDS = 420
 WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
 """Ray ends a process before the kernel has to, unless it is told not to look."""
 
@@ -36,24 +35,24 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
 ) -> None:
     small_shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "600Mi"}}
     jobs.apply(
-        digits("host", policy=limited("1100Mi", WITHOUT_RAYS_MONITOR), recovery={"maxHostMemory": "4Gi"}),
+        digits("host", policy=limited("800Mi", WITHOUT_RAYS_MONITOR), recovery={"maxHostMemory": "4Gi"}),
         digits("shm", policy=worker(volumes=[small_shm]), recovery={"maxSharedMemory": "4Gi"}),
     )
-    jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"), FINISHED_WITHIN_SECONDS)
+    jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"))
     system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
 
-    job = jobs.wait("rljob", "host", finished, FINISHED_WITHIN_SECONDS)
+    job = jobs.wait("rljob", "host", finished)
     assert holds("Complete")(job), status(job)
     first, change = status(job)["attempts"][0], status(job)["planChanges"][0]
     assert (first["reason"], first["diagnosis"]["class"]) == ("HostOutOfMemory", "HostMemory")
     assert set(changes(job)) == {"hostMemoryBytes"}
-    assert change["remedy"]["after"] == str(1650 << 20)
+    assert change["remedy"]["after"] == str(1200 << 20)
     assert status(job)["restarts"] == 0
     reasons = event_reasons(jobs, "host")
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
 
-    job = jobs.wait("rljob", "shm", finished, FINISHED_WITHIN_SECONDS)
+    job = jobs.wait("rljob", "shm", finished)
     assert holds("Complete")(job), status(job)
     assert set(changes(job)) == {"sharedMemoryBytes"}
     assert status(job)["plan"]["sharedMemoryBytes"] >= 1200 << 20
@@ -65,10 +64,10 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
     jobs.apply(digits(algorithm={"steps": 80}, policy={"gpusPerReplica": 0}, faultInjection=faults(lost)))
     jobs.wait("rljob", "digits", holds("Scheduled"))
     pods = ("digits-controller", "digits-policy-0")
-    jobs.wait("stepreport", "digits", at_step(1), FINISHED_WITHIN_SECONDS)
+    jobs.wait("stepreport", "digits", at_step(1))
     before = [_place(jobs.get("pod", pod)) for pod in pods]
 
-    jobs.wait("stepreport", "digits", at_step(5, attempt_number=2), FINISHED_WITHIN_SECONDS)
+    jobs.wait("stepreport", "digits", at_step(5, attempt_number=2))
     after = [jobs.get("pod", pod) for pod in pods]
     assert [_place(pod) for pod in after] == before
     assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in after] == [1, 1]
@@ -76,7 +75,7 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
         assert _variable(jobs, pod, "RLJOB_ATTEMPT") == "2"
         assert '"generation":1' in _variable(jobs, pod, "RLJOB_MEMORY_PLAN")
 
-    job = jobs.wait("rljob", "digits", finished, FINISHED_WITHIN_SECONDS)
+    job = jobs.wait("rljob", "digits", finished)
     assert holds("Complete")(job), status(job)
     assert [attempt["reason"] for attempt in status(job)["attempts"]] == ["WorkerLost", "AllStepsCommitted"]
     assert status(job)["attempts"][1]["podsOfAttempt"] == 1
@@ -102,15 +101,15 @@ def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Ku
     jobs.apply(
         digits("pinned", policy=on_cpu, memory=everything, faultInjection=faults(spike)),
         digits("exhausted", policy=on_cpu, recovery={"maxAdjustments": 1}, faultInjection=faults(spike)),
-        digits("unbounded", policy=limited("1100Mi"), recovery={"maxRestarts": 0}),
+        digits("unbounded", policy=limited("800Mi"), recovery={"maxRestarts": 0}),
     )
     words = {
         "pinned": ("PinnedSettingInTheWay", "memory.microBatchTokens is pinned to 4096: write "),
         "exhausted": ("AdjustmentsExhausted", "generation 2 (step 2, update, ActivationSpike)"),
-        "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 1.07 GiB stays: write "),
+        "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 0.78 GiB stays: write "),
     }
     for name, (reason, told) in words.items():
-        job = jobs.wait("rljob", name, finished, FINISHED_WITHIN_SECONDS)
+        job = jobs.wait("rljob", name, finished)
         failed = condition(job, "Failed")
         assert (failed["status"], failed["reason"]) == ("True", reason), status(job)
         assert told in failed["message"]

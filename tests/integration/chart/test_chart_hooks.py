@@ -18,6 +18,7 @@ from tests.integration.chart.conftest import (
     job,
 )
 from tests.integration.operator.eventually import eventually
+from tests.patience import PATIENCE_SECONDS
 
 OURS = "rljob.dev/pods-end-first"
 FOREIGN = "example.com/keep"
@@ -68,7 +69,7 @@ def uninstall(command_line: CommandLine, directory: Path) -> None:
             *("patch", "pod", name, "-n", RELEASE_NAMESPACE, "--subresource=status", "--type=merge"),
             *("-p", '{"status": {"phase": "Succeeded"}}'),
         )
-        _, errors = helm.communicate(timeout=60)
+        _, errors = helm.communicate(timeout=PATIENCE_SECONDS)
     assert helm.returncode == 0, errors
 
 
@@ -81,7 +82,9 @@ def run_container(command_line: CommandLine, pod: Object, directory: Path) -> in
     kubeconfig = directory / "hook.kubeconfig"
     kubeconfig.write_text(kubeconfig_of_token(command_line, token))
     result = subprocess.run(
-        [sys.executable, *command[1:]], env=command_line.environment | {"KUBECONFIG": str(kubeconfig)}, timeout=60
+        [sys.executable, *command[1:]],
+        env=command_line.environment | {"KUBECONFIG": str(kubeconfig)},
+        timeout=PATIENCE_SECONDS,
     )
     return result.returncode
 

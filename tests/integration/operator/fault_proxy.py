@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.integration.operator.recorded_request import RecordedRequest, read_request
+from tests.patience import PATIENCE_SECONDS
 
 _HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"}
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
@@ -136,7 +137,7 @@ class FaultProxy:
             if namespace in (None, request.namespace)
         )
 
-    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 60.0) -> None:
+    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = PATIENCE_SECONDS) -> None:
         """Until no write has come for `seconds`. AssertionError, with the last writes, where that is never so."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

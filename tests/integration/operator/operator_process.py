@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import yaml
 
+from tests.patience import PATIENCE_SECONDS
+
 START_SECONDS = 30.0
 
 
@@ -76,7 +78,7 @@ class OperatorProcess:
         assert self._process is not None
         self._process.kill()
 
-    def wait_ended(self, timeout: float = 60.0) -> int:
+    def wait_ended(self, timeout: float = PATIENCE_SECONDS) -> int:
         """Its exit code. Raises TimeoutExpired where it does not end."""
         assert self._process is not None
         return self._process.wait(timeout)

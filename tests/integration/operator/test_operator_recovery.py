@@ -21,6 +21,7 @@ from tests.integration.operator.kubelet_hand import KubeletHand
 from tests.integration.operator.operator_process import OperatorProcess
 from tests.integration.operator.test_operator_restart import killed_after_each_change, outcome
 from tests.integration.operator.watched_job import WatchedJob
+from tests.patience import PATIENCE_SECONDS
 
 Fail = Callable[[WatchedJob, float], None]
 
@@ -69,7 +70,7 @@ def restart_in_place(job: WatchedJob, timeout: float) -> None:
         job.kubelet.restart(pod)
 
 
-def live_through(job: WatchedJob, fail: Fail, timeout: float = 60) -> None:
+def live_through(job: WatchedJob, fail: Fail, timeout: float = PATIENCE_SECONDS) -> None:
     job.kubelet.follow(job.namespace)
     job.wait_for(ConditionType.RUNNING, timeout=timeout)
     first = job.attempt
@@ -100,7 +101,7 @@ def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create(**SPEC), kill_worker, timeout=240)
+        live_through(job.create(**SPEC), kill_worker)
     assert (outcome(job), what_was_changed(job)) == (outcome(undisturbed), what_was_changed(undisturbed))
     assert len(kills) >= 15
 
@@ -124,9 +125,9 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
     with killed_after_each_change(operator, proxy, api) as kills:
         job.create(**PATIENT)
         job.kubelet.follow(job.namespace)
-        job.wait_for(ConditionType.RUNNING, timeout=240)
+        job.wait_for(ConditionType.RUNNING)
         before = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
-        live_through(job, restart_in_place, timeout=240)
+        live_through(job, restart_in_place)
     assert what_was_changed(job) == [("processes", "fresh", "RestartInPlace")]
     *_, failed, last = job.attempts
     assert (failed["reason"], last["podsOfAttempt"]) == ("DeviceOutOfMemory", failed["number"])

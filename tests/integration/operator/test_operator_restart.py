@@ -15,6 +15,7 @@ from tests.integration.operator.fault_proxy import FaultProxy
 from tests.integration.operator.kubelet_hand import KubeletHand
 from tests.integration.operator.operator_process import OperatorProcess
 from tests.integration.operator.watched_job import WatchedJob
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_a_restarted_operator_adopts_running_jobs_without_a_write(
@@ -56,15 +57,15 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
     expected = outcome(undisturbed)
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create(), timeout=240)
+        live_through(job.create())
         ended = outcome(job)
         job.delete()
-        job.wait_gone(timeout=60)
+        job.wait_gone()
     assert ended == expected
     assert len(kills) >= 15
 
 
-def live_through(job: WatchedJob, timeout: float = 60) -> None:
+def live_through(job: WatchedJob, timeout: float = PATIENCE_SECONDS) -> None:
     """Starts, loses a worker pod, goes on, completes."""
     job.kubelet.follow(job.namespace)
     job.wait_for(ConditionType.RUNNING, timeout=timeout)

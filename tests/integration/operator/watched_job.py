@@ -14,6 +14,7 @@ from tests.integration.operator import manifests
 from tests.integration.operator.api_client import ApiClient
 from tests.integration.operator.eventually import eventually
 from tests.integration.operator.kubelet_hand import KubeletHand, Pod
+from tests.patience import PATIENCE_SECONDS
 
 Object = dict[str, Any]
 
@@ -97,7 +98,11 @@ class WatchedJob:
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
     def wait_for(
-        self, type_: ConditionType, status: str = "True", reason: ConditionReason | None = None, timeout: float = 60
+        self,
+        type_: ConditionType,
+        status: str = "True",
+        reason: ConditionReason | None = None,
+        timeout: float = PATIENCE_SECONDS,
     ) -> Object:
         """The condition, once it has this status, and this reason where one is given."""
 
@@ -124,12 +129,12 @@ class WatchedJob:
     def policy_pod(self, index: int = 0) -> Pod:
         return self.pods[worker_pod_name(self.name, "policy", index)]
 
-    def wait_for_pods(self, count: int = 2, timeout: float = 60) -> dict[str, Pod]:
+    def wait_for_pods(self, count: int = 2, timeout: float = PATIENCE_SECONDS) -> dict[str, Pod]:
         """Until it has exactly `count` pods."""
         eventually(lambda: len(self.pods) == count, f"{count} pods", timeout, lambda: (list(self.pods), self.status))
         return self.pods
 
-    def wait_gone(self, timeout: float = 60) -> None:
+    def wait_gone(self, timeout: float = PATIENCE_SECONDS) -> None:
         eventually(
             lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone", timeout
         )

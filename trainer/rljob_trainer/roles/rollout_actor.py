@@ -24,10 +24,6 @@ class RolloutActor(RolloutEngine):
         self._oom_directory = output_dir / "oom"
         self._step = 0
 
-    def import_engine(self) -> None:
-        """Import what `start` is going to import, which takes seconds once more."""
-        from vllm import LLM  # noqa: F401
-
     def start(self) -> None:
         self._memory_log.begin_phase(self._step, "load")
         if self._config.device == "cuda":

@@ -10,6 +10,7 @@ from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.completions import completions_of
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine_arguments import engine_arguments
+from rljob_trainer.rollout.model_class import register_model_class
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollouts import Completion
 
@@ -29,8 +30,15 @@ class RolloutEngine:
         self._asleep: set[str] = set()
         self._llm: Any = None
 
+    def import_engine(self) -> None:
+        """Import what `start` needs. That takes seconds, and no memory of the GPU."""
+        from vllm import LLM  # noqa: F401
+
+        register_model_class(self._config.model_dir)
+
     def start(self) -> None:
         """Build the engine with random weights. Raises `BadInput` for engine arguments that vLLM does not have."""
+        self.import_engine()
         from vllm import LLM
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.engine.arg_utils import EngineArgs
