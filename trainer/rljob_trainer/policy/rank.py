@@ -245,6 +245,7 @@ class PolicyRank:
 
 def _make_deterministic() -> None:
     """Same inputs, same bits: what a resumed run owes to an uninterrupted one."""
-    torch.use_deterministic_algorithms(True)
+    # As torch.use_deterministic_algorithms(True), which also imports the compiler that the CPU does without.
+    torch.set_deterministic_debug_mode("error")
     # Filling memory that is about to be overwritten would only cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from rljob_trainer.errors import (
     SharedMemoryExhausted,
     TrainerError,
 )
+from rljob_trainer.long_imports import long_imports
 from rljob_trainer.roles.faults import ArmedFault
 
 _HOST = {FailureKind.HOST}
@@ -50,7 +51,9 @@ class RoleActor:
         """Make the role's object; returns the process id."""
         module, _, name = self._class_name.partition(":")
         with _readable_failures(self._name):
-            self._role = getattr(importlib.import_module(module), name)(*arguments)
+            with long_imports():
+                role = getattr(importlib.import_module(module), name)
+            self._role = role(*arguments)
         return os.getpid()
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
+from rljob_trainer.long_imports import long_imports
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.completions import completions_of
 from rljob_trainer.rollout.config import RolloutConfig
@@ -32,9 +33,10 @@ class RolloutEngine:
 
     def import_engine(self) -> None:
         """Import what `start` needs. That takes seconds, and no memory of the GPU."""
-        from vllm import LLM  # noqa: F401
+        with long_imports():
+            from vllm import LLM  # noqa: F401
 
-        register_model_class(self._config.model_dir)
+            register_model_class(self._config.model_dir)
 
     def start(self) -> None:
         """Build the engine with random weights. Raises `BadInput` for engine arguments that vLLM does not have."""
