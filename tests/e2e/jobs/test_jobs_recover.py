@@ -106,7 +106,7 @@ def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Ku
     words = {
         "pinned": ("PinnedSettingInTheWay", "memory.microBatchTokens is pinned to 4096: write "),
         "exhausted": ("AdjustmentsExhausted", "generation 2 (step 2, update, ActivationSpike)"),
-        "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 0.78 GiB stays: write "),
+        "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 800 MiB stays: write "),
     }
     for name, (reason, told) in words.items():
         job = jobs.wait("rljob", name, finished)
