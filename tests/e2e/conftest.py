@@ -53,14 +53,14 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
-    def wait(
-        self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = PATIENCE_SECONDS
-    ) -> dict[str, Any]:
+    def wait(self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         """The object, as soon as it is as wanted."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE_SECONDS
         while not holds(found := self.get(kind, name)):
             if time.monotonic() > end:
-                raise AssertionError(f"{kind} {name} is not as expected after {seconds:.0f} s: {found.get('status')}")
+                raise AssertionError(
+                    f"{kind} {name} is not as expected after {PATIENCE_SECONDS:.0f} s: {found.get('status')}"
+                )
             time.sleep(0.2)
         return found
 

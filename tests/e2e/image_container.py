@@ -47,7 +47,6 @@ class ImageContainer:
         *,
         environment: Mapping[str, str] | None = None,
         volumes: Mapping[Path, str] | None = None,
-        timeout: float = PATIENCE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command; writable are /tmp, /dev/shm, the home, and the folders of this machine in `volumes`."""
         bundle = self._scratch / uuid.uuid4().hex
@@ -57,7 +56,7 @@ class ImageContainer:
         try:
             return subprocess.run(
                 ["runc", "run", "--bundle", str(bundle), name],
-                capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         finally:
             subprocess.run(["runc", "delete", "--force", name], capture_output=True, check=False)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.image_container import ImageContainer, buildah, image_container, missing
-from tests.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 BUILD = REPOSITORY / "images" / "build"
@@ -54,8 +53,8 @@ def either(request: pytest.FixtureRequest) -> ImageContainer:
     return container
 
 
-def python(container: ImageContainer, code: str, timeout: float = PATIENCE_SECONDS) -> str:
-    done = container.run(["python", "-c", code], environment={"OMP_NUM_THREADS": "1"}, timeout=timeout)
+def python(container: ImageContainer, code: str) -> str:
+    done = container.run(["python", "-c", code], environment={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -150,8 +150,8 @@ def ready_nodes(kubectl: Kubectl) -> set[str]:
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    end = time.monotonic() + seconds
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
     while not holds():
-        assert time.monotonic() < end, f"not so after {seconds:.0f} s"
+        assert time.monotonic() < end, f"not so after {PATIENCE_SECONDS:.0f} s"
         time.sleep(0.1)

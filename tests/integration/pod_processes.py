@@ -47,9 +47,9 @@ class PodProcess:
         assert message is not None
         return message
 
-    def wait(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
+    def wait(self) -> int:
         try:
-            return self.process.wait(timeout_seconds)
+            return self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.directory.name} has not ended:\n{self.log}") from None
 
@@ -137,8 +137,8 @@ class Attempt:
     def wait_for_step(self, step: int) -> None:
         self.wait_until(lambda: len(self.committed()) >= step, f"step {step}")
 
-    def wait_until(self, holds: Callable[[], bool], what: str, timeout_seconds: float = PATIENCE_SECONDS) -> None:
-        deadline = time.monotonic() + timeout_seconds
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not holds():
             ended = [pod.directory.name for pod in (self.controller, *self.workers) if pod.process.poll() is not None]
             assert not ended, f"{ended} ended before {what}:\n{self.logs}"

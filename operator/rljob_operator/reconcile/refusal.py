@@ -11,7 +11,7 @@ def refusal(view: JobView) -> Obstacle | None:
     """Who refuses them, and what to do about it; None where nobody does."""
     if view.observed.namespace_terminating:
         return obstacle_to_pods(view)
-    if foreign := foreign_in_the_way(view):
+    if foreign := _foreign_in_the_way(view):
         sentence = (
             f"the job needs the name of pod {foreign[0]}, which is not its own: delete that pod, or rename the job"
         )
@@ -21,6 +21,6 @@ def refusal(view: JobView) -> Obstacle | None:
     return None
 
 
-def foreign_in_the_way(view: JobView) -> list[str]:
+def _foreign_in_the_way(view: JobView) -> list[str]:
     """Names that the attempt's pods need and that pods of somebody else have."""
     return sorted(set(view.missing) & set(view.observed.foreign_pods))

@@ -16,8 +16,8 @@ POLL_SECONDS = 0.05
 def eventually(
     look: Callable[[], Result],
     expected: str,
-    timeout: float = PATIENCE_SECONDS,
     context: Callable[[], object] | None = None,
+    timeout: float = PATIENCE_SECONDS,
 ) -> Result:
     """The first truthy result of `look`. An AssertionError raised inside it counts as not yet.
 

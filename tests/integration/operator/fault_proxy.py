@@ -137,16 +137,16 @@ class FaultProxy:
             if namespace in (None, request.namespace)
         )
 
-    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = PATIENCE_SECONDS) -> None:
+    def wait_until_quiet(self, seconds: float = 1.0) -> None:
         """Until no write has come for `seconds`. AssertionError, with the last writes, where that is never so."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < end:
             writes = self.writes()
             quiet_since = writes[-1].time if writes else 0.0
             if time.monotonic() - quiet_since >= seconds:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"still writing after {timeout} s: {[str(w) for w in self.writes()[-10:]]}")
+        raise AssertionError(f"still writing after {PATIENCE_SECONDS} s: {[str(w) for w in self.writes()[-10:]]}")
 
     # --- its life ---
 

@@ -54,7 +54,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once(
 ) -> None:
     leader = holder(api)
     assert operator.stop() == 0
-    eventually(lambda: holder(api) not in ("", leader), "the other replica to lead", 5)
+    eventually(lambda: holder(api) not in ("", leader), "the other replica to lead", timeout=10)
     job.create().run()
 
 

@@ -15,7 +15,6 @@ from tests.integration.operator.fault_proxy import FaultProxy
 from tests.integration.operator.kubelet_hand import KubeletHand
 from tests.integration.operator.operator_process import OperatorProcess
 from tests.integration.operator.watched_job import WatchedJob
-from tests.patience import PATIENCE_SECONDS
 
 
 def test_a_restarted_operator_adopts_running_jobs_without_a_write(
@@ -65,20 +64,20 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
     assert len(kills) >= 15
 
 
-def live_through(job: WatchedJob, timeout: float = PATIENCE_SECONDS) -> None:
+def live_through(job: WatchedJob) -> None:
     """Starts, loses a worker pod, goes on, completes."""
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    job.wait_for(ConditionType.RUNNING)
     first = job.attempt
     job.report(4, first)
-    eventually(lambda: job.status.get("step") == 4, "the reported step in the status", timeout)
+    eventually(lambda: job.status.get("step") == 4, "the reported step in the status")
     job.kubelet.vanish(job.policy_pod())
-    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
-    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    eventually(lambda: job.attempt > first, "another attempt", lambda: job.status)
+    job.wait_for(ConditionType.RUNNING)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
-    job.wait_for_pods(1, timeout)
+    job.wait_for(ConditionType.COMPLETE)
+    job.wait_for_pods(1)
 
 
 def outcome(job: WatchedJob) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from tests.integration.operator import manifests
 from tests.integration.operator.api_client import ApiClient
 from tests.integration.operator.eventually import eventually
 from tests.integration.operator.kubelet_hand import KubeletHand, Pod
-from tests.patience import PATIENCE_SECONDS
 
 Object = dict[str, Any]
 
@@ -102,7 +101,6 @@ class WatchedJob:
         type_: ConditionType,
         status: str = "True",
         reason: ConditionReason | None = None,
-        timeout: float = PATIENCE_SECONDS,
     ) -> Object:
         """The condition, once it has this status, and this reason where one is given."""
 
@@ -112,7 +110,7 @@ class WatchedJob:
             return condition if fits else None
 
         wanted = f"{type_}={status} {reason or ''}"
-        found = eventually(reached, wanted, timeout, lambda: self.status.get("conditions"))
+        found = eventually(reached, wanted, lambda: self.status.get("conditions"))
         assert found is not None
         return found
 
@@ -129,15 +127,13 @@ class WatchedJob:
     def policy_pod(self, index: int = 0) -> Pod:
         return self.pods[worker_pod_name(self.name, "policy", index)]
 
-    def wait_for_pods(self, count: int = 2, timeout: float = PATIENCE_SECONDS) -> dict[str, Pod]:
+    def wait_for_pods(self, count: int = 2) -> dict[str, Pod]:
         """Until it has exactly `count` pods."""
-        eventually(lambda: len(self.pods) == count, f"{count} pods", timeout, lambda: (list(self.pods), self.status))
+        eventually(lambda: len(self.pods) == count, f"{count} pods", lambda: (list(self.pods), self.status))
         return self.pods
 
-    def wait_gone(self, timeout: float = PATIENCE_SECONDS) -> None:
-        eventually(
-            lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone", timeout
-        )
+    def wait_gone(self) -> None:
+        eventually(lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone")
 
     def event_reasons(self) -> list[str]:
         """Reasons of the Events about the job, in the order of their first occurrence."""
