@@ -23,7 +23,6 @@ from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.oci_archive import SmallImage, write_archive
 from rljob_cluster.progress import Progress
 from rljob_cluster.requirements import missing_packages
-from tests.patience import PATIENCE_SECONDS
 
 BUSYBOX = "localhost/rljob-cluster/busybox:1"
 
@@ -39,9 +38,7 @@ class Kubectl:
     def __call__(self, *words: str, input: str | None = None, check: bool = True) -> str:
         """What it printed; where it fails and `check` is off, what it said."""
         command = [str(self.program), "--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace, *words]
-        done = subprocess.run(
-            command, input=input, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-        )
+        done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, timeout=120)
         if check and done.returncode != 0:
             raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr}")
         return done.stdout if done.returncode == 0 else done.stderr
@@ -53,14 +50,14 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
-    def wait(self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    def wait(
+        self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 120
+    ) -> dict[str, Any]:
         """The object, as soon as it is as wanted."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + seconds
         while not holds(found := self.get(kind, name)):
             if time.monotonic() > end:
-                raise AssertionError(
-                    f"{kind} {name} is not as expected after {PATIENCE_SECONDS:.0f} s: {found.get('status')}"
-                )
+                raise AssertionError(f"{kind} {name} is not as expected after {seconds:.0f} s: {found.get('status')}")
             time.sleep(0.2)
         return found
 

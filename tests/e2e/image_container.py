@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE_SECONDS
-
 NEEDED_PROGRAMS = ("buildah", "runc")
 BUILDAH_ENVIRONMENT = os.environ | {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
 
@@ -47,6 +45,7 @@ class ImageContainer:
         *,
         environment: Mapping[str, str] | None = None,
         volumes: Mapping[Path, str] | None = None,
+        timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command; writable are /tmp, /dev/shm, the home, and the folders of this machine in `volumes`."""
         bundle = self._scratch / uuid.uuid4().hex
@@ -56,7 +55,7 @@ class ImageContainer:
         try:
             return subprocess.run(
                 ["runc", "run", "--bundle", str(bundle), name],
-                capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         finally:
             subprocess.run(["runc", "delete", "--force", name], capture_output=True, check=False)

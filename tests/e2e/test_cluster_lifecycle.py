@@ -25,7 +25,6 @@ from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
 from tests.e2e.conftest import Kubectl
 from tests.e2e.pods import phase, shell_pod
-from tests.patience import PATIENCE_SECONDS
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))
@@ -150,8 +149,8 @@ def ready_nodes(kubectl: Kubectl) -> set[str]:
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
+def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, f"not so after {PATIENCE_SECONDS:.0f} s"
+        assert time.monotonic() < end, f"not so after {seconds:.0f} s"
         time.sleep(0.1)

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from rljob_api.exit_codes import ExitCode
-from tests.patience import PATIENCE_SECONDS
 from tests.runs import ROOT, Run, rljob_run, start_rljob, write_manifest
 
 JSONL = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:constant"}
@@ -49,7 +48,7 @@ def test_a_wrong_manifest_names_every_problem_with_its_path(tmp_path: Path) -> N
 def test_validate_names_the_same_problems(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "job.yaml", algorithm={"groupSize": 1})
     process = start_rljob("validate", manifest, ROOT / "examples" / "digits.yaml")
-    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INVALID_MANIFEST
     assert "spec.algorithm.groupSize" in printed
     assert "digits.yaml: valid" in printed

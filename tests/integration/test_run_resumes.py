@@ -37,7 +37,7 @@ def stop_at(step: int, who: str, how: signal.Signals, manifest: Path, output: Pa
         time.sleep(0.01)
     processes = [line for line in lines if line["kind"] == "attempt"][-1]["processes"]
     os.kill(processes[who], how)
-    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    printed, _ = process.communicate(timeout=120)
     return process.returncode, printed
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_cluster.layout import ClusterLayout
-from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "rljob-operator"
@@ -43,7 +42,5 @@ class InstalledOperator:
     def _helm(self, *words: str) -> None:
         command = [str(self.cluster.binaries / "helm"), "--namespace", NAMESPACE, *words]
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
         assert done.returncode == 0, done.stdout + done.stderr

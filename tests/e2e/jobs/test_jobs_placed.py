@@ -61,7 +61,7 @@ def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(jobs: Kubec
     told("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
     told("image", "Running", "localhost/nobody/nothing:1")
     told("secret", "Running", 'secret "nowhere" not found')
-    job = jobs.wait("rljob", "secret", holds("Failed", "PodCannotStart"))
+    job = jobs.wait("rljob", "secret", holds("Failed", "PodCannotStart"), 120)
     assert 'secret "nowhere" not found' in condition(job, "Failed")["message"]
 
 
@@ -69,10 +69,10 @@ def test_a_job_is_suspended_resumed_and_deleted_at_any_moment(jobs: Kubectl) -> 
     jobs.apply(digits())
     jobs.wait("rljob", "digits", holds("Scheduled"))
     jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    jobs.wait("rljob", "digits", holds("Suspended"))
+    jobs.wait("rljob", "digits", holds("Suspended"), 240)
     assert jobs("get", "pods", "-o", "name") == ""
 
     jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    jobs.wait("rljob", "digits", holds("Scheduled"))
+    jobs.wait("rljob", "digits", holds("Scheduled"), 240)
     jobs("delete", "rljob", "digits", "--timeout=240s")
     assert jobs("get", "pods", "-o", "name") == ""

@@ -7,6 +7,7 @@ from typing import Any
 from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import NAMESPACE
 from tests.e2e.jobs.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
+from tests.patience import PATIENCE_SECONDS
 
 WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
 """Ray ends a process before the kernel has to, unless it is told not to look."""
@@ -38,11 +39,11 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
         digits("host", policy=limited("800Mi", WITHOUT_RAYS_MONITOR), recovery={"maxHostMemory": "4Gi"}),
         digits("shm", policy=worker(volumes=[small_shm]), recovery={"maxSharedMemory": "4Gi"}),
     )
-    jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"))
+    jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"), PATIENCE_SECONDS)
     system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
 
-    job = jobs.wait("rljob", "host", finished)
+    job = jobs.wait("rljob", "host", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
     first, change = status(job)["attempts"][0], status(job)["planChanges"][0]
     assert (first["reason"], first["diagnosis"]["class"]) == ("HostOutOfMemory", "HostMemory")
@@ -52,7 +53,7 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
     reasons = event_reasons(jobs, "host")
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
 
-    job = jobs.wait("rljob", "shm", finished)
+    job = jobs.wait("rljob", "shm", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
     assert set(changes(job)) == {"sharedMemoryBytes"}
     assert status(job)["plan"]["sharedMemoryBytes"] >= 1200 << 20
@@ -64,10 +65,10 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
     jobs.apply(digits(algorithm={"steps": 80}, policy={"gpusPerReplica": 0}, faultInjection=faults(lost)))
     jobs.wait("rljob", "digits", holds("Scheduled"))
     pods = ("digits-controller", "digits-policy-0")
-    jobs.wait("stepreport", "digits", at_step(1))
+    jobs.wait("stepreport", "digits", at_step(1), PATIENCE_SECONDS)
     before = [_place(jobs.get("pod", pod)) for pod in pods]
 
-    jobs.wait("stepreport", "digits", at_step(5, attempt_number=2))
+    jobs.wait("stepreport", "digits", at_step(5, attempt_number=2), PATIENCE_SECONDS)
     after = [jobs.get("pod", pod) for pod in pods]
     assert [_place(pod) for pod in after] == before
     assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in after] == [1, 1]
@@ -75,7 +76,7 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
         assert _variable(jobs, pod, "RLJOB_ATTEMPT") == "2"
         assert '"generation":1' in _variable(jobs, pod, "RLJOB_MEMORY_PLAN")
 
-    job = jobs.wait("rljob", "digits", finished)
+    job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
     assert [attempt["reason"] for attempt in status(job)["attempts"]] == ["WorkerLost", "AllStepsCommitted"]
     assert status(job)["attempts"][1]["podsOfAttempt"] == 1
@@ -109,7 +110,7 @@ def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Ku
         "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 800 MiB stays: write "),
     }
     for name, (reason, told) in words.items():
-        job = jobs.wait("rljob", name, finished)
+        job = jobs.wait("rljob", name, finished, PATIENCE_SECONDS)
         failed = condition(job, "Failed")
         assert (failed["status"], failed["reason"]) == ("True", reason), status(job)
         assert told in failed["message"]

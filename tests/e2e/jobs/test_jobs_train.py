@@ -9,6 +9,7 @@ from rljob_cluster.layout import ClusterLayout
 from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import NAMESPACE, InstalledOperator
 from tests.e2e.jobs.job_status import at_step, attempt, digits, event_reasons, finished, holds, status
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgraded(
@@ -23,10 +24,10 @@ def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgrade
 
     system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
-    jobs.wait("rljob", "digits", holds("Running"))
+    jobs.wait("rljob", "digits", holds("Running"), PATIENCE_SECONDS)
     operator.install("log.level=debug")
 
-    job = jobs.wait("rljob", "digits", finished)
+    job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
     assert status(job)["step"] == 60
     assert status(job)["reward"] > 0.9
@@ -44,15 +45,15 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     steps = 150
     jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}))
     jobs.wait("rljob", "digits", holds("Scheduled"))
-    jobs.wait("stepreport", "digits", at_step(20))
+    jobs.wait("stepreport", "digits", at_step(20), PATIENCE_SECONDS)
     jobs("delete", "pod", "digits-policy-0", "--wait=false")
 
-    jobs.wait("stepreport", "digits", at_step(40, attempt_number=2))
+    jobs.wait("stepreport", "digits", at_step(40, attempt_number=2), PATIENCE_SECONDS)
     node = jobs.get("pod", "digits-policy-0")["spec"]["nodeName"]
     try:
         kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--pod-selector=rljob.dev/role=policy")
-        jobs.wait("rljob", "digits", lambda job: attempt(job).get("number") == 3)
-        job = jobs.wait("rljob", "digits", finished)
+        jobs.wait("rljob", "digits", lambda job: attempt(job).get("number") == 3, PATIENCE_SECONDS)
+        job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
     finally:
         kubectl("uncordon", node)
 

@@ -11,6 +11,7 @@ from tests.e2e.test_built_images import OPERATOR
 
 HAS_PYTHON = OPERATOR
 """An image that is on the nodes anyway, without torch."""
+ENDED_WITHIN_SECONDS = 240
 TEXT = ROOT / "tests" / "data" / "oom" / "ForeignProcess" / "induced-a-neighbour-from-the-start.txt"
 WORDS = TEXT.read_text().splitlines()[-1].removeprefix("torch.OutOfMemoryError: ")
 HELD = "98.38 GiB of the GPU's 139.80 GiB were held by other processes"
@@ -61,7 +62,7 @@ def changes(found: Object) -> list[tuple[str, str]]:
 
 def test_a_job_that_meets_a_strangers_process_goes_to_another_node(jobs: Kubectl) -> None:
     jobs.apply(job("moves", stranger_on="cpu-node", affinity=rather_on("cpu-node")))
-    found = jobs.wait("rljob", "moves", finished)
+    found = jobs.wait("rljob", "moves", finished, ENDED_WITHIN_SECONDS)
 
     assert holds("Complete")(found), status(found)
     assert changes(found) == [("processes", "ForeignProcess"), ("excludedNodes", "ForeignProcess")]
@@ -87,7 +88,7 @@ def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
         job("stays", stranger_on="gpu-node", gpus=1),
         job("selects", stranger_on="cpu-node", nodeSelector=here_alone),
     )
-    stays = jobs.wait("rljob", "stays", finished)
+    stays = jobs.wait("rljob", "stays", finished, ENDED_WITHIN_SECONDS)
     failed = condition(stays, "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "RestartsExhausted"), status(stays)
     assert HELD in failed["message"]
@@ -99,7 +100,7 @@ def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
     def waits(found: Object) -> bool:
         return bool(condition(found, "Scheduled").get("reason") == "Unschedulable")
 
-    selects = jobs.wait("rljob", "selects", waits)
+    selects = jobs.wait("rljob", "selects", waits, ENDED_WITHIN_SECONDS)
     assert condition(selects, "Scheduled")["message"].endswith(
         "the memory plan keeps workers off cpu-node: give them another node"
     )

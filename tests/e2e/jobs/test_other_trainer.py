@@ -16,6 +16,7 @@ from rljob_cluster.layout import ClusterLayout
 from tests.e2e.conftest import Kubectl
 from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
 from tests.e2e.jobs.job_status import Object, condition, event_reasons, finished, holds, status
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def trl(operator: InstalledOperator, cluster: ClusterLayout) -> Object:
 
 def test_trl_is_killed_for_its_memory_gets_more_and_goes_on_from_its_checkpoint(jobs: Kubectl, trl: Object) -> None:
     jobs.apply(trl)
-    job = jobs.wait("rljob", "trl", finished)
+    job = jobs.wait("rljob", "trl", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
 
     first, second = status(job)["attempts"]
@@ -54,7 +55,7 @@ def test_what_the_probe_tells_of_a_trainer_reaches_the_status(jobs: Kubectl, trl
     trainer = {**trl["spec"]["trainer"], "command": command}
     spec = {**trl["spec"], "trainer": trainer, "recovery": {"maxAdjustments": 0, "maxRestarts": 0}}
     jobs.apply({**trl, "metadata": {"name": "told"}, "spec": spec})
-    ended = jobs.wait("rljob", "told", finished)
+    ended = jobs.wait("rljob", "told", finished, PATIENCE_SECONDS)
     assert status(ended)["attempts"][0]["diagnosis"]["class"] == "HostMemory"
     assert "4.00 GiB more did not fit" in condition(ended, "Failed")["message"]
 

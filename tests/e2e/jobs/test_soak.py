@@ -24,6 +24,7 @@ def soaked(operator: InstalledOperator, cluster: ClusterLayout) -> Iterator[Soak
     operator.install()
 
 
+@pytest.mark.timeout(1200)
 def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: SoakCluster, tmp_path: Path) -> None:
     soak = run_soak(Order(SEED, minutes=3, lanes=2, kept=tmp_path), soaked, print)
     assert problems(soak) == []

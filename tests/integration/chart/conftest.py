@@ -16,7 +16,6 @@ import yaml
 from rljob_cluster.binaries import CONTROL_PLANE, binary_directory
 from rljob_cluster.control_plane import ControlPlane
 from tests.integration.operator.eventually import eventually
-from tests.patience import PATIENCE_SECONDS
 
 CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
 RELEASE_NAMESPACE = "rljob-system"
@@ -61,14 +60,12 @@ class CommandLine:
             user,
         ]
         command = [str(self.binaries / "kubectl"), *question]
-        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         return answer.stdout.strip() == "yes"
 
     def serves(self, resource: str) -> bool:
         command = [str(self.binaries / "kubectl"), "get", resource, "--all-namespaces"]
-        return (
-            subprocess.run(command, env=self.environment, capture_output=True, timeout=PATIENCE_SECONDS).returncode == 0
-        )
+        return subprocess.run(command, env=self.environment, capture_output=True, timeout=60).returncode == 0
 
     def release_jobs(self) -> None:
         """Take all finalizers off all jobs, so that nothing holds up their deletion."""
@@ -84,9 +81,7 @@ class CommandLine:
 
     def _run(self, program: str, *arguments: str, stdin: str | None = None) -> str:
         command = [str(self.binaries / program), *arguments]
-        result = subprocess.run(
-            command, env=self.environment, input=stdin, capture_output=True, text=True, timeout=PATIENCE_SECONDS
-        )
+        result = subprocess.run(command, env=self.environment, input=stdin, capture_output=True, text=True, timeout=120)
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stderr}"
         return result.stdout
 

@@ -18,7 +18,6 @@ from tests.integration.chart.conftest import (
     job,
 )
 from tests.integration.operator.eventually import eventually
-from tests.patience import PATIENCE_SECONDS
 
 OURS = "rljob.dev/pods-end-first"
 FOREIGN = "example.com/keep"
@@ -69,7 +68,7 @@ def uninstall(command_line: CommandLine, directory: Path) -> None:
             *("patch", "pod", name, "-n", RELEASE_NAMESPACE, "--subresource=status", "--type=merge"),
             *("-p", '{"status": {"phase": "Succeeded"}}'),
         )
-        _, errors = helm.communicate(timeout=PATIENCE_SECONDS)
+        _, errors = helm.communicate(timeout=60)
     assert helm.returncode == 0, errors
 
 
@@ -82,9 +81,7 @@ def run_container(command_line: CommandLine, pod: Object, directory: Path) -> in
     kubeconfig = directory / "hook.kubeconfig"
     kubeconfig.write_text(kubeconfig_of_token(command_line, token))
     result = subprocess.run(
-        [sys.executable, *command[1:]],
-        env=command_line.environment | {"KUBECONFIG": str(kubeconfig)},
-        timeout=PATIENCE_SECONDS,
+        [sys.executable, *command[1:]], env=command_line.environment | {"KUBECONFIG": str(kubeconfig)}, timeout=60
     )
     return result.returncode
 

@@ -11,7 +11,6 @@ import yaml
 
 from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Install, Object, job
 from tests.integration.operator.eventually import eventually
-from tests.patience import PATIENCE_SECONDS
 
 FINALIZER = "rljob.dev/pods-end-first"
 
@@ -46,7 +45,7 @@ def test_the_api_server_takes_every_object_without_a_warning(command_line: Comma
         input=manifests,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=60,
     )
     assert result.returncode == 0, result.stderr
     assert "Warning" not in result.stderr

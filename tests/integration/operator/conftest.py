@@ -64,7 +64,7 @@ def namespace(api: ApiClient) -> Iterator[str]:
     api.create("namespaces", manifests.namespace(name))
     # The controller manager makes it, and takes its time after a test in which the API server was away.
     found = partial(api.find, "serviceaccounts", "default", name)
-    eventually(found, "the namespace's default ServiceAccount")
+    eventually(found, "the namespace's default ServiceAccount", timeout=90.0)
     yield name
     if api.find("namespaces", name):
         api.delete("namespaces", name)

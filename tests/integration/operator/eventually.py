@@ -6,18 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.patience import PATIENCE_SECONDS
-
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.05
 
 
 def eventually(
-    look: Callable[[], Result],
-    expected: str,
-    context: Callable[[], object] | None = None,
-    timeout: float = PATIENCE_SECONDS,
+    look: Callable[[], Result], expected: str, timeout: float = 60.0, context: Callable[[], object] | None = None
 ) -> Result:
     """The first truthy result of `look`. An AssertionError raised inside it counts as not yet.
 

@@ -21,7 +21,6 @@ import aiohttp
 from aiohttp import web
 
 from tests.integration.operator.recorded_request import RecordedRequest, read_request
-from tests.patience import PATIENCE_SECONDS
 
 _HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"}
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
@@ -137,16 +136,16 @@ class FaultProxy:
             if namespace in (None, request.namespace)
         )
 
-    def wait_until_quiet(self, seconds: float = 1.0) -> None:
+    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 60.0) -> None:
         """Until no write has come for `seconds`. AssertionError, with the last writes, where that is never so."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + timeout
         while time.monotonic() < end:
             writes = self.writes()
             quiet_since = writes[-1].time if writes else 0.0
             if time.monotonic() - quiet_since >= seconds:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"still writing after {PATIENCE_SECONDS} s: {[str(w) for w in self.writes()[-10:]]}")
+        raise AssertionError(f"still writing after {timeout} s: {[str(w) for w in self.writes()[-10:]]}")
 
     # --- its life ---
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from tests.patience import PATIENCE_SECONDS
+START_SECONDS = 30.0
 
 
 @dataclass
@@ -45,13 +45,13 @@ class OperatorProcess:
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             assert self.running, f"the operator ended with code {self.exit_code}; {self.end_of_log()}"
             if self.probe("readyz") == 200:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"the operator is not ready after {PATIENCE_SECONDS} s; {self.end_of_log()}")
+        raise AssertionError(f"the operator is not ready after {START_SECONDS} s; {self.end_of_log()}")
 
     def probe(self, path: str) -> int:
         """HTTP status of /healthz or /readyz; 0 where nobody answers."""
@@ -76,10 +76,10 @@ class OperatorProcess:
         assert self._process is not None
         self._process.kill()
 
-    def wait_ended(self) -> int:
+    def wait_ended(self, timeout: float = 60.0) -> int:
         """Its exit code. Raises TimeoutExpired where it does not end."""
         assert self._process is not None
-        return self._process.wait(PATIENCE_SECONDS)
+        return self._process.wait(timeout)
 
     def stop(self) -> int:
         """SIGTERM, as a kubelet sends it; returns the exit code."""

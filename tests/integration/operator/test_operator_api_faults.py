@@ -32,7 +32,7 @@ def test_a_job_runs_through_failing_requests(job: WatchedJob, proxy: FaultProxy,
     with proxy.failing(**fault) as struck:
         job.create()
         job.kubelet.follow(job.namespace)
-        job.wait_for(ConditionType.RUNNING)
+        job.wait_for(ConditionType.RUNNING, timeout=60)
         eventually(lambda: struck.hits > 0, "a request that fails")
     assert (len(job.pods), len(job.attempts)) == (2, 1)
 
@@ -53,7 +53,7 @@ def test_an_api_server_that_keeps_failing_is_not_stormed(
         job.create()
         holds_for(3.0, lambda: operator.running, "the operator to live")
         assert len(proxy.writes(namespace)) < 30
-    job.wait_for_pods(2)
+    job.wait_for_pods(2, timeout=60)
 
 
 def test_a_request_without_an_answer_holds_up_no_other_job(
@@ -64,7 +64,7 @@ def test_a_request_without_an_answer_holds_up_no_other_job(
         eventually(lambda: "create pods" in proxy.counts(namespace), "the request that hangs")
         other = WatchedJob(api, kubelet, namespace, "other").create()
         eventually(lambda: len(other.pods) == 2, "the other job's pods")
-    job.wait_for_pods(2)
+    job.wait_for_pods(2, timeout=60)
 
 
 def test_watches_that_are_cut_are_taken_up_where_they_were(job: WatchedJob, proxy: FaultProxy) -> None:
@@ -88,6 +88,6 @@ def test_an_api_server_that_was_away_is_found_again(
     finally:
         control_plane.start_api_server()
     job.report(8)
-    eventually(lambda: job.status.get("step") == 8, "the new step in the status")
+    eventually(lambda: job.status.get("step") == 8, "the new step in the status", 60)
     assert len(job.attempts) == 1
     job.complete()

@@ -37,15 +37,15 @@ def test_an_exceeded_quota_is_told_in_the_api_servers_words_and_waited_out(
     api.create("resourcequotas", quota, namespace)
     eventually(lambda: api.get("resourcequotas", "few", namespace).get("status"), "the quota to be in force")
     job.create()
-    eventually(lambda: "exceeded quota: few" in messages(job), "the quota in a condition", lambda: messages(job))
+    eventually(lambda: "exceeded quota: few" in messages(job), "the quota in a condition", 20, lambda: messages(job))
     assert job.phase != "Failed"
     api.delete("resourcequotas", "few", namespace)
-    job.wait_for_pods(2)
+    job.wait_for_pods(2, timeout=60)
 
 
 def test_a_pod_that_the_namespace_does_not_admit_is_told(job: WatchedJob) -> None:
     job.create(controller={"template": {"spec": {"hostNetwork": True}}})
-    eventually(lambda: "hostNetwork" in messages(job), "Pod Security's sentence", lambda: messages(job))
+    eventually(lambda: "hostNetwork" in messages(job), "Pod Security's sentence", 20, lambda: messages(job))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_container_that_cannot_start_is_told_at_once_and_given_up_in_the_end(
     kubelet.wait_in_vain(pod, reason, message)
     kubelet.place(job.controller_pod(), CPU_NODE)
     kubelet.run(job.controller_pod(), ready=False)
-    eventually(lambda: message in messages(job), "the kubelet's sentence", lambda: messages(job))
+    eventually(lambda: message in messages(job), "the kubelet's sentence", 10, lambda: messages(job))
     kubelet.follow(job.namespace)
     assert message in job.wait_for(ConditionType.FAILED)["message"]
 
@@ -74,7 +74,7 @@ def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubele
     told = '0/2 nodes are available: persistentvolumeclaim "checkpoints" not found.'
     for pod in job.wait_for_pods(2).values():
         kubelet.unschedulable(pod, told)
-    eventually(lambda: '"checkpoints" not found' in messages(job), "the missing claim", lambda: messages(job))
+    eventually(lambda: '"checkpoints" not found' in messages(job), "the missing claim", 10, lambda: messages(job))
 
 
 def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: WatchedJob, kubelet: KubeletHand) -> None:
@@ -83,7 +83,7 @@ def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: Watched
         job.wait_for_pods(2)[worker_pod_name("job", "policy", 0)],
         "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
     )
-    eventually(lambda: "16 nvidia.com/gpu" in messages(job), "the GPUs that no node has", lambda: messages(job))
+    eventually(lambda: "16 nvidia.com/gpu" in messages(job), "the GPUs that no node has", 10, lambda: messages(job))
     assert "gpu-node" in messages(job)
 
 
@@ -94,7 +94,7 @@ def test_a_half_placed_job_is_released_and_tried_again(job: WatchedJob, kubelet:
     kubelet.unschedulable(first[worker_pod_name("job", "policy", 0)], "0/2 nodes are available: 2 Insufficient cpu.")
     eventually(lambda: "deletionTimestamp" in job.controller_pod()["metadata"], "the placed pod to be released")
     kubelet.follow(namespace)
-    job.wait_for(ConditionType.RUNNING)
+    job.wait_for(ConditionType.RUNNING, timeout=60)
     assert not {p["metadata"]["uid"] for p in first.values()} & {p["metadata"]["uid"] for p in job.pods.values()}
     assert job.status.get("restarts", 0) == 0
 
@@ -103,7 +103,7 @@ def test_a_foreign_pod_in_the_way_is_named_and_left_alone(job: WatchedJob, api: 
     name = controller_pod_name("job")
     foreign = api.create("pods", foreign_pod(name, {labels.JOB_NAME: "job", labels.ROLE: "controller"}), namespace)
     job.create()
-    eventually(lambda: name in messages(job), "the foreign pod's name in a condition", lambda: messages(job))
+    eventually(lambda: name in messages(job), "the foreign pod's name in a condition", 20, lambda: messages(job))
     holds_for(1.0, lambda: api.find("pods", name, namespace) is not None, "the foreign pod to stay")
     assert api.get("pods", name, namespace)["metadata"]["uid"] == foreign["metadata"]["uid"]
 
@@ -135,7 +135,7 @@ def test_a_status_edited_by_hand_is_set_right(
         "display": {"phase": "Perhaps"},
     }
     api.merge("rljobs", "job", {"status": nonsense}, namespace, subresource="status")
-    eventually(lambda: job.phase in ("Running", "Recovering"), "a phase that is one", lambda: job.status)
+    eventually(lambda: job.phase in ("Running", "Recovering"), "a phase that is one", 20, lambda: job.status)
     proxy.wait_until_quiet()  # the pods may be replaced
     job.wait_for(ConditionType.RUNNING)
     job.complete(attempt=job.attempt)

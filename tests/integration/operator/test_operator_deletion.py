@@ -77,10 +77,10 @@ def test_a_job_goes_though_the_api_server_was_away_in_between(
     finally:
         control_plane.start_api_server()
     kubelet.follow(namespace)
-    job.wait_gone()
+    job.wait_gone(timeout=60)
 
 
 def test_nothing_is_made_in_a_namespace_that_is_being_deleted(job: WatchedJob, api: ApiClient, namespace: str) -> None:
     job.create().run()
     api.delete("namespaces", namespace)
-    eventually(lambda: api.find("namespaces", namespace) is None, "the namespace to be gone")
+    eventually(lambda: api.find("namespaces", namespace) is None, "the namespace to be gone", 40)

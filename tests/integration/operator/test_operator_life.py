@@ -30,7 +30,7 @@ def test_a_job_runs_to_complete_and_tells_its_story(
     assert set(running) == {CONTROLLER, POLICY}
     assert {pod["spec"]["nodeName"] for pod in running.values()} == {CPU_NODE, GPU_NODE}
     assert running[CONTROLLER]["spec"]["nodeName"] == CPU_NODE
-    eventually(lambda: job.status.get("step") == 3, "the reported step in the status", lambda: job.status)
+    eventually(lambda: job.status.get("step") == 3, "the reported step in the status", context=lambda: job.status)
     assert "3/10" in kubectl("get", "rlj").stdout
 
     job.complete()
@@ -71,7 +71,7 @@ def test_few_writes_bring_a_job_to_running_and_none_keep_it_there(
     # Two; on a busy machine the pods start one after the other, and it is written in between.
     assert until_running["patch rljobs/status"] <= 4
     job.report(step=0)
-    eventually(lambda: job.status.get("step") == 0, "the reported step in the status", lambda: job.status)
+    eventually(lambda: job.status.get("step") == 0, "the reported step in the status", context=lambda: job.status)
     proxy.wait_until_quiet()
     written = len(proxy.writes(namespace))
     holds_for(2.0, lambda: len(proxy.writes(namespace)) == written, "no write while nothing changes")
@@ -132,7 +132,7 @@ def test_suspending_a_running_job_ends_the_controller_before_the_workers(
     job.wait_for_pods(0)
     job.wait_for(ConditionType.SUSPENDED)
     job.change(suspend=False)
-    eventually(lambda: len(job.attempts) == 2, "another attempt", lambda: job.attempts)
+    eventually(lambda: len(job.attempts) == 2, "another attempt", context=lambda: job.attempts)
     job.wait_for(ConditionType.RUNNING)
     assert job.status.get("restarts", 0) == 0
 
@@ -152,7 +152,7 @@ def test_more_steps_continue_a_complete_job(job: WatchedJob) -> None:
     job.create().run()
     job.complete()
     job.change(algorithm={"steps": 20})
-    eventually(lambda: len(job.attempts) == 2, "another attempt", lambda: job.status)
+    eventually(lambda: len(job.attempts) == 2, "another attempt", context=lambda: job.status)
     job.wait_for(ConditionType.RUNNING)
     job.complete(steps=20, attempt=2)
     assert job.status["steps"] == 20
@@ -162,7 +162,7 @@ def test_a_lost_worker_pod_begins_another_attempt_at_the_same_step(job: WatchedJ
     job.create().run(step=4)
     first = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
     job.kubelet.vanish(job.policy_pod())
-    eventually(lambda: len(job.attempts) == 2, "another attempt", lambda: job.status)
+    eventually(lambda: len(job.attempts) == 2, "another attempt", context=lambda: job.status)
     job.wait_for(ConditionType.RUNNING)
     second = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
     assert set(first) == set(second)
@@ -189,7 +189,7 @@ def test_what_another_try_cannot_help_fails_at_once_in_the_trainers_words(
 def test_restarts_without_progress_end_with_an_account_of_them(job: WatchedJob) -> None:
     job.create(recovery={"maxRestarts": 1}).run(step=0)
     job.end_controller(ExitCode.ERROR, step=0)
-    eventually(lambda: len(job.attempts) == 2, "a restart", lambda: job.status)
+    eventually(lambda: len(job.attempts) == 2, "a restart", context=lambda: job.status)
     job.wait_for(ConditionType.RUNNING)
     job.end_controller(ExitCode.ERROR, step=0)
     assert job.wait_for(ConditionType.FAILED)["reason"] == ConditionReason.RESTARTS_EXHAUSTED

@@ -22,7 +22,7 @@ from tests.integration.operator.operator_process import OperatorProcess
 from tests.integration.operator.test_operator_restart import killed_after_each_change, outcome
 from tests.integration.operator.watched_job import WatchedJob
 
-Fail = Callable[[WatchedJob], None]
+Fail = Callable[[WatchedJob, float], None]
 
 PATIENT = {"gang": "Disabled"}
 """Pods of which the operator dies before it has made them all are not released, however slowly it comes back."""
@@ -52,34 +52,36 @@ def restarting_nodes(kubelet: KubeletHand) -> Iterator[None]:
     kubelet.declare()
 
 
-def kill_worker(job: WatchedJob) -> None:
+def kill_worker(job: WatchedJob, timeout: float) -> None:
     """The kernel kills a worker for its memory; the job goes on in new pods."""
     job.kubelet.end(job.policy_pod(), 137, reason="OOMKilled")
 
 
-def restart_in_place(job: WatchedJob) -> None:
+def restart_in_place(job: WatchedJob, timeout: float) -> None:
     """The controller cannot go on, and waits; as it would, both pods restart once there is a new attempt for them."""
     pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "sentence": "a GPU ran out of memory"}
     number = job.attempt
     job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingEnd=pending)
-    eventually(lambda: job.attempts[-1].get("podsOfAttempt"), "an attempt in the same pods", lambda: job.status)
+    eventually(
+        lambda: job.attempts[-1].get("podsOfAttempt"), "an attempt in the same pods", timeout, lambda: job.status
+    )
     for pod in job.pods.values():
         job.kubelet.restart(pod)
 
 
-def live_through(job: WatchedJob, fail: Fail) -> None:
+def live_through(job: WatchedJob, fail: Fail, timeout: float = 60) -> None:
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
     first = job.attempt
     job.report(4, first, plan=PLAN)
-    eventually(lambda: job.status.get("step") == 4 and job.status.get("plan"), "the report in the status")
-    fail(job)
-    eventually(lambda: job.attempt > first, "another attempt", lambda: job.status)
-    job.wait_for(ConditionType.RUNNING)
+    eventually(lambda: job.status.get("step") == 4 and job.status.get("plan"), "the report in the status", timeout)
+    fail(job, timeout)
+    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE)
-    job.wait_for_pods(1)
+    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
+    job.wait_for_pods(1, timeout)
 
 
 def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
@@ -98,7 +100,7 @@ def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create(**SPEC), kill_worker)
+        live_through(job.create(**SPEC), kill_worker, timeout=240)
     assert (outcome(job), what_was_changed(job)) == (outcome(undisturbed), what_was_changed(undisturbed))
     assert len(kills) >= 15
 
@@ -107,7 +109,7 @@ def test_the_pods_of_the_next_attempt_have_the_raised_limit(job: WatchedJob) -> 
     job.create(**SPEC).run()
     job.report(4, plan=PLAN)
     eventually(lambda: job.status.get("plan"), "the plan in the status")
-    kill_worker(job)
+    kill_worker(job, 20)
     eventually(lambda: job.attempt == 2, "another attempt")
     eventually(
         lambda: [pod["metadata"]["labels"][labels.ATTEMPT] for pod in job.pods.values()] == ["2"] * 2, "new pods"
@@ -122,9 +124,9 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
     with killed_after_each_change(operator, proxy, api) as kills:
         job.create(**PATIENT)
         job.kubelet.follow(job.namespace)
-        job.wait_for(ConditionType.RUNNING)
+        job.wait_for(ConditionType.RUNNING, timeout=240)
         before = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
-        live_through(job, restart_in_place)
+        live_through(job, restart_in_place, timeout=240)
     assert what_was_changed(job) == [("processes", "fresh", "RestartInPlace")]
     *_, failed, last = job.attempts
     assert (failed["reason"], last["podsOfAttempt"]) == ("DeviceOutOfMemory", failed["number"])
@@ -142,7 +144,7 @@ def test_pods_that_do_not_restart_are_replaced(job: WatchedJob) -> None:
     job.report(4, 1, lastEvidence=EVIDENCE, pendingEnd={"exitCode": 80, "sentence": "a GPU ran out of memory"})
     eventually(lambda: job.attempt == 2, "an attempt in the same pods")
     job.end_controller(80, step=4)
-    eventually(lambda: job.attempt == 3, "an attempt in new pods", lambda: job.status)
+    eventually(lambda: job.attempt == 3, "an attempt in new pods", context=lambda: job.status)
     job.wait_for(ConditionType.RUNNING)
     assert [attempt.get("reason") for attempt in job.attempts] == ["DeviceOutOfMemory", "NotRestartedInPlace", None]
     assert (job.status["adjustments"], job.status.get("restarts", 0)) == (1, 0)
@@ -160,7 +162,7 @@ def test_a_pod_that_went_on_restarting_while_the_operator_was_away_is_replaced(
     job.kubelet.restart(job.policy_pod(), times=MOST_RESTARTS + 1)
     forget_leader(api)
     operator.start()
-    eventually(lambda: job.attempt == 2, "an attempt in new pods", lambda: job.status)
+    eventually(lambda: job.attempt == 2, "an attempt in new pods", context=lambda: job.status)
     job.wait_for(ConditionType.RUNNING)
     assert [attempt.get("reason") for attempt in job.attempts] == ["RestartLoop", None]
     assert job.attempts[0]["toStep"] == 4

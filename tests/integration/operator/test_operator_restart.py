@@ -56,28 +56,28 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
     expected = outcome(undisturbed)
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create())
+        live_through(job.create(), timeout=240)
         ended = outcome(job)
         job.delete()
-        job.wait_gone()
+        job.wait_gone(timeout=60)
     assert ended == expected
     assert len(kills) >= 15
 
 
-def live_through(job: WatchedJob) -> None:
+def live_through(job: WatchedJob, timeout: float = 60) -> None:
     """Starts, loses a worker pod, goes on, completes."""
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
     first = job.attempt
     job.report(4, first)
-    eventually(lambda: job.status.get("step") == 4, "the reported step in the status")
+    eventually(lambda: job.status.get("step") == 4, "the reported step in the status", timeout)
     job.kubelet.vanish(job.policy_pod())
-    eventually(lambda: job.attempt > first, "another attempt", lambda: job.status)
-    job.wait_for(ConditionType.RUNNING)
+    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
+    job.wait_for(ConditionType.RUNNING, timeout=timeout)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE)
-    job.wait_for_pods(1)
+    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
+    job.wait_for_pods(1, timeout)
 
 
 def outcome(job: WatchedJob) -> dict[str, Any]:

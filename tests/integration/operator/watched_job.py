@@ -97,10 +97,7 @@ class WatchedJob:
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
     def wait_for(
-        self,
-        type_: ConditionType,
-        status: str = "True",
-        reason: ConditionReason | None = None,
+        self, type_: ConditionType, status: str = "True", reason: ConditionReason | None = None, timeout: float = 60
     ) -> Object:
         """The condition, once it has this status, and this reason where one is given."""
 
@@ -110,7 +107,7 @@ class WatchedJob:
             return condition if fits else None
 
         wanted = f"{type_}={status} {reason or ''}"
-        found = eventually(reached, wanted, lambda: self.status.get("conditions"))
+        found = eventually(reached, wanted, timeout, lambda: self.status.get("conditions"))
         assert found is not None
         return found
 
@@ -127,13 +124,15 @@ class WatchedJob:
     def policy_pod(self, index: int = 0) -> Pod:
         return self.pods[worker_pod_name(self.name, "policy", index)]
 
-    def wait_for_pods(self, count: int = 2) -> dict[str, Pod]:
+    def wait_for_pods(self, count: int = 2, timeout: float = 60) -> dict[str, Pod]:
         """Until it has exactly `count` pods."""
-        eventually(lambda: len(self.pods) == count, f"{count} pods", lambda: (list(self.pods), self.status))
+        eventually(lambda: len(self.pods) == count, f"{count} pods", timeout, lambda: (list(self.pods), self.status))
         return self.pods
 
-    def wait_gone(self) -> None:
-        eventually(lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone")
+    def wait_gone(self, timeout: float = 60) -> None:
+        eventually(
+            lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone", timeout
+        )
 
     def event_reasons(self) -> list[str]:
         """Reasons of the Events about the job, in the order of their first occurrence."""

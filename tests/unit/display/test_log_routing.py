@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from rljob_trainer.display.log_routing import crash_report
-from tests.patience import PATIENCE_SECONDS
 
 ROUTED = """
 import ctypes, logging, os, subprocess, sys
@@ -34,7 +33,7 @@ def run_routed(log: Path, end: str = "pass") -> subprocess.CompletedProcess[str]
     script = ROUTED.replace("{end}", end)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", script, str(log)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
 def test_only_the_display_reaches_the_terminal(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from rljob_trainer.pods.environment import TERMINATION_LOG_VARIABLE
-from tests.patience import PATIENCE_SECONDS
 
 _UNDER_INIT = "from rljob_trainer.pods.init_process import continue_under_init; continue_under_init()\n"
 
@@ -29,7 +28,7 @@ def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
     [("pass", 0), ("raise SystemExit(83)", 83), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
 )
 def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
-    assert start(program).wait(timeout=PATIENCE_SECONDS) == exit_code
+    assert start(program).wait(timeout=20) == exit_code
 
 
 @pytest.mark.parametrize(
@@ -52,9 +51,7 @@ def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_pat
         "continue_under_init(partial(tell_silent_end, os.environ))\n"
     )
     variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
-    subprocess.run(
-        [sys.executable, "-c", under_init + program, log], env=variables, timeout=PATIENCE_SECONDS, check=False
-    )
+    subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=30, check=False)
     if told:
         assert told in log.read_text()
     else:
@@ -71,7 +68,7 @@ def test_a_signal_reaches_the_program_which_decides(number: signal.Signals) -> N
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.wait(timeout=PATIENCE_SECONDS) == 143
+    assert process.wait(timeout=20) == 143
 
 
 def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_none_stays_behind(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_non
             time.sleep(0.02)
         assert not psutil.pid_exists(short), "a zombie is left"
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=PATIENCE_SECONDS)
+        process.wait(timeout=20)
         assert not psutil.pid_exists(long), "an orphan outlives the container"
     finally:
         process.kill()
@@ -101,6 +98,6 @@ def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_non
 
 def test_the_program_is_a_child_of_it() -> None:
     process = start("import os; print(os.getppid(), flush=True)")
-    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    printed, _ = process.communicate(timeout=20)
     assert int(printed) == process.pid
     assert process.pid != os.getpid()

@@ -13,7 +13,6 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import read_termination_message
-from tests.patience import PATIENCE_SECONDS
 from tests.runs import RLJOB, write_manifest
 from tests.unit.pods.pod_variables import pod_variables
 
@@ -40,7 +39,7 @@ def start(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]
 
 def test_a_worker_says_what_it_waits_for_and_gives_up_in_the_end(tmp_path: Path, closed_port: int) -> None:
     worker = start(tmp_path, f"127.0.0.1:{closed_port}", RLJOB_JOIN_TIMEOUT_SECONDS="1")
-    printed, _ = worker.communicate(timeout=PATIENCE_SECONDS)
+    printed, _ = worker.communicate(timeout=60)
     assert worker.returncode == ExitCode.WORKER_LOST, printed
     assert f"waiting for the controller's Ray at 127.0.0.1:{closed_port}" in printed
     assert "Connection refused" in printed
@@ -58,6 +57,6 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for_and_sigterm_ends_the_wai
     assert any("waiting for the controller's Ray at digits-controller.train.invalid:6379" in line for line in lines)
     began = time.monotonic()
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=PATIENCE_SECONDS)
+    worker.communicate(timeout=30)
     assert worker.returncode == ExitCode.TERMINATED
     assert time.monotonic() - began < 10

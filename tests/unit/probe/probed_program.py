@@ -11,7 +11,6 @@ from pathlib import Path
 
 import rljob_probe
 from rljob_api.termination_message import TerminationMessage, read_termination_message
-from tests.patience import PATIENCE_SECONDS
 
 SITE = Path(rljob_probe.__file__).parent / "site"
 
@@ -69,7 +68,7 @@ class ProbedProgram:
         done = subprocess.run(
             [self.python, *flags, str(script)],
             env=inherited | (own if probed else {}) | self.environment | dict(environment or {}),
-            cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+            cwd=cwd, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         return Ended(done.returncode, done.stdout, done.stderr)
 
