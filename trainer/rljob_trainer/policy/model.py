@@ -16,6 +16,7 @@ from rljob_trainer.errors import BadInput
 CAUSAL_LM = "causal_lm."
 """Prefix of the parameters' names here; behind it stand the names of the Hugging Face checkpoint."""
 
+_ASKS_FOR_LENGTHS = "triton.mix_order_reduction"  # torch 2.10 and newer
 _UNSUPPORTED_HEADS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
@@ -85,10 +86,15 @@ def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
 def fuse_kernels(model: PolicyModel) -> None:
     """Compile each decoder layer, for GPUs: norms, rotary embedding and activation become few kernels.
 
-    That halves an update's time and saves a third of its memory. Lengths are symbolic: a new one compiles nothing.
+    That halves an update's time and saves a third of its memory. Lengths are symbolic: a new one compiles nothing. The
+    one fusion that asks how long they are is left out: it has a layer compiled anew on each side of its thresholds,
+    8 s on an H200 where a failed update is tried again with smaller micro-batches.
     """
+    from torch._inductor import list_options
+
+    options: dict[str, Any] = {_ASKS_FOR_LENGTHS: False} if _ASKS_FOR_LENGTHS in list_options() else {}
     for layer in model.decoder_layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = torch.compile(layer.forward, dynamic=True, options=options)
 
 
 def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:

@@ -1,0 +1,36 @@
+"""What is compiled for one length of a micro-batch serves every other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.programs.card import has_gpu
+
+pytestmark = pytest.mark.gpu
+SMALL_TO_LARGE_TOKENS = (90, 1_000, 4_100, 9_000, 16_380)  # none is a dimension of the layer
+MODEL = "random://qwen3?hidden=1024&intermediate=3072&layers=2&heads=16&kvHeads=8&headDim=128&vocabulary=1024&tied=true"
+
+
+@pytest.mark.parametrize("lengths", [SMALL_TO_LARGE_TOKENS, SMALL_TO_LARGE_TOKENS[::-1]], ids=["grows", "shrinks"])
+def test_a_micro_batch_of_another_length_compiles_no_layer(lengths: tuple[int, ...], tmp_path: Path) -> None:
+    if not has_gpu():
+        pytest.skip("needs an NVIDIA GPU")
+    import torch
+    from torch._dynamo.utils import counters
+
+    from rljob_trainer.models.resolve import resolve_model
+    from rljob_trainer.policy.model import fuse_kernels, read_policy_model
+
+    torch.compiler.reset()
+    counters.clear()
+    model = read_policy_model(resolve_model(MODEL), temperature=1.0, chunk_tokens=256).to("cuda", torch.bfloat16)
+    fuse_kernels(model)
+    for tokens in lengths:
+        hidden = torch.randn(1, tokens, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        positions = torch.arange(tokens, device="cuda")[None]
+        rotary = model.causal_lm.model.rotary_emb(hidden, positions)
+        for layer in model.decoder_layers:
+            layer(hidden, position_embeddings=rotary).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
