@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import wait_for_end
 
 ROOT = Path(__file__).parent.parent
 RLJOB = Path(sys.executable).parent / "rljob"
@@ -67,5 +67,5 @@ def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[
 def rljob_run(manifest: Path, output: Path, *options: str | Path, **environment: str) -> Run:
     """Run the job to its end, whatever that is."""
     process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options, **environment)
-    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    printed = wait_for_end(process)
     return Run(process.returncode, printed, output)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Kubectl
 from tests.e2e.pods import phase, shell_pod, terminated
+from tests.patience import Deadline
 
 
 def test_a_pod_reaches_a_service_on_the_other_node_by_its_name(namespace: Kubectl, busybox: str) -> None:
@@ -95,7 +96,7 @@ def test_a_deleted_claim_takes_its_folder_along(namespace: Kubectl, kubectl: Kub
     folder = kubectl.kubeconfig.parent / "volumes" / volume
     assert folder.is_dir()
     namespace("delete", "pvc", "gone")
-    end = time.monotonic() + 30
-    while folder.exists() and time.monotonic() < end:
+    deadline = Deadline(30)
+    while folder.exists() and not deadline.passed:
         time.sleep(0.2)
     assert not folder.exists()

@@ -25,6 +25,7 @@ from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
 from tests.e2e.conftest import Kubectl
 from tests.e2e.pods import phase, shell_pod
+from tests.patience import Deadline
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))
@@ -150,7 +151,7 @@ def ready_nodes(kubectl: Kubectl) -> set[str]:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while not holds():
-        assert time.monotonic() < end, f"not so after {seconds:.0f} s"
+        assert not deadline.passed, f"not so after {seconds:.0f} s"
         time.sleep(0.1)

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from rljob_api.termination_message import TerminationMessage, read_termination_message
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, Deadline
 from tests.runs import RLJOB
 
 RAY_PORT = 21000
@@ -48,10 +48,11 @@ class PodProcess:
         return message
 
     def wait(self) -> int:
-        try:
-            return self.process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.directory.name} has not ended:\n{self.log}") from None
+        deadline = Deadline(PATIENCE_SECONDS)
+        while (exit_code := self.process.poll()) is None:
+            assert not deadline.passed, f"{self.directory.name} has not ended:\n{self.log}"
+            time.sleep(0.05)
+        return exit_code
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -138,11 +139,11 @@ class Attempt:
         self.wait_until(lambda: len(self.committed()) >= step, f"step {step}")
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = Deadline(PATIENCE_SECONDS)
         while not holds():
             ended = [pod.directory.name for pod in (self.controller, *self.workers) if pod.process.poll() is not None]
             assert not ended, f"{ended} ended before {what}:\n{self.logs}"
-            assert time.monotonic() < deadline, f"{what} did not come:\n{self.logs}"
+            assert not deadline.passed, f"{what} did not come:\n{self.logs}"
             time.sleep(0.02)
 
     @property

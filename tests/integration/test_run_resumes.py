@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rljob_api.exit_codes import ExitCode
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, Deadline, wait_for_end
 from tests.runs import Run, rljob_run, start_rljob, write_manifest
 
 STEPS = 14
@@ -30,14 +30,14 @@ JOB: dict[str, dict[str, Any]] = {
 def stop_at(step: int, who: str, how: signal.Signals, manifest: Path, output: Path) -> tuple[int, str]:
     """Run until `step` is committed, send `how` to the process of `who`, and wait for the end."""
     process = start_rljob("run", manifest, "--output", output, "--device", "cpu")
-    ledger, deadline = output / "ledger.jsonl", time.monotonic() + PATIENCE_SECONDS
+    ledger, deadline = output / "ledger.jsonl", Deadline(PATIENCE_SECONDS)
     while not (lines := _lines(ledger)) or lines[-1].get("step", 0) < step or lines[-1]["kind"] != "step":
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"step {step} was not reached"
+        assert not deadline.passed, f"step {step} was not reached"
         time.sleep(0.01)
     processes = [line for line in lines if line["kind"] == "attempt"][-1]["processes"]
     os.kill(processes[who], how)
-    printed, _ = process.communicate(timeout=120)
+    printed = wait_for_end(process, 120)
     return process.returncode, printed
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.patience import Deadline
+
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.05
@@ -18,9 +20,9 @@ def eventually(
 
     `expected` says what was waited for, where it does not come in `timeout` seconds; `context`, what there is instead.
     """
-    end = time.monotonic() + timeout
+    deadline = Deadline(timeout)
     found: object = None
-    while time.monotonic() < end:
+    while not deadline.passed:
         try:
             if result := look():
                 return result

@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.integration.operator.recorded_request import RecordedRequest, read_request
+from tests.patience import Deadline
 
 _HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"}
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
@@ -138,8 +139,8 @@ class FaultProxy:
 
     def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 60.0) -> None:
         """Until no write has come for `seconds`. AssertionError, with the last writes, where that is never so."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
+        deadline = Deadline(timeout)
+        while not deadline.passed:
             writes = self.writes()
             quiet_since = writes[-1].time if writes else 0.0
             if time.monotonic() - quiet_since >= seconds:

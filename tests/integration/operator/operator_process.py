@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import yaml
 
+from tests.patience import Deadline
+
 START_SECONDS = 30.0
 
 
@@ -45,8 +47,8 @@ class OperatorProcess:
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
+        deadline = Deadline(START_SECONDS)
+        while not deadline.passed:
             assert self.running, f"the operator ended with code {self.exit_code}; {self.end_of_log()}"
             if self.probe("readyz") == 200:
                 return
@@ -77,9 +79,13 @@ class OperatorProcess:
         self._process.kill()
 
     def wait_ended(self, timeout: float = 60.0) -> int:
-        """Its exit code. Raises TimeoutExpired where it does not end."""
+        """Its exit code. AssertionError where it does not end."""
+        deadline = Deadline(timeout)
+        while self.running:
+            assert not deadline.passed, f"the operator has not ended after {timeout:g} s; {self.end_of_log()}"
+            time.sleep(0.05)
         assert self._process is not None
-        return self._process.wait(timeout)
+        return self._process.wait()
 
     def stop(self) -> int:
         """SIGTERM, as a kubelet sends it; returns the exit code."""
