@@ -1,7 +1,8 @@
 """Seconds a step and peak memory on one GPU: `rljob run bench/h200_step.yaml` beside TRL's GRPO, on the same GPU.
 
-Records `bench/results/h200_step.json`. TRL's arm runs where TRL is installed. Peak memory of the device is of all
-processes together, sampled from the driver every 20 ms; the first two steps of each arm are warm-up and not counted.
+Records `bench/results/h200_step.json`; where TRL is not installed its arm does not run, and the record is
+`h200_step_alone.json`. Peak memory of the device is of all processes together, sampled from the driver every 20 ms; the
+first two steps of each arm are warm-up and not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main(output: Path, results: Path) -> None:
     if importlib.util.find_spec("trl"):
         rows.append(trl_arm())
     note = f"Qwen3-0.6B shape, random weights, {COMPLETIONS} completions of {RESPONSE_TOKENS} tokens a step"
-    print(record("h200_step", rows, note, results))
+    print(record("h200_step" if len(rows) > 1 else "h200_step_alone", rows, note, results))
     for row in rows:
         print(
             f"{row['arm']:>6}: {row['seconds_per_step']:.2f} s/step, {row['tokens_per_second']:,.0f} tokens/s, "

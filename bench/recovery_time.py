@@ -33,7 +33,7 @@ ARMS = {
 }
 
 
-def main(manifest: Path, steps: int, device: str, directory: Path, arms: list[str]) -> None:
+def main(manifest: Path, steps: int, device: str, directory: Path, name: str, arms: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         job = short_job(manifest, steps, Path(scratch) / "job.yaml")
@@ -43,7 +43,7 @@ def main(manifest: Path, steps: int, device: str, directory: Path, arms: list[st
             rows.extend(measured(arm, job, device, output, plan))
             keep_plan_with_room(output / "ledger.jsonl", plan)
             # After each, so that what was measured stays, whatever becomes of the rest.
-            path = record("recovery_time", rows, f"{manifest.name}, {steps} steps, a fault in step 3", directory)
+            path = record(name, rows, f"{manifest.name}, {steps} steps, a fault in step 3", directory)
     print_rows(rows)
     print(path)
 
@@ -105,6 +105,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
+    parser.add_argument("--name", default="recovery_time", help="of the record; of one H200: recovery_time_h200")
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="default: all")
     arguments = parser.parse_args()
-    main(arguments.manifest, arguments.steps, arguments.device, arguments.output, arguments.arm or list(ARMS))
+    arms = arguments.arm or list(ARMS)
+    main(arguments.manifest, arguments.steps, arguments.device, arguments.output, arguments.name, arms)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.gpu.programs.card import has_gpu
@@ -14,7 +12,7 @@ MODEL = "random://qwen3?hidden=1024&intermediate=3072&layers=2&heads=16&kvHeads=
 
 
 @pytest.mark.parametrize("lengths", [SMALL_TO_LARGE_TOKENS, SMALL_TO_LARGE_TOKENS[::-1]], ids=["grows", "shrinks"])
-def test_a_micro_batch_of_another_length_compiles_no_layer(lengths: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_micro_batch_of_another_length_compiles_no_layer(lengths: tuple[int, ...]) -> None:
     if not has_gpu():
         pytest.skip("needs an NVIDIA GPU")
     import torch
