@@ -44,7 +44,7 @@ def rljob_arm(output: Path) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
     begun = time.perf_counter()
     with DevicePeak() as peak:
-        subprocess.run([sys.executable, "-m", "rljob_trainer.cli", "run", MANIFEST, "--output", output], check=True)
+        subprocess.run([sys.executable, "-m", "rljob_trainer", "run", MANIFEST, "--output", output], check=True)
     lines = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
     seconds = statistics.median(step["total_seconds"] for step in steps)

@@ -122,7 +122,7 @@ def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, de
         spec["faultInjection"] = {"enabled": True, "faults": list(job.faults)}
     (folder / "job.yaml").write_text(yaml.safe_dump({**manifest, "spec": spec}))
     (folder / "plan.json").write_text(json.dumps(dict(job.plan)))
-    rljob = (sys.executable, "-m", "rljob_trainer.cli")
+    rljob = (sys.executable, "-m", "rljob_trainer")
     options: list[str | Path] = ["--plan", folder / "plan.json", "--output", folder / "run", "--device", device]
     begun = time.monotonic()
     seconds = min(LONGEST_RUN_SECONDS, max(deadline - begun, 1.0))

@@ -68,7 +68,7 @@ def keep_plan_with_room(ledger: Path, plan: Path) -> None:
 
 def measured(arm: str, job: Path, device: str, output: Path, plan: Path) -> list[dict[str, Any]]:
     """The arm's row, and before it that of the attempt's start; what failed is a row that says so."""
-    command: list[str | Path] = [sys.executable, "-m", "rljob_trainer.cli", "run", job]
+    command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", job]
     command += ["--output", output, "--device", device, "--fault", ARMS[arm]]
     command += ["--plan", plan] if arm == "new engine" and plan.exists() else []
     try:

@@ -31,7 +31,7 @@ def image() -> SmallImage:
     rljob = f"""\
 #!/bin/sh
 if [ "$1" = worker ]; then export RLJOB_RAY_FIRST_PORT={_WORKER_FIRST_PORT}; fi
-exec {sys.executable} -m rljob_trainer.cli "$@"
+exec {sys.executable} -m rljob_trainer "$@"
 """
     return SmallImage(IMAGE, {f"{_IMAGE_PROGRAMS[1:]}/rljob": rljob.encode()}, {}, (f"{_IMAGE_PROGRAMS}/rljob",))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -154,12 +153,3 @@ def worker() -> None:
     from rljob_trainer.pods.worker_pod import run_worker
 
     raise typer.Exit(run_worker(os.environ))
-
-
-def main() -> None:
-    """Entry point of the `rljob` command."""
-    sys.exit(app())
-
-
-if __name__ == "__main__":
-    main()

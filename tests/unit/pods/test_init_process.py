@@ -16,6 +16,21 @@ from rljob_trainer.pods.environment import TERMINATION_LOG_VARIABLE
 
 _UNDER_INIT = "from rljob_trainer.pods.init_process import continue_under_init; continue_under_init()\n"
 
+_IMPORTS_WHEN_TOLD = """
+import sys, time
+from pathlib import Path
+
+class WhenTold:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            sys.meta_path.remove(self)
+            print("imports", flush=True)
+            while not Path(__file__).with_name("go-on").exists():
+                time.sleep(0.01)
+
+sys.meta_path.insert(0, WhenTold())
+"""
+
 
 def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -56,6 +71,24 @@ def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_pat
         assert told in log.read_text()
     else:
         assert log.read_text() == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a first process: a namespace of its own")
+@pytest.mark.parametrize("command", ["controller", "worker"])
+def test_a_pod_that_is_deleted_while_it_still_imports_ends(command: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_IMPORTS_WHEN_TOLD)
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "rljob_trainer", command],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "imports\n"
+    [first] = psutil.Process(process.pid).children()
+    first.terminate()
+    (tmp_path / "go-on").touch()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

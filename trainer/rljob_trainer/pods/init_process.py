@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -30,11 +31,12 @@ def continue_under_init(at_end: Callable[[int], None] = lambda _: None) -> None:
     _adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Blocked before there is a child, so that none is missed; a blocked signal also reaches the first process.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    # Blocked before there is a child, so that none is missed; a blocked signal also reaches the first process. One that
+    # came earlier, while `rljob_trainer.__main__` held it back, is passed on to the child like any other.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     program = os.fork()
     if program == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         return
     exit_code = _watch(program)
     _kill_descendants()
@@ -75,5 +77,6 @@ def _adopt_orphans() -> None:
 def _kill_descendants() -> None:
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(descendants, timeout=_SECONDS_TO_DIE)
