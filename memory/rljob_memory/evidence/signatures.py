@@ -102,6 +102,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(FailureKind.HOST, r"\bOOMKilled\b|\bOOMKilling\b|oom-kill:constraint=|invoked oom-killer"),
     _signature(FailureKind.HOST, r"The node was low on resource: memory"),
+    # vLLM on a CPU, in a container whose limit it nearly fills.
+    _signature(
+        FailureKind.HOST,
+        rf"Available memory on node \d{{1,4}} \({_GIB}/{_GIB} GiB\) on (?:startup|kv cache allocation) is less than",
+    ),
     _signature(FailureKind.HOST, r"^oom_kill(?:_group)? [1-9]\d*$|^oom_group_kill [1-9]\d*$"),
     _signature(
         FailureKind.HOST,

@@ -119,6 +119,13 @@ def test_recoveries_and_warnings_are_told_in_one_line() -> None:
         (OSError(28, "No space left on device", "/dev/shm/psm_1"), "SharedMemoryExhausted"),
         (OSError(28, "No space left on device", "/data/run/memory"), "OutputUnavailable"),
         (MemoryError(), "HostOutOfMemory"),
+        (
+            ValueError(
+                "Available memory on node 0 (0.0/1.17 GiB) on kv cache allocation is less than requested memory for kv "
+                "(0.06 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used"
+            ),
+            "HostOutOfMemory",
+        ),
         (ValueError("Killed"), "NoneType"),
         (ValueError("shapes do not match"), "NoneType"),
     ],
