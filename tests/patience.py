@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import time
-from pathlib import Path
+
+import psutil
 
 PATIENCE_SECONDS = 480.0
 """For steps of a job, whose processes first import torch and vLLM: minutes on two cores that also run other tests. Less
 than the 600 s after which pods are given up, which must not be what ends a wait."""
-
-_STEAL = 8  # of a line of /proc/stat: the processor's name, user, nice, system, idle, iowait, irq, softirq, steal
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Deadline:
@@ -47,6 +43,4 @@ def wait_for_end(process: subprocess.Popen[str], seconds: float = PATIENCE_SECON
 
 def _stolen_seconds() -> list[float]:
     """By processor, since the machine started."""
-    lines = Path("/proc/stat").read_text().splitlines()
-    processors = [line.split() for line in lines if re.match(r"cpu\d", line)]
-    return [int(fields[_STEAL]) / _TICKS_A_SECOND for fields in processors]
+    return [processor.steal for processor in psutil.cpu_times(percpu=True)]
