@@ -165,7 +165,6 @@ def forget_leader(api: ApiClient) -> None:
 def restart(operator: OperatorProcess, api: ApiClient) -> None:
     """Killed, and back."""
     operator.kill()
-    operator.wait_ended()
     forget_leader(api)
     operator.start()
 

@@ -70,7 +70,7 @@ class FaultProxy:
     requests: list[RecordedRequest] = field(default_factory=list)
     _faults: list[Fault] = field(default_factory=list)
     _watches: list[_Watch] = field(default_factory=list)
-    _after_change: Callable[[], None] | None = None
+    _after_change: Callable[[RecordedRequest], None] | None = None
     _versions: dict[tuple[str, str, str], str] = field(default_factory=dict)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
@@ -99,8 +99,8 @@ class FaultProxy:
         finally:
             self._faults.remove(fault)
 
-    def after_next_change(self, call: Callable[[], None] | None) -> None:
-        """Call `call` once, when the API server has done the next write that changes anything, before its answer
+    def after_each_change(self, call: Callable[[RecordedRequest], None] | None) -> None:
+        """Call `call` with each write that changes anything, when the API server has done it and before its answer
         passes. None: no more."""
         self._after_change = call
 
@@ -198,10 +198,9 @@ class FaultProxy:
             if request.verb == "watch" and upstream.status == 200:
                 return await self._stream(incoming, request, upstream)
             content = await upstream.read()
-        if request.is_write and upstream.ok and self._is_change(request, json.loads(content)):
-            call, self._after_change = self._after_change, None
-            if call is not None:
-                call()
+        changed = request.is_write and upstream.ok and self._is_change(request, json.loads(content))
+        if changed and self._after_change is not None:
+            self._after_change(request)
         if fault is not None:
             return await self._fail(request, fault)
         return web.Response(status=upstream.status, headers=_passed_on(upstream), body=content)

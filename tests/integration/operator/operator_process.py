@@ -74,9 +74,10 @@ class OperatorProcess:
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL: no good-bye, the Lease is not given back."""
+        """SIGKILL: no good-bye, the Lease is not given back. Returns when it is dead."""
         assert self._process is not None
         self._process.kill()
+        self._process.wait()
 
     def wait_ended(self, timeout: float = 60.0) -> int:
         """Its exit code. AssertionError where it does not end."""

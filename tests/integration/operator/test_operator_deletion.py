@@ -56,7 +56,6 @@ def test_a_job_deleted_while_the_operator_is_away_goes_when_it_is_back(
 ) -> None:
     job.create().run()
     operator.kill()
-    operator.wait_ended()
     job.delete()
     holds_for(0.5, lambda: "deletionTimestamp" in job.object["metadata"], "the finalizer to hold")
     forget_leader(api)

@@ -40,7 +40,6 @@ def test_the_second_replica_waits_and_takes_over_from_a_killed_leader(
     assert standby.probe("readyz") == 200
     assert holder(api) == leader
     operator.kill()
-    operator.wait_ended()
     job.report(6)
     assert job.status.get("step") != 6, "nobody leads yet"
     eventually(lambda: holder(api) not in ("", leader), "the other replica to lead", 40)

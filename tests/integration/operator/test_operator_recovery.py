@@ -158,7 +158,6 @@ def test_a_pod_that_went_on_restarting_while_the_operator_was_away_is_replaced(
     eventually(lambda: job.status.get("plan"), "the plan in the status")
     uid = job.policy_pod()["metadata"]["uid"]
     operator.kill()
-    operator.wait_ended()
     job.kubelet.restart(job.policy_pod(), times=MOST_RESTARTS + 1)
     forget_leader(api)
     operator.start()
