@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rljob_trainer.errors import HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
@@ -9,12 +10,16 @@ from rljob_trainer.errors import HostOutOfMemory, SharedMemoryExhausted, Trainer
 Calls = dict[str, Any]
 """Ray object references by the name of the actor they were called on, such as `policy-0`."""
 
+_LOST_PEER_SECONDS = 5.0
+"""A lost actor's connections close at once, and fail its peers; that it is lost, Ray hears a little later."""
+
 
 def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
     """The results by actor name. Raises what the first failing call raised.
 
     A lost actor does not end the calls of its peers: they may sit in a collective and never return, so results are
-    taken as they come and the first failure is raised at once.
+    taken as they come and the first failure is raised at once. Only where it names no cause, such as a connection that
+    was closed, are the peers given a moment to tell theirs.
     """
     import ray
 
@@ -23,8 +28,33 @@ def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
     pending = list(name_of)
     while pending:
         [ready], pending = ray.wait(pending, num_returns=1)
-        results[name_of[ready]] = _result(ready, name_of[ready], doing)
+        try:
+            results[name_of[ready]] = _result(ready, name_of[ready], doing)
+        except TrainerError as failure:
+            if _names_no_cause(failure):
+                _raise_cause_among({name_of[reference]: reference for reference in pending}, doing)
+            raise
     return {name: results[name] for name in calls}
+
+
+def _names_no_cause(failure: TrainerError) -> bool:
+    return type(failure) is TrainerError
+
+
+def _raise_cause_among(peers: Calls, doing: str) -> None:
+    """Raise what a peer fails with within a few seconds, where that names a cause: it is lost, or memory ran out."""
+    import ray
+
+    name_of = {reference: name for name, reference in peers.items()}
+    pending, deadline = list(name_of), time.monotonic() + _LOST_PEER_SECONDS
+    while pending and (seconds_left := deadline - time.monotonic()) > 0:
+        ended, pending = ray.wait(pending, num_returns=1, timeout=seconds_left)
+        for reference in ended:
+            try:
+                _result(reference, name_of[reference], doing)
+            except TrainerError as failure:
+                if not _names_no_cause(failure):
+                    raise
 
 
 def _result(reference: Any, name: str, doing: str) -> Any:

@@ -1,0 +1,67 @@
+"""Whose failure it is that ends calls to several actors, with a real Ray."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from rljob_trainer.errors import TrainerError, WorkerLost
+from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    start_local_ray(cpus=2, gpus=0, object_store_bytes=object_store_bytes(1 << 20))
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def ranks() -> Iterator[dict[str, Any]]:
+    class Rank:
+        """Defined here, so that Ray sends it to its processes, which cannot import the tests."""
+
+        def is_up(self) -> bool:
+            return True
+
+        def lose_the_connection(self) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+        def die_unnoticed_for(self, seconds: float) -> None:
+            time.sleep(seconds)
+            os._exit(1)
+
+        def wait_for_peers(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+    ranks = {name: ray.remote(Rank).options(num_cpus=1).remote() for name in ("policy-0", "policy-1")}
+    wait_for({name: rank.is_up.remote() for name, rank in ranks.items()}, "starting")
+    yield ranks
+    for rank in ranks.values():
+        ray.kill(rank)
+
+
+def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(ranks: dict[str, Any]) -> None:
+    calls = {
+        "policy-0": ranks["policy-0"].lose_the_connection.remote(),
+        "policy-1": ranks["policy-1"].die_unnoticed_for.remote(1.0),
+    }
+    with pytest.raises(WorkerLost, match="policy-1 died while updating") as lost:
+        wait_for(calls, "updating")
+    assert lost.value.actor == "policy-1"
+
+
+def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, Any]) -> None:
+    calls = {
+        "policy-0": ranks["policy-0"].lose_the_connection.remote(),
+        "policy-1": ranks["policy-1"].wait_for_peers.remote(600.0),
+    }
+    with pytest.raises(TrainerError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
+        wait_for(calls, "updating")
+    assert failed.value.actor == "policy-0"
