@@ -65,3 +65,4 @@ def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, An
     with pytest.raises(TrainerError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
         wait_for(calls, "updating")
     assert failed.value.actor == "policy-0"
+    assert not ray.wait([calls["policy-1"]], timeout=0)[0], "the peer is still at it"

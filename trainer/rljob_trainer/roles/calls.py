@@ -32,7 +32,7 @@ def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
             results[name_of[ready]] = _result(ready, name_of[ready], doing)
         except TrainerError as failure:
             if _names_no_cause(failure):
-                _raise_cause_among({name_of[reference]: reference for reference in pending}, doing)
+                _raise_cause_among(pending, name_of, doing)
             raise
     return {name: results[name] for name in calls}
 
@@ -41,12 +41,11 @@ def _names_no_cause(failure: TrainerError) -> bool:
     return type(failure) is TrainerError
 
 
-def _raise_cause_among(peers: Calls, doing: str) -> None:
+def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) -> None:
     """Raise what a peer fails with within a few seconds, where that names a cause: it is lost, or memory ran out."""
     import ray
 
-    name_of = {reference: name for name, reference in peers.items()}
-    pending, deadline = list(name_of), time.monotonic() + _LOST_PEER_SECONDS
+    deadline = time.monotonic() + _LOST_PEER_SECONDS
     while pending and (seconds_left := deadline - time.monotonic()) > 0:
         ended, pending = ray.wait(pending, num_returns=1, timeout=seconds_left)
         for reference in ended:
