@@ -14,8 +14,8 @@ from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import SharedMemoryExhausted, TrainerError, WorkerLost
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.environment import ControllerEnvironment
-from rljob_trainer.pods.worker_calls import (
-    call_workers,
+from rljob_trainer.pods.worker_agents import (
+    WorkerAgents,
     note_that_the_controller_ended,
     note_that_the_pods_restart,
     own_kills_by_the_kernel,
@@ -41,6 +41,7 @@ class PodPlacement:
         self._environment = environment
         self._policy = policy
         self._log = log
+        self._agents = WorkerAgents(environment.workers)
         self._connected = False
 
     def __enter__(self) -> Self:
@@ -63,7 +64,7 @@ class PodPlacement:
 
         # Best effort: a worker that is not reached takes the end of the head for a failure.
         with suppress(Exception):
-            call_workers(note_that_the_controller_ended, self._environment.workers, _END_NOTE_SECONDS)
+            self._agents.call(note_that_the_controller_ended, _END_NOTE_SECONDS)
         ray.shutdown()
 
     def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
@@ -73,7 +74,7 @@ class PodPlacement:
         names = [self._environment.worker_pod_name(worker) for worker in range(self._environment.workers)]
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
-        hosts = role_hosts(self._policy, call_workers(worker_facts, len(names), _FACTS_SECONDS), names)
+        hosts = role_hosts(self._policy, self._agents.call(worker_facts, _FACTS_SECONDS), names)
         if hosts.device == "cpu" and self._policy.gpus_per_replica > 0:
             display.warning("this trainer's image is for CPUs: it trains on the CPU, not on the GPUs that the job has")
         return hosts
@@ -98,20 +99,20 @@ class PodPlacement:
 
         with suppress(Exception):
             self._reach_head()
-            call_workers(note_that_the_pods_restart, self._environment.workers, _END_NOTE_SECONDS)
+            self._agents.call(note_that_the_pods_restart, _END_NOTE_SECONDS)
             ray.shutdown()
 
     def kills_by_the_kernel(self) -> int:
         """In the workers' containers; 0 where one of them does not answer, which is its own failure."""
         with suppress(TrainerError):
-            kills = call_workers(own_kills_by_the_kernel, self._environment.workers, _KILLS_SECONDS)
-            return sum(kills)
+            return sum(self._agents.call(own_kills_by_the_kernel, _KILLS_SECONDS))
         return 0
 
     def _connect(self) -> None:
         ray_node.require_started(self._starting.wait(), self._log)
         self._reach_head()
         self._connected = True
+        self._agents.start()
 
     def _reach_head(self) -> None:
         _, port = self._environment.ray_head_address

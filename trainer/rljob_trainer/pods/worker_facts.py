@@ -10,7 +10,7 @@ from itertools import chain
 from rljob_api.roles import PolicySpec
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Device, Machine, this_machine, torch_version
-from rljob_trainer.pods.worker_calls import only_on
+from rljob_trainer.pods.worker_agents import only_on
 from rljob_trainer.role_settings import policy_ranks, ranks_per_replica
 from rljob_trainer.roles.placement import Bundle, RoleHosts
 

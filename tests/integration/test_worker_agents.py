@@ -1,0 +1,67 @@
+"""Functions that the controller runs in the workers' pods, with a real Ray whose one node stands for both."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray
+
+from rljob_trainer.errors import WorkerLost
+from rljob_trainer.pods.ray_node import worker_resource
+from rljob_trainer.pods.worker_agents import WorkerAgents, note_that_the_controller_ended
+from rljob_trainer.roles.ray_driver import connect, object_store_bytes, wait_longer_for_raylets
+
+WORKERS = 2
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    wait_longer_for_raylets()
+    connect(
+        "local",
+        num_cpus=0,
+        resources={worker_resource(worker): 1 for worker in range(WORKERS)},
+        object_store_memory=object_store_bytes(1 << 20),
+        include_dashboard=False,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def agents() -> WorkerAgents:
+    agents = WorkerAgents(WORKERS)
+    agents.start()
+    return agents
+
+
+def test_each_worker_answers_with_the_process_it_began_with(agents: WorkerAgents) -> None:
+    processes = agents.call(os.getpid, PATIENCE)
+    assert len(set(processes)) == WORKERS
+    assert os.getpid() not in processes
+    assert agents.call(os.getpid, PATIENCE) == processes
+
+
+def test_what_a_function_raises_is_no_lost_worker(agents: WorkerAgents) -> None:
+    with pytest.raises(Exception, match="RLJOB_NAME"):
+        agents.call(note_that_the_controller_ended, PATIENCE)
+
+
+def test_a_worker_without_an_agent_is_lost() -> None:
+    with pytest.raises(WorkerLost, match=f"worker {WORKERS} left before it was asked for getpid"):
+        WorkerAgents(WORKERS + 1).call(os.getpid, PATIENCE)
+
+
+def test_a_lost_agent_is_not_waited_for(agents: WorkerAgents) -> None:
+    lost = psutil.Process(agents.call(os.getpid, PATIENCE)[1])
+    lost.kill()
+    lost.wait()
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match="getpid"):
+        agents.call(os.getpid, PATIENCE)
+    assert time.monotonic() - began < PATIENCE
