@@ -153,7 +153,7 @@ class FaultProxy:
     def start(self) -> None:
         ready = threading.Event()
         threading.Thread(target=lambda: self._loop.run_until_complete(self._serve(ready)), daemon=True).start()
-        assert ready.wait(10), "the proxy did not start"
+        assert ready.wait(60), "the proxy did not start"
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)

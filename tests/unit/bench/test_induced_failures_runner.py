@@ -16,7 +16,7 @@ def test_a_program_that_takes_too_long_is_ended_and_said_so(tmp_path: Path) -> N
     begun = time.monotonic()
     row = induce(NOWHERE, tmp_path, deadline=begun)
     assert row.ended == "timed out"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
 
 
 def test_the_record_and_the_evidence_are_whole_after_each_program(tmp_path: Path) -> None:

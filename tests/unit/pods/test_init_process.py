@@ -43,7 +43,7 @@ def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
     [("pass", 0), ("raise SystemExit(83)", 83), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
 )
 def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
-    assert start(program).wait(timeout=20) == exit_code
+    assert start(program).wait(timeout=60) == exit_code
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_pat
         "continue_under_init(partial(tell_silent_end, os.environ))\n"
     )
     variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
-    subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=30, check=False)
+    subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=60, check=False)
     if told:
         assert told in log.read_text()
     else:
@@ -96,12 +96,12 @@ def test_a_signal_reaches_the_program_which_decides(number: signal.Signals) -> N
     process = start(
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(143))\n"
-        "print('ready', flush=True); time.sleep(30)"
+        "print('ready', flush=True); time.sleep(300)"
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=60) == 143
 
 
 def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_none_stays_behind(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_non
     process = start(
         "import subprocess, sys, time\n"
         "subprocess.run(['sh', '-c', 'sleep 0.1 & echo $! >$0; sleep 300 & echo $! >>$0', sys.argv[1]])\n"
-        "print('ready', flush=True); time.sleep(30)",
+        "print('ready', flush=True); time.sleep(300)",
         orphans,
     )
     try:
@@ -118,12 +118,12 @@ def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_non
         assert process.stdout.readline() == "ready\n"
         short, long = map(int, orphans.read_text().split())
         assert psutil.Process(long).ppid() == process.pid
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while psutil.pid_exists(short) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not psutil.pid_exists(short), "a zombie is left"
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         assert not psutil.pid_exists(long), "an orphan outlives the container"
     finally:
         process.kill()
@@ -131,6 +131,6 @@ def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_non
 
 def test_the_program_is_a_child_of_it() -> None:
     process = start("import os; print(os.getppid(), flush=True)")
-    printed, _ = process.communicate(timeout=20)
+    printed, _ = process.communicate(timeout=60)
     assert int(printed) == process.pid
     assert process.pid != os.getpid()

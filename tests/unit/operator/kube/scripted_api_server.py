@@ -136,7 +136,7 @@ def play(story: Story, script: Callable[[ScriptedApiServer], None] = nothing) ->
     """Run an asynchronous test against a server with this script; returns the server, with what it was asked."""
 
     async def run() -> ScriptedApiServer:
-        async with scripted_api_server(script) as serving, asyncio.timeout(10):
+        async with scripted_api_server(script) as serving, asyncio.timeout(60):
             await story(serving)
             return serving.server
 

@@ -15,7 +15,7 @@ from tests.unit.operator.kube.scripted_api_server import Answer, Object, Serving
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 TIMES = ElectionTimes()
-QUICK = ElectionTimes(lease_duration=1.0, renew_deadline=0.3, retry_period=0.05)
+QUICK = ElectionTimes(lease_duration=10.0, renew_deadline=0.3, retry_period=0.05)
 
 
 @pytest.mark.parametrize(

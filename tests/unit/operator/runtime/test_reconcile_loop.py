@@ -63,7 +63,7 @@ class Rounds:
         self.observer.jobs.put(job())
         loop = asyncio.create_task(ReconcileLoop(SETTINGS, queue, self.observer, executor, reconcile).run())
         waiting = asyncio.create_task(enough.wait())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.wait((loop, waiting), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0.01)
             queue.close()

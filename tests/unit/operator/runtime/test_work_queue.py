@@ -15,7 +15,7 @@ A, B = ("research", "a"), ("research", "b")
 
 def play(story: Callable[[WorkQueue], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await story(WorkQueue())
 
     asyncio.run(run())
