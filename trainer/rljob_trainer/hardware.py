@@ -47,10 +47,9 @@ def torch_version() -> str:
     return version("torch")
 
 
-def layers_are_compiled(device: Device) -> bool:
-    """Whether the policy's layers become few kernels, which keep less for the backward pass: on GPUs, unless torch is
-    told not to compile."""
-    return device == "cuda" and os.environ.get("TORCH_COMPILE_DISABLE") != "1"
+def torch_may_compile() -> bool:
+    """Whether this process's environment lets torch compile."""
+    return os.environ.get("TORCH_COMPILE_DISABLE") != "1"
 
 
 def _gpu_memory_bytes() -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.attempt import Supervision
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
-from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
 from rljob_trainer.job_run import JobRun, identity
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.recovery.restarts import Restarts
@@ -148,7 +148,9 @@ class LocalPlacement:
                 "lower them, or use --device cpu"
             )
         bundles = ({"GPU": 1, "CPU": 2},) * ranks if device == "cuda" else None
-        self._hosts = RoleHosts(machine, device, ranks, torch_version(), bundles)
+        self._hosts = RoleHosts(
+            machine, device, ranks, torch_version(), bundles, host_memory().shm_size, torch_may_compile()
+        )
         return self._hosts
 
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:

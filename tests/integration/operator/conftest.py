@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -167,6 +169,26 @@ def restart(operator: OperatorProcess, api: ApiClient) -> None:
     operator.kill()
     forget_leader(api)
     operator.start()
+
+
+@contextmanager
+def kept_running(operator: OperatorProcess, api: ApiClient) -> Iterator[None]:
+    """Started again where it ends, as its container would be: it ends where it could not renew its Lease for 10 s."""
+    done = threading.Event()
+
+    def keep() -> None:
+        while not done.wait(0.2):
+            if not operator.running:
+                forget_leader(api)
+                operator.start(wait=False)
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        done.set()
+        keeper.join()
 
 
 @pytest.fixture

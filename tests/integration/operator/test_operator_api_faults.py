@@ -9,6 +9,7 @@ import pytest
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from tests.integration.operator.api_client import ApiClient
+from tests.integration.operator.conftest import kept_running
 from tests.integration.operator.eventually import eventually, holds_for
 from tests.integration.operator.fault_proxy import FaultProxy
 from tests.integration.operator.kubelet_hand import KubeletHand
@@ -79,7 +80,7 @@ def test_watches_that_are_cut_are_taken_up_where_they_were(job: WatchedJob, prox
 
 
 def test_an_api_server_that_was_away_is_found_again(
-    job: WatchedJob, control_plane: ControlPlane, operator: OperatorProcess
+    job: WatchedJob, control_plane: ControlPlane, operator: OperatorProcess, api: ApiClient
 ) -> None:
     job.create().run(step=1)
     control_plane.kill_api_server()
@@ -87,7 +88,8 @@ def test_an_api_server_that_was_away_is_found_again(
         holds_for(3.0, lambda: operator.running, "the operator to wait")
     finally:
         control_plane.start_api_server()
-    job.report(8)
-    eventually(lambda: job.status.get("step") == 8, "the new step in the status", 60)
-    assert len(job.attempts) == 1
-    job.complete()
+    with kept_running(operator, api):
+        job.report(8)
+        eventually(lambda: job.status.get("step") == 8, "the new step in the status", 60)
+        assert len(job.attempts) == 1
+        job.complete()

@@ -6,7 +6,7 @@ from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import FINALIZER
 from tests.integration.operator.api_client import ApiClient
-from tests.integration.operator.conftest import forget_leader
+from tests.integration.operator.conftest import forget_leader, kept_running
 from tests.integration.operator.eventually import eventually, holds_for
 from tests.integration.operator.kubelet_hand import KubeletHand
 from tests.integration.operator.operator_process import OperatorProcess
@@ -64,7 +64,12 @@ def test_a_job_deleted_while_the_operator_is_away_goes_when_it_is_back(
 
 
 def test_a_job_goes_though_the_api_server_was_away_in_between(
-    job: WatchedJob, kubelet: KubeletHand, namespace: str, control_plane: ControlPlane, operator: OperatorProcess
+    job: WatchedJob,
+    kubelet: KubeletHand,
+    namespace: str,
+    control_plane: ControlPlane,
+    operator: OperatorProcess,
+    api: ApiClient,
 ) -> None:
     job.create().run()
     kubelet.leave(namespace)
@@ -75,8 +80,9 @@ def test_a_job_goes_though_the_api_server_was_away_in_between(
         holds_for(2.0, lambda: operator.running, "the operator to wait")
     finally:
         control_plane.start_api_server()
-    kubelet.follow(namespace)
-    job.wait_gone(timeout=60)
+    with kept_running(operator, api):
+        kubelet.follow(namespace)
+        job.wait_gone(timeout=60)
 
 
 def test_nothing_is_made_in_a_namespace_that_is_being_deleted(job: WatchedJob, api: ApiClient, namespace: str) -> None:

@@ -17,6 +17,10 @@ def worker(gpus: int = 0, *, host_gib: int = 64, cores: int = 8, image_for_gpus:
     return WorkerFacts(Machine((80 * GIB,) * gpus, host_gib * GIB, cores), "2.11.0", image_for_gpus)
 
 
+def facts(*, shared_memory_gib: int, may_compile: bool) -> WorkerFacts:
+    return WorkerFacts(Machine((80 * GIB,), 64 * GIB, 8), "2.11.0", True, shared_memory_gib * GIB, may_compile)
+
+
 def hosts(policy: PolicySpec, *workers: WorkerFacts) -> RoleHosts:
     return role_hosts(policy, workers, [f"digits-policy-{index}" for index in range(len(workers))])
 
@@ -50,6 +54,14 @@ def test_ranks_share_what_the_poorest_worker_has() -> None:
     made = hosts(PolicySpec(replicas=2, gpus_per_replica=0), worker(host_gib=64, cores=16), worker(host_gib=8, cores=4))
     assert made.machine.host_memory_bytes // made.ranks == 8 * GIB
     assert made.machine.cores // made.ranks == 4
+
+
+def test_what_holds_for_all_ranks_holds_in_every_worker() -> None:
+    two, free = PolicySpec(replicas=2), facts(shared_memory_gib=4, may_compile=True)
+    assert hosts(two, free, free).layers_compiled
+    made = hosts(two, free, facts(shared_memory_gib=1, may_compile=False))
+    assert made.shared_memory_bytes == GIB
+    assert not made.layers_compiled
 
 
 def test_an_image_for_cpus_trains_on_the_cpu_with_as_many_ranks() -> None:

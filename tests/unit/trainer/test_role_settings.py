@@ -10,7 +10,7 @@ import pytest
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.errors import BadInput
-from rljob_trainer.hardware import Machine, layers_are_compiled
+from rljob_trainer.hardware import Machine
 from rljob_trainer.role_settings import max_concurrent_sequences, policy_ranks, require_supported, role_settings
 from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.run import LocalPlacement
@@ -112,10 +112,10 @@ def test_a_gpu_that_is_asked_for_and_missing_is_refused() -> None:
 
 def test_layers_are_compiled_on_a_gpu_unless_torch_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-    assert layers_are_compiled("cuda")
-    assert not layers_are_compiled("cpu")
+    assert hosts_on(TWO_GPUS, monkeypatch).layers_compiled
+    assert not hosts_on(CPU, monkeypatch).layers_compiled
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    assert not layers_are_compiled("cuda")
+    assert not hosts_on(TWO_GPUS, monkeypatch).layers_compiled
 
 
 def test_auto_means_bfloat16_on_a_gpu_and_float32_on_a_cpu_for_both_roles() -> None:

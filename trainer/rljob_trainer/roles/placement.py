@@ -20,7 +20,8 @@ class RoleHosts:
     """What there is for the roles.
 
     `machine`: all that the roles share among them, over all workers. `ranks`: policy ranks, and as many engines.
-    `bundles[r]`: what rank r and engine r ask Ray for; None where they may run anywhere.
+    `bundles[r]`: what rank r and engine r ask Ray for; None where they may run anywhere. `shared_memory_bytes`: of the
+    smallest /dev/shm. `may_compile`: whether torch may, wherever a role runs.
     """
 
     machine: Machine
@@ -28,6 +29,13 @@ class RoleHosts:
     ranks: int
     torch_version: str
     bundles: tuple[Bundle, ...] | None
+    shared_memory_bytes: int = 0
+    may_compile: bool = True
+
+    @property
+    def layers_compiled(self) -> bool:
+        """Whether the policy's layers become few kernels, which keep less for the backward pass: on GPUs."""
+        return self.device == "cuda" and self.may_compile
 
 
 class Placement(Protocol):
