@@ -41,6 +41,7 @@ class ConditionReason(StrEnum):
     STARTING = "Starting"
     POD_CANNOT_START = "PodCannotStart"
     STEPS_COMMITTED = "StepsCommitted"
+    STEP_OVERDUE = "StepOverdue"
     STEP_REPORT_IGNORED = "StepReportIgnored"
     STOPPING = "Stopping"
     PODS_ENDED = "PodsEnded"

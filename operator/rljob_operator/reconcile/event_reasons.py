@@ -20,5 +20,6 @@ class EventReason(StrEnum):
     RESTARTING = "Restarting"
     RESUMED = "Resumed"
     STEPS_RAISED = "StepsRaised"
+    STEP_OVERDUE = "StepOverdue"
     STEP_REPORT_IGNORED = "StepReportIgnored"
     SUSPENDED = "Suspended"

@@ -14,6 +14,7 @@ from rljob_operator.reconcile.failures import how_it_ended, seconds_until_clear
 from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_too_long
 from rljob_operator.reconcile.invalid_spec import tell_invalid
 from rljob_operator.reconcile.memory_story import tell_pressure, tell_recovery
+from rljob_operator.reconcile.overdue import overdue_seconds_left
 from rljob_operator.reconcile.refusal import refusal
 from rljob_operator.reconcile.restart_in_place import restart_seconds_left
 from rljob_operator.reconcile.start_story import settling_seconds_left, tell_placement, tell_start
@@ -44,6 +45,7 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
             deadline_seconds_left(view),
             half_placed_seconds_left(view),
             start_seconds_left(view),
+            overdue_seconds_left(view),
             settling_seconds_left(view),
             seconds_until_clear(view),
             restart_seconds_left(view),

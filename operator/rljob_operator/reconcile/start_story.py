@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.overdue import overdue_step
 from rljob_operator.reconcile.starting import start_problem
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timing import elapsed_seconds
@@ -91,10 +92,15 @@ def _tell_begun(view: JobView, draft: StatusDraft) -> None:
 
 
 def _tell_running(view: JobView, draft: StatusDraft) -> None:
-    if view.report_problem is None:
+    told = draft.reason(ConditionType.RUNNING)
+    if problem := view.report_problem:
+        if told != ConditionReason.STEP_REPORT_IGNORED:
+            draft.event("Warning", EventReason.STEP_REPORT_IGNORED, problem)
+        message = f"the pods run, but status.step is not up to date: {problem}"
+        draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_REPORT_IGNORED, message)
+    elif sentence := overdue_step(view):
+        if told != ConditionReason.STEP_OVERDUE:
+            draft.event("Warning", EventReason.STEP_OVERDUE, sentence)
+        draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, sentence)
+    else:
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, "steps are being committed")
-        return
-    if draft.reason(ConditionType.RUNNING) != ConditionReason.STEP_REPORT_IGNORED:
-        draft.event("Warning", EventReason.STEP_REPORT_IGNORED, view.report_problem)
-    message = f"the pods run, but status.step is not up to date: {view.report_problem}"
-    draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_REPORT_IGNORED, message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -183,6 +183,16 @@ def test_what_another_try_cannot_help_fails_at_once_in_the_trainers_words(
     failed = job.wait_for(ConditionType.FAILED)
     assert failed["reason"] == reason
     assert exit_code.meaning in failed["message"]
+    assert len(job.attempts) == 1
+
+
+def test_a_step_that_does_not_come_is_told_of_and_waited_for(job: WatchedJob) -> None:
+    job.create().run()
+    job.report(3, updateTime=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
+    told = job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEP_OVERDUE)
+    assert told["message"].startswith("step 4 (rollout) is overdue: nothing has changed since ")
+    job.report(4, updateTime=datetime.now(UTC).isoformat())
+    job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEPS_COMMITTED)
     assert len(job.attempts) == 1
 
 

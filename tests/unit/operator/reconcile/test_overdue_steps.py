@@ -1,0 +1,88 @@
+"""A step that does not come is told of, once, and left alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rljob_api.conditions import ConditionType
+from tests.unit.operator.reconcile.simulated_cluster import SimulatedCluster
+
+TOLD_AFTER = 10.0
+QUICK, SLOW = {"update": 8.0}, {"rollout": 100.0, "update": 50.0}
+
+
+def running(step: int, **report: Any) -> SimulatedCluster:
+    """`step` steps were committed `TOLD_AFTER` seconds ago, and that is in the status."""
+    cluster = SimulatedCluster().run()
+    cluster.reports(step, update_time=cluster.now, phase="update", **report)
+    cluster.tick(TOLD_AFTER)
+    cluster.settle()
+    return cluster
+
+
+def reason(cluster: SimulatedCluster) -> str:
+    return cluster.condition(ConditionType.RUNNING).reason
+
+
+@pytest.mark.parametrize(("step", "seconds", "allowed"), [(5, QUICK, 600), (5, SLOW, 3000), (0, None, 1800)])
+def test_it_is_looked_at_when_it_is_overdue(step: int, seconds: Any, allowed: float) -> None:
+    cluster = running(step, seconds=seconds)
+    assert cluster.last.look_again_after_seconds == allowed - TOLD_AFTER
+    cluster.tick(allowed - TOLD_AFTER - 1)
+    cluster.settle()
+    assert reason(cluster) == "StepsCommitted"
+    cluster.tick(1)
+    cluster.settle()
+    assert reason(cluster) == "StepOverdue"
+    assert cluster.last.look_again_after_seconds is None
+
+
+def test_the_sentence_says_what_since_when_and_what_is_usual() -> None:
+    cluster = running(5, seconds=QUICK)
+    cluster.tick(700)
+    cluster.settle()
+    condition = cluster.condition(ConditionType.RUNNING)
+    assert condition.status == "True"
+    assert condition.message.startswith(
+        "step 6 (update) is overdue: nothing has changed since 2026-01-01 00:00:00 UTC, and the step before took 8 s; "
+    )
+
+
+def test_it_is_told_once_and_the_attempt_goes_on() -> None:
+    cluster = running(5, seconds=QUICK)
+    for _ in range(3):
+        cluster.tick(700)
+        cluster.settle()
+    assert cluster.events.count("StepOverdue") == 1
+    assert len(cluster.pods) == 3
+    writes = cluster.status_writes
+    cluster.reports(6, update_time=cluster.now, seconds=QUICK)
+    cluster.settle()
+    assert reason(cluster) == "StepsCommitted"
+    assert cluster.status_writes == writes + 1
+
+
+def test_after_the_last_step_it_is_the_model_that_is_waited_for() -> None:
+    cluster = running(60, seconds=QUICK)
+    cluster.tick(700)
+    cluster.settle()
+    assert cluster.condition(ConditionType.RUNNING).message.startswith(
+        "the model that is written in the end is overdue"
+    )
+
+
+@pytest.mark.parametrize(
+    "report",
+    [{}, {"update_time": True, "attempt": 9}, {"update_time": True, "pending_end": {"exitCode": 80, "sentence": "no"}}],
+    ids=["without a time", "of another attempt", "that cannot go on"],
+)
+def test_other_reports_say_nothing_of_a_step_in_progress(report: dict[str, Any]) -> None:
+    cluster = SimulatedCluster().run()
+    if report.pop("update_time", False):
+        report["update_time"] = cluster.now - timedelta(hours=1)
+    cluster.reports(5, **report)
+    cluster.settle()
+    assert reason(cluster) != "StepOverdue"
