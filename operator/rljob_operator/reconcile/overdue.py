@@ -27,8 +27,8 @@ def overdue_step(view: JobView) -> str | None:
     before = _seconds_of_last_step(view.report)
     beside = f", and the step before took {before:.0f} s" if before is not None else ""
     return (
-        f"{doing} is overdue: nothing has changed since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{beside}; "
-        "the log of the controller's pod and logs/ on the job's volume may say what it waits for"
+        f"{doing} is overdue: the trainer has reported nothing since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        f"{beside}; the log of the controller's pod and logs/ on the job's volume may say what it waits for"
     )
 
 

@@ -190,7 +190,7 @@ def test_a_step_that_does_not_come_is_told_of_and_waited_for(job: WatchedJob) ->
     job.create().run()
     job.report(3, updateTime=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
     told = job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEP_OVERDUE)
-    assert told["message"].startswith("step 4 (rollout) is overdue: nothing has changed since ")
+    assert told["message"].startswith("step 4 (rollout) is overdue: the trainer has reported nothing since ")
     job.report(4, updateTime=datetime.now(UTC).isoformat())
     job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEPS_COMMITTED)
     assert len(job.attempts) == 1
