@@ -47,21 +47,22 @@ def ranks() -> Iterator[dict[str, Any]]:
         ray.kill(rank)
 
 
-def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(ranks: dict[str, Any]) -> None:
-    calls = {
+def update(ranks: dict[str, Any], method: str, seconds: float) -> dict[str, Any]:
+    """Calls of which policy-0's fails at once, and names no cause; policy-1's is `method`."""
+    return {
         "policy-0": ranks["policy-0"].lose_the_connection.remote(),
-        "policy-1": ranks["policy-1"].die_unnoticed_for.remote(1.0),
+        "policy-1": getattr(ranks["policy-1"], method).remote(seconds),
     }
+
+
+def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(ranks: dict[str, Any]) -> None:
     with pytest.raises(WorkerLost, match="policy-1 died while updating") as lost:
-        wait_for(calls, "updating")
+        wait_for(update(ranks, "die_unnoticed_for", 1.0), "updating")
     assert lost.value.actor == "policy-1"
 
 
 def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, Any]) -> None:
-    calls = {
-        "policy-0": ranks["policy-0"].lose_the_connection.remote(),
-        "policy-1": ranks["policy-1"].wait_for_peers.remote(600.0),
-    }
+    calls = update(ranks, "wait_for_peers", 600.0)
     with pytest.raises(TrainerError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
         wait_for(calls, "updating")
     assert failed.value.actor == "policy-0"

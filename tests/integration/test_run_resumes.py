@@ -121,12 +121,15 @@ def test_a_disk_that_fills_up_at_a_checkpoint_loses_nothing(manifest: Path, unin
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_a_lost_rank_ends_its_peers(tmp_path: Path) -> None:
-    """How two ranks go on after one was lost: `test_pods_run`."""
+def test_a_lost_rank_ends_its_peers_and_the_run_goes_on(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "job.yaml", **{**JOB, "policy": {"replicas": 2}})
     code, printed = stop_at(3, "policy-1", signal.SIGKILL, manifest, tmp_path / "run")
     assert code == ExitCode.WORKER_LOST, printed
     assert "policy-1" in printed
+
+    finished = rljob_run(manifest, tmp_path / "run")
+    assert finished.exit_code == ExitCode.COMPLETE, finished.printed
+    assert [step["step"] for step in finished.steps] == list(range(1, STEPS + 1))
 
 
 def test_a_finished_run_started_again_says_so_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:

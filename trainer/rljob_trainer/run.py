@@ -149,7 +149,13 @@ class LocalPlacement:
             )
         bundles = ({"GPU": 1, "CPU": 2},) * ranks if device == "cuda" else None
         self._hosts = RoleHosts(
-            machine, device, ranks, torch_version(), bundles, host_memory().shm_size, torch_may_compile()
+            machine=machine,
+            device=device,
+            ranks=ranks,
+            torch_version=torch_version(),
+            bundles=bundles,
+            shared_memory_bytes=host_memory().shm_size,
+            may_compile=torch_may_compile(),
         )
         return self._hosts
 

@@ -119,4 +119,4 @@ def _diagnosis(class_: FailureClass, confidence: float, sentence: str, pod: Obse
 def _phase(view: JobView) -> Phase | None:
     """The phase that the attempt was in when it last reported."""
     assert view.attempt is not None
-    return view.report.phase if view.report and view.report.attempt == view.attempt.number else None
+    return view.report_of_attempt.phase if view.report_of_attempt else None

@@ -30,7 +30,7 @@ def tell_recovery(view: JobView, draft: StatusDraft) -> None:
 def tell_pressure(view: JobView, draft: StatusDraft) -> None:
     """Whether memory will run out, as the trainer forecasts it."""
     assert view.attempt is not None
-    current = view.report if view.report and view.report.attempt == view.attempt.number else None
+    current = view.report_of_attempt
     if current is None or current.memory_pressure is None:
         draft.reset(ConditionType.MEMORY_PRESSURE)
         return

@@ -72,12 +72,16 @@ class JobView:
         return next((pod for pod in self.pods if pod.role == "controller"), None)
 
     @property
+    def report_of_attempt(self) -> StepReport | None:
+        """What the latest attempt itself has reported."""
+        number = self.attempt.number if self.attempt else None
+        return self.report if self.report and self.report.attempt == number else None
+
+    @property
     def pending_end(self) -> PendingEnd | None:
         """Why the latest attempt cannot go on, where its controller waits for a changed plan."""
-        if self.report is None or self.attempt is None or self.report.attempt != self.attempt.number:
-            return None
         waits = self.controller is not None and self.controller.end is None
-        return self.report.pending_end if waits else None
+        return self.report_of_attempt.pending_end if waits and self.report_of_attempt else None
 
     @property
     def all_ready(self) -> bool:
@@ -99,9 +103,7 @@ class JobView:
     @property
     def begun(self) -> bool:
         """Whether all pods of the attempt have been there: a pod that is missing then has gone, and is not to come."""
-        assert self.attempt is not None
-        reported = self.report is not None and self.report.attempt == self.attempt.number
-        return reported or self.holds(ConditionType.SCHEDULED)
+        return self.report_of_attempt is not None or self.holds(ConditionType.SCHEDULED)
 
 
 def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:

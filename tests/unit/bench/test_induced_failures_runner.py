@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from bench.induced_failures import Row, induce, save
@@ -13,8 +14,9 @@ NOWHERE = Program(FailureClass.UNKNOWN, "no_such_program", lambda folder: None, 
 
 
 def test_a_program_that_takes_too_long_is_ended_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(600)")
     begun = time.monotonic()
-    row = induce(NOWHERE, tmp_path, deadline=begun)
+    row = induce(replace(NOWHERE, variables={"PYTHONPATH": str(tmp_path)}), tmp_path, deadline=begun)
     assert row.ended == "timed out"
     assert time.monotonic() - begun < 60
 

@@ -13,12 +13,17 @@ from rljob_trainer.roles.placement import RoleHosts
 GIB = 2**30
 
 
-def worker(gpus: int = 0, *, host_gib: int = 64, cores: int = 8, image_for_gpus: bool = True) -> WorkerFacts:
-    return WorkerFacts(Machine((80 * GIB,) * gpus, host_gib * GIB, cores), "2.11.0", image_for_gpus)
-
-
-def facts(*, shared_memory_gib: int, may_compile: bool) -> WorkerFacts:
-    return WorkerFacts(Machine((80 * GIB,), 64 * GIB, 8), "2.11.0", True, shared_memory_gib * GIB, may_compile)
+def worker(
+    gpus: int = 0,
+    *,
+    host_gib: int = 64,
+    cores: int = 8,
+    image_for_gpus: bool = True,
+    shared_memory_gib: int = 4,
+    may_compile: bool = True,
+) -> WorkerFacts:
+    machine = Machine((80 * GIB,) * gpus, host_gib * GIB, cores)
+    return WorkerFacts(machine, "2.11.0", image_for_gpus, shared_memory_gib * GIB, may_compile)
 
 
 def hosts(policy: PolicySpec, *workers: WorkerFacts) -> RoleHosts:
@@ -57,9 +62,9 @@ def test_ranks_share_what_the_poorest_worker_has() -> None:
 
 
 def test_what_holds_for_all_ranks_holds_in_every_worker() -> None:
-    two, free = PolicySpec(replicas=2), facts(shared_memory_gib=4, may_compile=True)
-    assert hosts(two, free, free).layers_compiled
-    made = hosts(two, free, facts(shared_memory_gib=1, may_compile=False))
+    two = PolicySpec(replicas=2)
+    assert hosts(two, worker(1), worker(1)).layers_compiled
+    made = hosts(two, worker(1), worker(1, shared_memory_gib=1, may_compile=False))
     assert made.shared_memory_bytes == GIB
     assert not made.layers_compiled
 

@@ -17,7 +17,15 @@ from rljob_trainer.roles.placement import RoleHosts
 SPEC = RLJobSpec.model_validate(
     {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
 )
-ONE_GPU = RoleHosts(Machine((80 << 30,), 256 << 30, 32), "cuda", ranks=1, torch_version="2.13.0", bundles=None)
+ONE_GPU = RoleHosts(
+    Machine((80 << 30,), 256 << 30, 32),
+    "cuda",
+    1,
+    "2.13.0",
+    bundles=None,
+    shared_memory_bytes=4 << 30,
+    may_compile=True,
+)
 PLAN = MemoryPlan(
     empty_cache=True,
     expandable_segments=True,

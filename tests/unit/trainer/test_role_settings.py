@@ -54,7 +54,7 @@ def settings(
         PLAN,
         model_dir=Path("/model"),
         output_dir=Path("/out"),
-        hosts=RoleHosts(machine, device, ranks=1, torch_version="2.13.0", bundles=None),
+        hosts=RoleHosts(machine, device, 1, "2.13.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True),
         parameters=parameters,
         allocator_environments=allocator_environments or {},
     )

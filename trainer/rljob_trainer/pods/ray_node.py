@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
+from rljob_trainer.roles.placement import Bundle
 from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, wait_longer_for_raylets
 
 GCS_RECONNECT_SECONDS = 10
@@ -30,6 +31,8 @@ _SHARE_OF_SHARED_MEMORY = 0.8
 """The rest is for gloo, NCCL and torch."""
 _LOGICAL_MEMORY_BYTES = 1 << 30
 _WORKER_PORTS = 200
+_A_LITTLE = 0.001
+"""Of the resource that only one worker has: enough to be placed there, and there is enough for many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,11 @@ def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: 
 def worker_resource(index: int) -> str:
     """The Ray resource by which roles are placed in the worker of that number."""
     return f"worker-{index}"
+
+
+def only_on(worker: int) -> Bundle:
+    """What to ask Ray for, to be placed in the worker of that number."""
+    return {worker_resource(worker): _A_LITTLE}
 
 
 def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:

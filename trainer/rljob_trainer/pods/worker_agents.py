@@ -12,20 +12,12 @@ from typing import Any, TypeVar
 
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.environment import WorkerEnvironment
-from rljob_trainer.pods.ray_node import worker_resource
-from rljob_trainer.roles.placement import Bundle
+from rljob_trainer.pods.ray_node import only_on
 from rljob_trainer.telemetry.host_memory import host_memory
 
 Result = TypeVar("Result")
 
-_A_LITTLE = 0.001
-"""Of the resource that only one worker has: enough to be placed there, and there is enough for many."""
 _NAMESPACE = "rljob"
-
-
-def only_on(worker: int) -> Bundle:
-    """What to ask Ray for, to be placed in the worker of that number."""
-    return {worker_resource(worker): _A_LITTLE}
 
 
 class WorkerAgents:

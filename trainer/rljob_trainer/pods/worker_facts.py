@@ -10,7 +10,7 @@ from itertools import chain
 from rljob_api.roles import PolicySpec
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Device, Machine, this_machine, torch_may_compile, torch_version
-from rljob_trainer.pods.worker_agents import only_on
+from rljob_trainer.pods.ray_node import only_on
 from rljob_trainer.role_settings import policy_ranks, ranks_per_replica
 from rljob_trainer.roles.placement import Bundle, RoleHosts
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -30,8 +30,8 @@ class WorkerFacts:
     machine: Machine
     torch_version: str
     engine_needs_gpu: bool
-    shared_memory_bytes: int = 0
-    may_compile: bool = True
+    shared_memory_bytes: int
+    may_compile: bool
 
 
 def worker_facts() -> WorkerFacts:

@@ -29,8 +29,8 @@ class RoleHosts:
     ranks: int
     torch_version: str
     bundles: tuple[Bundle, ...] | None
-    shared_memory_bytes: int = 0
-    may_compile: bool = True
+    shared_memory_bytes: int
+    may_compile: bool
 
     @property
     def layers_compiled(self) -> bool:

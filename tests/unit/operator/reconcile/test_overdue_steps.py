@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from rljob_api.conditions import ConditionType
-from tests.unit.operator.reconcile.simulated_cluster import SimulatedCluster
+from rljob_api.exit_codes import ExitCode
+from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, SimulatedCluster
 
 TOLD_AFTER = 10.0
 QUICK, SLOW = {"update": 8.0}, {"rollout": 100.0, "update": 50.0}
@@ -75,15 +75,19 @@ def test_after_the_last_step_it_is_the_model_that_is_waited_for() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "report",
-    [{}, {"update_time": True, "attempt": 9}, {"update_time": True, "pending_end": {"exitCode": 80, "sentence": "no"}}],
-    ids=["without a time", "of another attempt", "that cannot go on"],
-)
-def test_other_reports_say_nothing_of_a_step_in_progress(report: dict[str, Any]) -> None:
+def test_a_report_without_a_time_says_nothing_of_the_step_in_progress() -> None:
     cluster = SimulatedCluster().run()
-    if report.pop("update_time", False):
-        report["update_time"] = cluster.now - timedelta(hours=1)
-    cluster.reports(5, **report)
+    cluster.reports(5)
+    cluster.tick(10_000)
     cluster.settle()
-    assert reason(cluster) != "StepOverdue"
+    assert reason(cluster) == "StepsCommitted"
+
+
+def test_a_step_of_the_attempt_before_is_not_in_progress() -> None:
+    cluster = running(5, seconds=QUICK)
+    cluster.end(CONTROLLER, ExitCode.ERROR, sentence="an error")
+    cluster.next_attempt_runs()
+    assert (cluster.attempt.number, cluster.report.attempt if cluster.report else None) == (2, 1)
+    cluster.tick(700)
+    cluster.settle()
+    assert reason(cluster) == "StepsCommitted"
