@@ -21,14 +21,14 @@ from rljob_api.plan_change import DiagnosisStatus
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.remedies import History, Latitude, facts_of
-from rljob_memory.remedies.case import Case
-from rljob_memory.remedies.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
-from rljob_memory.remedies.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
-from rljob_memory.remedies.families.optimizer_offload import OPTIMIZER_OFFLOAD
-from rljob_memory.remedies.families.rollout_sleep import ROLLOUT_SLEEP
-from rljob_memory.remedies.families.weight_sync import WEIGHT_EXPORT
-from rljob_memory.remedies.family import Family
+from rljob_memory.recovery import History, Latitude, facts_of
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
+from rljob_memory.recovery.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
+from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
+from rljob_memory.recovery.families.rollout_sleep import ROLLOUT_SLEEP
+from rljob_memory.recovery.families.weight_sync import WEIGHT_EXPORT
+from rljob_memory.recovery.family import Family
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 RESULTS = Path(__file__).parent / "results"

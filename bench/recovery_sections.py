@@ -40,7 +40,7 @@ def freed_bytes() -> str:
 
 `bench/freed_bytes.py`, one NVIDIA H200. {len(found)} changes: {recoveries} seen in a recovery (the table above),
 with what was expected in that run; {len(found) - recoveries} of a setting by itself, where nothing failed
-([Memory mitigations](mitigations.md)), with what `rljob_memory.remedies` expects of it. {close} of {len(found)} are
+([Memory mitigations](mitigations.md)), with what `rljob_memory.recovery` expects of it. {close} of {len(found)} are
 off by less than a third. Failures on purpose are left out: what a fault has taken is given back whatever is changed.
 
 {freed.table(found)}

@@ -10,7 +10,7 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.estimate import GIB
 from rljob_memory.plan import LARGEST_MICRO_BATCH_TOKENS
-from rljob_memory.remedies.pins import pinned_values
+from rljob_memory.recovery.pins import pinned_values
 
 
 def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api.plan_change import DiagnosisStatus, PlanChange
 from rljob_api.status import RLJobStatus
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.remedies.families import FAMILIES
+from rljob_memory.recovery.families import FAMILIES
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import ADJUSTMENTS, JOB_RESTARTS, JOBS_FINISHED, OUT_OF_MEMORY, SECONDS_TO_RECOVER
 

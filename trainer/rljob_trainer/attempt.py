@@ -17,7 +17,7 @@ from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.plan import first_plan
-from rljob_memory.remedies import Latitude, facts_of
+from rljob_memory.recovery import Latitude, facts_of
 from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.controller import Controller
 from rljob_trainer.display.run_display import RunDisplay

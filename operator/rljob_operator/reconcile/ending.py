@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_memory import remedies
+from rljob_memory import recovery
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.memory_recovery import adopt, answer_to, note_failure
@@ -17,9 +17,9 @@ from rljob_operator.reconcile.view import JobView
 _LONGEST_ATTEMPT_MESSAGE = 1024
 _CHANGED = ConditionReason.MEMORY_PLAN_CHANGED
 _GIVEN_UP = {
-    remedies.GiveUpReason.ADJUSTMENTS_EXHAUSTED: ConditionReason.ADJUSTMENTS_EXHAUSTED,
-    remedies.GiveUpReason.PINNED_SETTING_IN_THE_WAY: ConditionReason.PINNED_SETTING_IN_THE_WAY,
-    remedies.GiveUpReason.NO_PROGRESS: ConditionReason.NO_PROGRESS,
+    recovery.GiveUpReason.ADJUSTMENTS_EXHAUSTED: ConditionReason.ADJUSTMENTS_EXHAUSTED,
+    recovery.GiveUpReason.PINNED_SETTING_IN_THE_WAY: ConditionReason.PINNED_SETTING_IN_THE_WAY,
+    recovery.GiveUpReason.NO_PROGRESS: ConditionReason.NO_PROGRESS,
 }
 
 
@@ -82,11 +82,11 @@ def _recover(end: AttemptEnd, failure: OutOfMemory, draft: StatusDraft, view: Jo
     match answer_to(failure, draft, view):
         case None:
             return _restart(_with_advice(end, failure.advice), draft, view)
-        case remedies.GiveUp(reason=reason, sentence=account) if reason in _GIVEN_UP:
+        case recovery.GiveUp(reason=reason, sentence=account) if reason in _GIVEN_UP:
             return fail(account, _GIVEN_UP[reason], draft, view)
-        case remedies.GiveUp(sentence=account):
+        case recovery.GiveUp(sentence=account):
             return _restart(_with_advice(end, account), draft, view)
-        case remedies.Remedy() as remedy:
+        case recovery.Remedy() as remedy:
             _forgive(draft, view)
             adopt(remedy, failure.evidence, draft, view)
             return _go_on(replace(end, message=_adjustment(remedy, draft, view)), _CHANGED, draft)
@@ -113,7 +113,7 @@ def _with_advice(end: AttemptEnd, advice: str) -> AttemptEnd:
     return replace(end, message=f"{end.message.rstrip('. ')}; {advice}") if advice else end
 
 
-def _adjustment(remedy: remedies.Remedy, draft: StatusDraft, view: JobView) -> str:
+def _adjustment(remedy: recovery.Remedy, draft: StatusDraft, view: JobView) -> str:
     counted = f"(adjustment {draft.status.adjustments} of {view.spec.recovery.max_adjustments})"
     return f"{remedy.diagnosis.class_name}: {remedy.diagnosis.message.rstrip('. ')}; {remedy.sentence} {counted}"
 

@@ -7,7 +7,7 @@ from typing import Any
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.other_trainer import other_trainers_first_plan
-from rljob_memory.remedies.pins import pinned_values
+from rljob_memory.recovery.pins import pinned_values
 
 
 def plan_for_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None) -> MemoryPlan | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, PlanChange, RemedyLevel
 from rljob_api.status import OutOfMemoryStatus
 from rljob_api.step_report import Evidence
-from rljob_memory.remedies import (
+from rljob_memory.recovery import (
     GiveUp,
     History,
     Latitude,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionReason, ConditionType
-from rljob_memory.remedies.sentences import pressure_sentence, recovered_sentence
+from rljob_memory.recovery.sentences import pressure_sentence, recovered_sentence
 from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.memory_recovery import latest_answer
 from rljob_operator.reconcile.recovery_story import plan_changed_sentence

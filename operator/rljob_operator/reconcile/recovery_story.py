@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, Role
 from rljob_memory.evidence.sizes import human_bytes
-from rljob_memory.remedies.sentences import process_name
+from rljob_memory.recovery.sentences import process_name
 
 
 def out_of_memory_sentence(role: Role, rank: int, phase: Phase | None, step: int, diagnosis: DiagnosisStatus) -> str:

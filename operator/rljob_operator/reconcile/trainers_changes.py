@@ -12,7 +12,7 @@ from typing import Any
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import OutOfMemoryStatus
-from rljob_memory.remedies.sentences import recovered_sentence
+from rljob_memory.recovery.sentences import recovered_sentence
 from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.memory_recovery import add_change, history_so_far, latest_answer
 from rljob_operator.reconcile.recovery_story import out_of_memory_sentence, plan_changed_sentence

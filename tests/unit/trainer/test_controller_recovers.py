@@ -18,7 +18,7 @@ from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
-from rljob_memory.remedies import Latitude
+from rljob_memory.recovery import Latitude
 from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.controller import Controller, LoopSettings
 from rljob_trainer.display.run_display import RunDisplay

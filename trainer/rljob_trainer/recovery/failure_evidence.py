@@ -17,7 +17,7 @@ from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence import Evidence as FoundEvidence
 from rljob_memory.evidence import Unreadable, read_evidence
 from rljob_memory.evidence.documents import evidence_of_report
-from rljob_memory.remedies import diagnosed, diagnosis_status
+from rljob_memory.recovery import diagnosed, diagnosis_status
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.step_report.content import evidence_of, rank_memory
 from rljob_trainer.telemetry.memory import MemorySample

@@ -9,8 +9,8 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
-from rljob_memory.remedies import History, adjustments_left_standing, history_of, with_change
-from rljob_memory.remedies.pins import is_pinned
+from rljob_memory.recovery import History, adjustments_left_standing, history_of, with_change
+from rljob_memory.recovery.pins import is_pinned
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import LedgerRecord, PlanChangeRecord, plan_change_records
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, RemedyLevel, Role
 from rljob_api.step_report import Evidence, MemoryPressure, RankMemory
-from rljob_memory.remedies import GiveUp, Latitude, Remedy, decide, observed, prevent, role_that_shows
+from rljob_memory.recovery import GiveUp, Latitude, Remedy, decide, observed, prevent, role_that_shows
 from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import HostOutOfMemory, TrainerError, WorkerLost

@@ -8,8 +8,8 @@ from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, Role
 from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.sizes import human_bytes
-from rljob_memory.remedies import Remedy
-from rljob_memory.remedies.sentences import pressure_sentence, process_name, recovered_sentence
+from rljob_memory.recovery import Remedy
+from rljob_memory.recovery.sentences import pressure_sentence, process_name, recovered_sentence
 
 _TOLD = {
     "policy_cache_bytes": "in the policy's cache",

@@ -1,0 +1,31 @@
+"""Activation checkpointing: each layer keeps its input alone and computes the rest again in the backward pass.
+
+Acts on ActivationSpike. Costs about a third more time of an update (Chen et al. 2016, one forward pass more).
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+
+
+def _next_change(case: Case) -> Change | None:
+    """Expected: a micro-batch's tokens times what the two ways keep of a token, less."""
+    if case.plan.activation_checkpointing or not case.in_update:
+        return None
+    facts = case.facts
+    expected = None
+    if facts:
+        saved = facts.activation_bytes_per_token - facts.checkpointed_activation_bytes_per_token
+        expected = case.plan.micro_batch_tokens * max(saved, 0)
+    return Change(True, expected, "activation checkpointing on")
+
+
+ACTIVATION_CHECKPOINTING = Family(
+    "activation_checkpointing",
+    frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.UNKNOWN}),
+    "RespawnRole",
+    "policy",
+    _next_change,
+)

@@ -1,0 +1,52 @@
+"""The policy's caching allocator: give the cache back after an update, and use expandable segments.
+
+Both act on what torch holds without using it. `empty_cache` gives whole free blocks to the neighbour on the GPU, once
+an update (some 80 ms); expandable segments leave hardly any free block that is not whole, and cost nothing that can be
+measured. Neither helps the engine's own allocator: vLLM's sleep mode has its own pool.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+
+_OF_THE_CACHE = frozenset({FailureClass.ALLOCATOR_CACHE, FailureClass.UNKNOWN})
+_OF_THE_ENGINE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
+_CACHE_NUMBERS = {
+    "policy": ("reserved_but_unallocated_bytes", "policy_cache_bytes"),
+    "rollout": ("policy_cache_bytes",),  # what the engine's message tells of torch is its own
+}
+
+
+def _empty_cache(case: Case) -> Change | None:
+    """Expected: the policy's cache, as it was last seen. Acts on what others run out of: before torch's allocator fails
+    it has emptied its own.
+    """
+    if case.plan.empty_cache or not _of_policys_allocator(case):
+        return None
+    if case.failure_class in _OF_THE_ENGINE and case.role != "rollout":
+        return None
+    return Change(True, case.number("policy_cache_bytes"), "the policy's cached memory given back after each update")
+
+
+def _expandable_segments(case: Case) -> Change | None:
+    """Expected: what is reserved and in no tensor. They make a cache that can be given back, and give nothing back by
+    themselves: on AllocatorCache they act where the cache is emptied.
+    """
+    if case.plan.expandable_segments or not _of_policys_allocator(case):
+        return None
+    if case.failure_class is FailureClass.ALLOCATOR_CACHE and not case.plan.empty_cache:
+        return None
+    cached = case.number(*_CACHE_NUMBERS[case.role])
+    return Change(True, cached, "expandable segments on for the policy")
+
+
+def _of_policys_allocator(case: Case) -> bool:
+    return case.on_gpu and (case.role == "policy" or (case.role == "rollout" and case.shares_gpu))
+
+
+EMPTY_CACHE = Family("empty_cache", _OF_THE_CACHE | _OF_THE_ENGINE, "Live", "policy", _empty_cache)
+EXPANDABLE_SEGMENTS = Family(
+    "expandable_segments", _OF_THE_CACHE | {FailureClass.FRAGMENTATION}, "Live", "policy", _expandable_segments
+)

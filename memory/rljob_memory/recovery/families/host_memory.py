@@ -1,0 +1,75 @@
+"""The host memory limit of a worker's container, or of the controller's. Acts on HostMemory, within the job's bound.
+
+Without `recovery.maxHostMemory` there is no room to give: what the template says stays.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from rljob_api.plan_change import RemedyLevel
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+from rljob_memory.recovery.pins import as_in_manifest
+
+_GROWTH = 1.5
+_ACTS_ON = frozenset({FailureClass.HOST_MEMORY})
+_LEVEL: RemedyLevel = "ReplacePods"
+
+
+def _workers(case: Case) -> Change | None:
+    return None if case.role == "controller" else _raised(case, "host memory of a worker")
+
+
+def _controllers(case: Case) -> Change | None:
+    return _raised(case, "host memory of the controller") if case.role == "controller" else None
+
+
+def limit_bytes(case: Case) -> int | None:
+    """The limit that the failed container had; None where it had none that is known."""
+    plan, latitude = case.plan, case.latitude
+    if case.role == "controller":
+        return plan.controller_host_memory_bytes or latitude.host_memory_limit_bytes
+    of_the_facts = case.facts.host_memory_bytes if case.facts else None
+    return plan.host_memory_bytes or latitude.host_memory_limit_bytes or of_the_facts or None
+
+
+def _raised(case: Case, what: str) -> Change | None:
+    """Half as much again, up to the bound. Expected: what the limit is raised by."""
+    before, most = limit_bytes(case), case.latitude.recovery.max_host_memory
+    if before is None or most is None or before >= most:
+        return None
+    after = min(_wanted(before, case.need_bytes), most)
+    return Change(after, after - before, f"{what} {human_bytes(after)}, not {human_bytes(before)}", gives_more=True)
+
+
+def _wanted(before: int, need: int | None) -> int:
+    return max(ceil(before * _GROWTH), before + (need or 0))
+
+
+def _workers_bound(case: Case) -> str | None:
+    return None if case.role == "controller" else _bound(case)
+
+
+def _controllers_bound(case: Case) -> str | None:
+    return _bound(case) if case.role == "controller" else None
+
+
+def _bound(case: Case) -> str | None:
+    before, most = limit_bytes(case), case.latitude.recovery.max_host_memory
+    if before is not None and case.latitude.level_in_force(_LEVEL) is None:
+        return f"only {human_bytes(before)} of host memory are there: run where there is more"
+    if before is None:
+        return f"the {case.role}'s container has no memory limit of its own, so its node ran out: give it one"
+    enough = as_in_manifest("host_memory_bytes", _wanted(before, case.need_bytes))
+    if most is None:
+        return f"recovery.maxHostMemory is absent, so the limit of {human_bytes(before)} stays: write {enough}"
+    return f"recovery.maxHostMemory is {human_bytes(most)}: write {enough}" if before >= most else None
+
+
+HOST_MEMORY = Family("host_memory_bytes", _ACTS_ON, _LEVEL, None, _workers, _workers_bound)
+CONTROLLER_HOST_MEMORY = Family(
+    "controller_host_memory_bytes", _ACTS_ON, _LEVEL, None, _controllers, _controllers_bound
+)

@@ -1,0 +1,63 @@
+"""The engine's KV cache. Acts on KVCacheOversized, and makes room wherever an awake engine is part of the crowd.
+
+A smaller cache costs throughput of the rollout phase once it holds fewer sequences than the step has.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.estimate import MIB
+from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+
+_ACTS_ON = frozenset(
+    {
+        FailureClass.KV_CACHE_OVERSIZED,
+        FailureClass.ALLOCATOR_CACHE,
+        FailureClass.ENGINE_NOT_ASLEEP,
+        FailureClass.WEIGHT_SYNC_SPIKE,
+        FailureClass.ACTIVATION_SPIKE,
+        FailureClass.UNKNOWN,
+    }
+)
+_LEAST_SHRINK = 0.25
+_SMALLEST_BYTES = 64 * MIB
+
+
+def _next_change(case: Case) -> Change | None:
+    """Smaller by what was missing, at least by a quarter, down to the cache of one sequence; in whole MiB.
+
+    Larger where vLLM says that the longest sequence does not fit into it, which a smaller one cannot mend; once, since
+    what was too small and then too large has no value between that a failure would tell.
+    """
+    if needed := case.number("needed_bytes"):
+        return _larger(case, needed)
+    before = case.plan.kv_cache_bytes
+    if not _in_the_way(case):
+        return None
+    smallest = max(case.facts.smallest_kv_cache_bytes if case.facts else 0, _SMALLEST_BYTES)
+    wanted = before - max(case.need_bytes or 0, int(before * _LEAST_SHRINK))
+    after = -(-max(wanted, smallest) // MIB) * MIB
+    if after >= before:
+        return None
+    return Change(after, before - after, f"a KV cache of {human_bytes(after)}, not {human_bytes(before)}")
+
+
+def _larger(case: Case, needed: int) -> Change | None:
+    before = case.plan.kv_cache_bytes
+    after = -(-needed // MIB) * MIB
+    changed_before = any(change.remedy.setting == "kvCacheBytes" for change in case.history.changes)
+    if case.role != "rollout" or after <= before or changed_before:
+        return None
+    words = f"a KV cache of {human_bytes(after)}, not {human_bytes(before)}"
+    return Change(after, after - before, words, gives_more=True)
+
+
+def _in_the_way(case: Case) -> bool:
+    if not case.on_gpu:
+        return case.role != "controller"
+    return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.engine_is_awake)
+
+
+KV_CACHE = Family("kv_cache_bytes", _ACTS_ON, "RespawnRole", "rollout", _next_change)

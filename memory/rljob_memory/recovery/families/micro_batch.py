@@ -1,0 +1,104 @@
+"""What goes through the policy at once: the tokens of a micro-batch, and the tokens whose logits exist at a time.
+
+Act on ActivationSpike, whose peak is linear in both, and on Fragmentation, since the largest piece of memory that is
+asked for shrinks with them. Smaller micro-batches cost throughput; smaller chunks of logits next to nothing. Neither
+changes what is learned, beyond the order in which floats are added.
+"""
+
+from __future__ import annotations
+
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.evidence.activity import Activity, activity_of
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+
+_ACTS_ON = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.FRAGMENTATION, FailureClass.UNKNOWN})
+_SMALLEST_CHUNK_TOKENS = 64
+_LOGIT_BYTES = 4
+_OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
+"""A request by the size of a chunk's float32 logits: 0.5 in 16 bits, 2 where logits and a copy are made at once."""
+
+
+def _micro_batch(case: Case) -> Change | None:
+    """Half as many tokens, down to the longest sequence, which goes through as a whole.
+
+    Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`), as far as the
+    update had come to it.
+    """
+    tokens, facts = _filled(case, case.plan.micro_batch_tokens), case.facts
+    after = max(tokens // 2, facts.longest_sequence_tokens if facts else 1)
+    if not case.in_update or after >= tokens:
+        return None
+    words = f"micro-batches of {after} tokens, not {tokens}"
+    if facts is None:
+        return Change(after, None, words)
+    saved = (tokens - after) * _activation_bytes_per_token(case.plan, facts)
+    return Change(after, _seen_at_most(case, facts, saved, micro_batch_tokens=after), words)
+
+
+def _logprob_chunk(case: Case) -> Change | None:
+    """A quarter of the tokens that have logits at a time, down to 64. Only where logits are what was asked for.
+
+    Expected: the logits of the tokens that go, and what is made of them (`estimate.logprob_bytes_per_token`), as far as
+    the update had come to it.
+    """
+    at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
+    after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
+    if not case.in_update or after >= at_once or not _asked_for_logits(case, at_once):
+        return None
+    words = f"logits of {after} tokens at a time, not {at_once}"
+    if case.facts is None:
+        return Change(after, None, words)
+    saved = (at_once - after) * case.facts.logits_bytes_per_token
+    return Change(after, _seen_at_most(case, case.facts, saved, logprob_chunk_tokens=after), words)
+
+
+def _filled(case: Case, tokens: int) -> int:
+    """A budget of `tokens`, as far as there are so many in a step: beyond that, a smaller one changes nothing."""
+    return min(tokens, case.facts.rank_tokens) if case.facts and case.facts.rank_tokens else tokens
+
+
+def _seen_at_most(case: Case, facts: MemoryFacts, saved_bytes: int, **after: int) -> int:
+    """`saved_bytes`, or less where the update failed before it had taken all that it would have.
+
+    Then no more can be seen to go than what it had and asked for beyond what it needs `after` the change; but half of
+    what was asked for goes in any case.
+    """
+    allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
+    if allocated is None or requested is None:
+        return saved_bytes
+    needed = _update_bytes(case.plan.model_copy(update=after), facts)
+    return min(saved_bytes, max(allocated + requested - needed, requested // 2))
+
+
+def _update_bytes(plan: MemoryPlan, facts: MemoryFacts) -> int:
+    """What an update takes at most: weights and gradients (8 bytes a parameter), as much for the moments unless they
+    are offloaded, activations of a micro-batch, and the logits of a chunk."""
+    tokens = min(plan.micro_batch_tokens, facts.rank_tokens or plan.micro_batch_tokens)
+    chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
+    state = facts.optimizer_bytes * (1 if plan.optimizer_offload else 2)
+    return state + tokens * _activation_bytes_per_token(plan, facts) + chunk_tokens * facts.logits_bytes_per_token
+
+
+def _activation_bytes_per_token(plan: MemoryPlan, facts: MemoryFacts) -> int:
+    if plan.activation_checkpointing:
+        return facts.checkpointed_activation_bytes_per_token
+    return facts.activation_bytes_per_token
+
+
+def _asked_for_logits(case: Case, tokens: int) -> bool:
+    activity = activity_of(case.message.splitlines())
+    if activity is not None:
+        return activity is Activity.LOGITS
+    requested = case.number("requested_bytes")
+    if requested is None or case.facts is None or not case.facts.vocabulary:
+        return False
+    least, most = _OF_THE_SIZE_OF_LOGITS
+    logits_bytes = tokens * _LOGIT_BYTES * case.facts.vocabulary
+    return least * logits_bytes <= requested <= most * logits_bytes
+
+
+MICRO_BATCH = Family("micro_batch_tokens", _ACTS_ON, "Live", "policy", _micro_batch)
+LOGPROB_CHUNK = Family("logprob_chunk_tokens", _ACTS_ON, "Live", "policy", _logprob_chunk)

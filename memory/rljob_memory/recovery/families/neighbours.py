@@ -1,0 +1,49 @@
+"""Processes on the GPU that are none of the job's work: end what the job itself left there, then go elsewhere.
+
+Both act on ForeignProcess and ControllerContext, and no setting of the plan does. A restart of the containers ends what
+an earlier process of the same pod left on the GPU, so it is tried once; a stranger's process is left behind with the
+node.
+"""
+
+from __future__ import annotations
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import RemedyLevel
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+from rljob_memory.recovery.history import PROCESSES
+
+_ACTS_ON = frozenset({FailureClass.FOREIGN_PROCESS, FailureClass.CONTROLLER_CONTEXT})
+_LEVEL: RemedyLevel = "ReplacePods"
+_MOST_NODES = next(
+    limit.max_length for limit in MemoryPlan.model_fields["excluded_nodes"].metadata if hasattr(limit, "max_length")
+)
+
+
+def _fresh_processes(case: Case) -> Change | None:
+    if not case.on_gpu or any(change.remedy.setting == PROCESSES for change in case.history.changes):
+        return None
+    return Change("fresh", _held_bytes(case), "fresh processes under the same plan")
+
+
+def _excluded_nodes(case: Case) -> Change | None:
+    node, excluded = case.latitude.node, case.plan.excluded_nodes
+    if node is None or node in excluded or len(excluded) >= _MOST_NODES or not case.on_gpu:
+        return None
+    return Change([*excluded, node], _held_bytes(case), f"node {node} left to others")
+
+
+def _only_node(case: Case) -> str | None:
+    if case.latitude.node is not None or not case.on_gpu or case.latitude.level_in_force(_LEVEL) is None:
+        return None
+    return "its node cannot be left, since no other is known to have room: end the other process there, or add a node"
+
+
+def _held_bytes(case: Case) -> int | None:
+    """Expected: all that the others held."""
+    return case.number("contexts_bytes", "other_processes_bytes")
+
+
+FRESH_PROCESSES = Family(PROCESSES, _ACTS_ON, "RestartInPlace", None, _fresh_processes)
+EXCLUDED_NODES = Family("excluded_nodes", _ACTS_ON, _LEVEL, None, _excluded_nodes, _only_node)

@@ -1,0 +1,44 @@
+"""Optimizer offload: the optimizer's state lies in host memory between updates. Costs a copy each way, every update.
+
+Acts on what runs out while the state is not needed (KVCacheOversized, WeightSyncSpike), on OptimizerState and on
+ActivationSpike, where the host can hold the state. The other way round it acts on HostMemory, where the GPU can.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+
+_ACTS_ON = frozenset(
+    {
+        FailureClass.OPTIMIZER_STATE,
+        FailureClass.ACTIVATION_SPIKE,
+        FailureClass.KV_CACHE_OVERSIZED,
+        FailureClass.WEIGHT_SYNC_SPIKE,
+        FailureClass.HOST_MEMORY,
+        FailureClass.UNKNOWN,
+    }
+)
+_ROOM_FOR_THE_STATE = 2
+"""Of the state's size: while it is copied and pinned, it can be there twice."""
+
+
+def _next_change(case: Case) -> Change | None:
+    """Expected: the state of one rank, which moves from one memory to the other."""
+    facts = case.facts
+    if facts is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
+        return None
+    offloaded = case.plan.optimizer_offload
+    if case.failure_class is FailureClass.HOST_MEMORY:
+        free = case.device_free_bytes
+        if not offloaded or free is None or free < facts.optimizer_bytes:
+            return None
+        return Change(False, facts.optimizer_bytes, "the optimizer's state kept on the GPU")
+    all_ranks = facts.optimizer_bytes * facts.policy_ranks
+    if offloaded or _ROOM_FOR_THE_STATE * all_ranks > facts.host_memory_bytes:
+        return None
+    return Change(True, facts.optimizer_bytes, "the optimizer's state in host memory between updates")
+
+
+OPTIMIZER_OFFLOAD = Family("optimizer_offload", _ACTS_ON, "RespawnRole", "policy", _next_change)

@@ -1,0 +1,61 @@
+"""The weights on their way to the engine: how many at once, and where they are packed for it.
+
+Smaller buckets act on WeightSyncSpike, and on SharedMemory where the weights go through it (on a CPU); they cost a
+round trip each. A reserved buffer acts on Fragmentation during the sync, where no room for a bucket is found; the
+buffer that is made for each sync acts on what is missing during the update.
+"""
+
+from __future__ import annotations
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.family import Change, Family
+
+_SMALLEST_BUCKET_BYTES = 1 << 20
+_OF_THE_UPDATE = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.OPTIMIZER_STATE})
+
+
+def _sync_bucket(case: Case) -> Change | None:
+    """Half of what is sent at once, down to the largest parameter, which is sent whole.
+
+    Expected: what goes, once as gathered parameters and once packed: twice the weights' bytes were taken on an H200
+    where one bucket held them all. In shared memory there is the packed copy alone.
+    """
+    before, facts = case.plan.sync_bucket_bytes, case.facts
+    if facts:
+        before = min(before, facts.weight_bytes)
+    after = max(before // 2, facts.largest_parameter_bytes if facts else 0, _SMALLEST_BUCKET_BYTES)
+    if after >= before or case.phase != "sync":
+        return None
+    in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
+    if in_shared_memory and case.on_gpu:
+        return None
+    words = f"weights sent {human_bytes(after)} at a time, not {human_bytes(before)}"
+    return Change(after, (1 if in_shared_memory else 2) * (before - after), words)
+
+
+def _weight_export(case: Case) -> Change | None:
+    """Expected: the buffer, which is as large as a bucket or the largest parameter."""
+    if not case.shares_gpu or case.role != "policy":
+        return None
+    export, buffer = case.plan.weight_export, case.plan.sync_bucket_bytes
+    if case.facts:
+        buffer = max(buffer, case.facts.largest_parameter_bytes)
+    if export == "SwitchSegments" and case.failure_class is FailureClass.FRAGMENTATION and case.phase == "sync":
+        return Change("ReservedBuffer", buffer, "a buffer for the weights that is kept")
+    if export == "ReservedBuffer" and case.failure_class in _OF_THE_UPDATE and case.phase == "update":
+        return Change("SwitchSegments", buffer, "no buffer for the weights but during a sync")
+    return None
+
+
+SYNC_BUCKET = Family(
+    "sync_bucket_bytes",
+    frozenset({FailureClass.WEIGHT_SYNC_SPIKE, FailureClass.SHARED_MEMORY, FailureClass.UNKNOWN}),
+    "Live",
+    "policy",
+    _sync_bucket,
+)
+WEIGHT_EXPORT = Family(
+    "weight_export", _OF_THE_UPDATE | {FailureClass.FRAGMENTATION}, "RespawnRole", "policy", _weight_export
+)

@@ -1,0 +1,55 @@
+"""What a change of the plan brought, once the phase that failed is done."""
+
+from __future__ import annotations
+
+from rljob_api.plan_change import PlanChange, Role
+from rljob_api.step_report import RankMemory
+from rljob_memory.recovery.families import FAMILIES
+from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
+from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
+
+_MORE_ROOM = frozenset(family.name for family in (HOST_MEMORY, CONTROLLER_HOST_MEMORY, SHARED_MEMORY))
+_OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner == "policy")
+
+
+def observed(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> PlanChange:
+    """`change` with `remedy.observedBytes`: what the failed phase needed before, less what it took when it was done.
+
+    `before`: memory of the process that failed, at its failure. `after`: over the same phase, done, of the same rank of
+    `role_that_shows`. What was asked for in vain counts as needed. Negative where more was in use. Left absent where it
+    cannot be told.
+    """
+    freed = change.remedy.expected_bytes if change.remedy.setting in _MORE_ROOM else _freed_bytes(change, before, after)
+    return change.model_copy(update={"remedy": change.remedy.model_copy(update={"observed_bytes": freed})})
+
+
+def role_that_shows(change: PlanChange) -> Role:
+    """Whose memory shows what `change` brought: the policy's for its own settings, else the failed role's."""
+    return "policy" if change.remedy.setting in _OF_THE_POLICY else change.role
+
+
+def _freed_bytes(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> int | None:
+    """Of the policy's torch where the setting is the policy's. Else of the device: what the engine, or a stranger, had
+    of it while the policy failed, and has no more; or what is free where the engine failed."""
+    if before is None or after is None:
+        return None
+    asked_in_vain = change.diagnosis.numbers.get("requested_bytes", 0)
+    if not after.device_total_bytes:
+        # A process's most memory never falls: only another process can show less.
+        return None if change.level == "Live" else before.peak_rss_bytes - after.peak_rss_bytes
+    if change.remedy.setting in _OF_THE_POLICY:
+        if change.role == "policy":
+            return _most_reserved(before) + asked_in_vain - _most_reserved(after)
+        cached = change.diagnosis.numbers.get("policy_cache_bytes")
+        return None if cached is None else cached - (after.reserved_bytes - after.allocated_bytes)
+    if change.role == "policy":
+        return _not_of_others(after) - _not_of_others(before)
+    return after.device_free_bytes - before.device_free_bytes + asked_in_vain
+
+
+def _not_of_others(memory: RankMemory) -> int:
+    return memory.device_free_bytes + memory.reserved_bytes
+
+
+def _most_reserved(memory: RankMemory) -> int:
+    return max(memory.peak_reserved_bytes, memory.reserved_bytes)

@@ -1,0 +1,86 @@
+"""The page for users says what the ladder does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rljob_api.conditions import ConditionReason
+from rljob_api.plan_change import RemedyLevel
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery import GiveUp, GiveUpReason, decide
+from rljob_memory.recovery.decide import MOST_CHANGES_WITHOUT_PROGRESS
+from rljob_memory.recovery.families import FAMILIES
+from rljob_memory.recovery.family import Family
+from rljob_memory.recovery.history import STEPS_THAT_FORGIVE_AN_ADJUSTMENT, History
+from rljob_memory.recovery.ladder import families_for
+from tests.unit.memory.recovery.failures import FIRST_PLAN, ON_ONE_MACHINE, change_of, failure, latitude, remedies_of
+
+PAGE = (Path(__file__).parents[4] / "docs" / "recovery.md").read_text(encoding="utf-8")
+IN_FORCE_BY: dict[RemedyLevel, str] = {
+    "Live": "the running processes",
+    "RestartInPlace": "new containers in the same pods",
+    "ReplacePods": "new pods",
+}
+
+
+def rows_under(heading: str) -> list[list[str]]:
+    """The cells of the table whose header begins with `heading`."""
+    lines = PAGE.partition(f"| {heading} |")[2].splitlines()[2:]
+    rows = lines[: next(number for number, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def in_force_by(family: Family) -> str:
+    if family.level != "RespawnRole":
+        return IN_FORCE_BY[family.level]
+    return "new engines" if family.owner == "rollout" else "new policy processes"
+
+
+def test_the_classes_and_their_remedies_are_the_codes() -> None:
+    expected = [
+        [f"`{cause}`", ", ".join(f"`{family.name}`" for family in families_for(cause))] for cause in FailureClass
+    ]
+    assert rows_under("class") == expected
+
+
+def test_the_settings_and_how_they_come_into_force_are_the_codes() -> None:
+    documented = {setting: by for setting, _, by in rows_under("setting")}
+    assert documented == {f"`{family.name}`": in_force_by(family) for family in FAMILIES}
+
+
+def test_the_reasons_are_those_that_a_job_can_fail_with() -> None:
+    documented = {reason.strip("`") for reason, _ in rows_under("reason")}
+    of_the_ladder = set(GiveUpReason) - {GiveUpReason.LEFT_TO_SUPERVISOR, GiveUpReason.NOTHING_LEFT}
+    assert documented == of_the_ladder | {"RestartsExhausted"}, "where nothing is left, restarts remain"
+    assert documented <= set(ConditionReason)
+
+
+def test_the_numbers_are_the_codes() -> None:
+    recovery = latitude().recovery
+    assert f"`recovery.maxAdjustments` ({recovery.max_adjustments})" in PAGE
+    assert f"`recovery.maxRestarts` ({recovery.max_restarts})" in PAGE
+    assert STEPS_THAT_FORGIVE_AN_ADJUSTMENT == MOST_CHANGES_WITHOUT_PROGRESS == 10, "the page says ten of both"
+
+
+def test_the_account_that_is_shown_is_one() -> None:
+    """Made of two failures of one job, the second after the budget was used up."""
+    shown = re.sub(r"\s+", " ", PAGE.partition("```text\n")[2].partition("```")[0]).strip()
+    assert shown == an_account()
+
+
+def an_account() -> str:
+    message = (
+        "CUDA out of memory. Tried to allocate 5.20 GiB. GPU 0 has a total capacity of 139.81 GiB of which 1.10 GiB is "
+        "free. Including non-PyTorch memory, this process has 137.20 GiB memory in use. Of the allocated memory 134.90 "
+        "GiB is allocated by PyTorch, and 1.30 GiB is reserved by PyTorch but unallocated."
+    )
+    evidence = failure(message=message, step=41)
+    given = latitude(ON_ONE_MACHINE, memory={"activationCheckpointing": "Disabled"}, recovery={"maxAdjustments": 1})
+    [remedy], _ = remedies_of([evidence], FIRST_PLAN, given)
+    change = change_of(evidence, remedy, seconds_to_recover=2.0)
+    freed = change.remedy.model_copy(update={"observed_bytes": round(9.1 * (1 << 30))})
+    history = History((change.model_copy(update={"remedy": freed}),), adjustments=1, committed_step=43)
+    end = decide(failure(message=message, step=44), remedy.plan, history, given)
+    assert isinstance(end, GiveUp)
+    return end.sentence

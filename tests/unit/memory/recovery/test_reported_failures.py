@@ -1,0 +1,101 @@
+"""From a reported message, or a recorded failure, to its remedy; and from a warning to a change before the failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.plan_change import Phase, Role
+from rljob_api.step_report import MemoryPressure, RankMemory
+from rljob_memory.diagnosis import FailureClass, diagnose
+from rljob_memory.estimate import GIB, MIB
+from rljob_memory.evidence import read_evidence
+from rljob_memory.recovery import Remedy, decide, diagnosed, diagnosis_status, prevent
+from rljob_memory.recovery.ladder import families_for
+from tests.unit.memory.diagnosis.recorded import recorded_failures
+from tests.unit.memory.recovery.failures import (
+    ALL_OFF,
+    FACTS,
+    FIRST_PLAN,
+    FOUR_RANKS,
+    IN_THE_OPERATOR,
+    IN_THE_TRAINER,
+    NOTHING_YET,
+    diagnosis,
+    failure,
+    latitude,
+)
+
+FRAGMENTED = (
+    "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 139.81 GiB of which 512.00 MiB is "
+    "free. Including non-PyTorch memory, this process has 139.00 GiB memory in use. Of the allocated memory 120.00 GiB "
+    "is allocated by PyTorch, and 18.10 GiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_a_reported_message_is_diagnosed_with_its_numbers() -> None:
+    cause = diagnosed(failure(message=FRAGMENTED)).diagnoses[0]
+    assert cause.class_name == "Fragmentation"
+    assert cause.numbers["reserved_but_unallocated_bytes"] == round(18.1 * GIB)
+    assert "step 3" in cause.message
+
+
+def test_diagnoses_that_are_there_stay() -> None:
+    evidence = failure(diagnosis("RetainedGraph"), message=FRAGMENTED)
+    assert diagnosed(evidence) is evidence
+
+
+def test_the_plan_tells_of_an_engine_that_stays_awake() -> None:
+    full = FRAGMENTED.replace("this process has 139.00", "this process has 79.00").replace("120.00", "70.00")
+    full = full.replace("18.10 GiB", "200.00 MiB")
+    awake = FIRST_PLAN.model_copy(update={"rollout_sleep_level": 0})
+    assert diagnosed(failure(message=full), awake).diagnoses[0].class_name == "EngineNotAsleep"
+
+
+def test_there_is_always_a_cause_to_act_on() -> None:
+    assert diagnosed(failure(message="something went wrong")).diagnoses[0].class_name == "Unknown"
+    killed = diagnosed(failure(message="OOMKilled", phase=None)).diagnoses[0]
+    assert killed.class_name == "HostMemory"
+
+
+@pytest.mark.parametrize(("cause", "path"), recorded_failures(), ids=lambda value: getattr(value, "stem", str(value)))
+def test_every_recorded_failure_is_answered_by_what_acts_on_it(cause: FailureClass, path: Path) -> None:
+    found = read_evidence(path)
+    assert found.failure is not None
+    role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
+    phase: Phase = "sync" if cause is FailureClass.WEIGHT_SYNC_SPIKE else "update"
+    evidence = failure(*map(diagnosis_status, diagnose(found)[:3]), role=role, phase=phase)
+    given = latitude(IN_THE_OPERATOR, host_memory_limit_bytes=8 * GIB, recovery={"maxHostMemory": "64Gi"})
+    plan = ALL_OFF.model_copy(update={"shared_memory_bytes": 64 * MIB})
+    decision = decide(evidence, plan, NOTHING_YET, given)
+    assert isinstance(decision, Remedy)
+    assert decision.status.setting in {family.name for family in families_for(cause)}
+
+
+def pressure(failure_class: str) -> MemoryPressure:
+    return MemoryPressure(diagnosis=diagnosis(failure_class), role="policy", rank=0, steps_left=7)
+
+
+@pytest.mark.parametrize("facts", [FACTS, FOUR_RANKS])
+def test_before_a_failure_every_rank_can_take_a_live_change(facts: MemoryFacts) -> None:
+    given = latitude(IN_THE_TRAINER, facts=facts)
+    remedy = prevent(pressure("RetainedGraph"), ALL_OFF, NOTHING_YET, given)
+    assert remedy is not None
+    assert (remedy.status.setting, remedy.level, remedy.respawn) == ("detachMetrics", "Live", frozenset())
+
+
+def test_a_warning_is_no_reason_for_what_does_not_act_on_it() -> None:
+    assert prevent(pressure("RetainedGraph"), FIRST_PLAN, NOTHING_YET, latitude(IN_THE_TRAINER)) is None
+    assert prevent(pressure("HostMemory"), FIRST_PLAN, NOTHING_YET, latitude()) is None
+    disabled = latitude(memory={"mode": "Disabled"})
+    assert prevent(pressure("RetainedGraph"), ALL_OFF, NOTHING_YET, disabled) is None
+
+
+def test_memory_of_the_moment_decides_what_fits_back_on_the_gpu() -> None:
+    memory = RankMemory(role="policy", rank=0, device_free_bytes=90 * GIB, device_total_bytes=140 * GIB)
+    offloaded = FIRST_PLAN.model_copy(update={"optimizer_offload": True})
+    decision = decide(failure(message="OOMKilled", memory=memory), offloaded, NOTHING_YET, latitude())
+    assert isinstance(decision, Remedy)
+    assert decision.status.setting == "optimizerOffload"
