@@ -30,7 +30,7 @@ from bench.memory_roles import (
 )
 from bench.record import RESULTS, record
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 SEQUENCE_TOKENS = 512
 WARM_UP = 8

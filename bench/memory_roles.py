@@ -26,7 +26,7 @@ from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.environment import engine_environment
-from rljob_trainer.rollouts import FloatArray, RolloutBatch
+from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
 Device = Literal["cpu", "cuda"]
 Row = dict[str, Any]

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 VOCABULARY = 64
 

@@ -13,7 +13,7 @@ from policy_processes import policy_config, policy_processes, scored_batch, tiny
 from rljob_trainer.algorithm import logprobs
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 MEMORY = PolicyMemory(micro_batch_tokens=40, logprob_chunk_tokens=7)
 

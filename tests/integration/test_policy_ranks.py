@@ -18,7 +18,7 @@ from rljob_trainer.errors import BadInput
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 PLAIN = LossConfig()
 ALL_TERMS = LossConfig(

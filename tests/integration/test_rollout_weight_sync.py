@@ -17,7 +17,7 @@ from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
 from rljob_trainer.rollout.environment import engine_environment
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync import send_weights
 
 TOLERANCE = 1e-4

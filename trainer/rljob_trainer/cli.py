@@ -64,7 +64,7 @@ def run(
       130  stopped by SIGINT
       143  stopped by SIGTERM
     """
-    from rljob_trainer.run import RunOptions, run_manifest
+    from rljob_trainer.runtime.run_command import RunOptions, run_manifest
 
     options = RunOptions(output, device.value, tuple(fault or ()), plan, plot)
     raise typer.Exit(run_manifest(manifest, options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +16,9 @@ import psutil
 from rljob_trainer.errors import BadInput
 
 Device = Literal["cpu", "cuda"]
+
+Bundle = Mapping[str, float]
+"""Ray resources of one policy rank and its engine together."""
 
 
 @dataclass(frozen=True, slots=True)

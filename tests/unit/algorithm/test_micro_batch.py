@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_trainer.algorithm.aggregation import dropped_tokens, token_weights
 from rljob_trainer.algorithm.micro_batch import MicroBatch, completions_with_tokens, micro_batches_of
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 
 def batch_of(prompts: list[list[int]], responses: list[list[int]], group_size: int) -> RolloutBatch:

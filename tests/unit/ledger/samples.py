@@ -12,7 +12,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 GIB = 2**30
 PLAN = MemoryPlan(

@@ -8,7 +8,7 @@ from rljob_api.roles import PolicySpec
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Machine
 from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, role_hosts
-from rljob_trainer.roles.placement import RoleHosts
+from rljob_trainer.runtime.placement import RoleHosts
 
 GIB = 2**30
 

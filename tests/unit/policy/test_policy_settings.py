@@ -11,8 +11,8 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.hardware import Machine
 from rljob_trainer.policy.config import PolicyMemory
-from rljob_trainer.role_settings import role_settings
-from rljob_trainer.roles.placement import RoleHosts
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.role_settings import role_settings
 
 SPEC = RLJobSpec.model_validate(
     {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}

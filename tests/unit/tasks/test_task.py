@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.task import TaskSpec
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.task import Task
 

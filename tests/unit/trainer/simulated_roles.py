@@ -13,7 +13,7 @@ from rljob_api.plan_change import Role
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.telemetry.memory import MemorySample
 
 OUT_OF_MEMORY = (

@@ -10,7 +10,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 import rljob_trainer.pods.controller_pod
-import rljob_trainer.run
+import rljob_trainer.runtime.run_command
 from rljob_api.manifest import load_manifest
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.tokenizer import load_tokenizer

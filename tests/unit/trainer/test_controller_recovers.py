@@ -19,8 +19,6 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.recovery import Latitude
-from rljob_trainer.checkpointing import Checkpointing
-from rljob_trainer.controller import Controller, LoopSettings
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -31,9 +29,11 @@ from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.plan_changes import PlanChanges, plan_in_force
 from rljob_trainer.recovery.recovery import NewAttempt, Recovery
-from rljob_trainer.rollouts import Completion, Prompt
+from rljob_trainer.roles.checkpointing import Checkpointing
+from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.runtime.controller import Controller, LoopSettings
+from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.task import Task
 from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedRoles
 from tests.unit.trainer.test_role_settings import PLAN

@@ -11,9 +11,9 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Machine
-from rljob_trainer.role_settings import max_concurrent_sequences, policy_ranks, require_supported, role_settings
-from rljob_trainer.roles.placement import RoleHosts
-from rljob_trainer.run import LocalPlacement
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.role_settings import max_concurrent_sequences, policy_ranks, require_supported, role_settings
+from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
 PLAN = MemoryPlan(
@@ -61,7 +61,7 @@ def settings(
 
 
 def hosts_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **policy: int) -> RoleHosts:
-    monkeypatch.setattr("rljob_trainer.run.this_machine", lambda: machine)
+    monkeypatch.setattr("rljob_trainer.runtime.run_command.this_machine", lambda: machine)
     return LocalPlacement(spec(policy=policy), "auto").survey(None, None)  # type: ignore[arg-type]
 
 

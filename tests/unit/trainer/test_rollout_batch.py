@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 completions = st.builds(
     lambda ids, finished: Completion(ids, [-0.25 * (i + 1) for i in ids], finished, "text"),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollouts import FloatArray
+from rljob_trainer.rollout_batch import FloatArray
 
 _EPSILON = 1e-6
 

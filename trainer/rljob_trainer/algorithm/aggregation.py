@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljob_trainer.algorithm.loss_config import Aggregation
-from rljob_trainer.rollouts import FloatArray
+from rljob_trainer.rollout_batch import FloatArray
 
 
 def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregation) -> list[FloatArray]:

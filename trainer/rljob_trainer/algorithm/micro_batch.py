@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rljob_trainer.algorithm.aggregation import token_weights
 from rljob_trainer.algorithm.batching import plan_micro_batches
 from rljob_trainer.algorithm.loss_config import Aggregation
-from rljob_trainer.rollouts import FloatArray, RolloutBatch
+from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
 IndexArray = npt.NDArray[np.int64]
 Number = TypeVar("Number", np.int64, np.float32)

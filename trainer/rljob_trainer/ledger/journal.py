@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.durable_files import sync_directory, writing
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 _DAMAGE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 _FILE_NAME = re.compile(r"step-(?P<step>\d+)\.npz(\.partial)?")

@@ -9,8 +9,6 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
 from rljob_api.termination_message import TerminationMessage
-from rljob_trainer.attempt import Supervision
-from rljob_trainer.job_run import JobRun, Outcome, identity
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.pods.attempt_listener import AttemptListener
 from rljob_trainer.pods.endings import ended_early, tell_ending
@@ -24,7 +22,9 @@ from rljob_trainer.pods.restart_in_place import (
     pending_end,
     wait_for_restart,
 )
-from rljob_trainer.role_settings import ranks_per_replica
+from rljob_trainer.runtime.attempt import Supervision
+from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
+from rljob_trainer.runtime.role_settings import ranks_per_replica
 from rljob_trainer.step_report.api_server import ApiServer
 from rljob_trainer.step_report.client import StepReportClient
 from rljob_trainer.step_report.content import role_and_rank

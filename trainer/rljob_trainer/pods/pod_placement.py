@@ -21,9 +21,9 @@ from rljob_trainer.pods.worker_agents import (
     own_kills_by_the_kernel,
 )
 from rljob_trainer.pods.worker_facts import role_hosts, worker_facts
-from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.roles.ray_driver import connect
-from rljob_trainer.stop_request import StopNow, StopRequest
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.stop_request import StopNow, StopRequest
 
 _POLL_SECONDS = 0.5
 _FIRST_NOTE_SECONDS, _NOTE_EVERY_SECONDS = 30.0, 60.0

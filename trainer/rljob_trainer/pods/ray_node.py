@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.roles.placement import Bundle
+from rljob_trainer.hardware import Bundle
 from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, wait_longer_for_raylets
 
 GCS_RECONNECT_SECONDS = 10

@@ -9,10 +9,10 @@ from itertools import chain
 
 from rljob_api.roles import PolicySpec
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.hardware import Device, Machine, this_machine, torch_may_compile, torch_version
+from rljob_trainer.hardware import Bundle, Device, Machine, this_machine, torch_may_compile, torch_version
 from rljob_trainer.pods.ray_node import only_on
-from rljob_trainer.role_settings import policy_ranks, ranks_per_replica
-from rljob_trainer.roles.placement import Bundle, RoleHosts
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.role_settings import policy_ranks, ranks_per_replica
 from rljob_trainer.telemetry.host_memory import host_memory
 
 _CPUS_OF_A_RANK = 2

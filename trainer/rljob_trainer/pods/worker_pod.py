@@ -21,7 +21,7 @@ from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import Ending, HeadWatch, Seen
 from rljob_trainer.pods.restart_in_place import begin_life
 from rljob_trainer.pods.worker_facts import ray_cpus
-from rljob_trainer.stop_request import StopNow
+from rljob_trainer.runtime.stop_request import StopNow
 
 Address = tuple[str, int]
 

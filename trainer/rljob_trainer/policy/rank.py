@@ -28,7 +28,7 @@ from rljob_trainer.policy.optimizer import adamw
 from rljob_trainer.policy.process_group import Rendezvous, init_process_group
 from rljob_trainer.policy.result import ModelInfo, UpdateResult
 from rljob_trainer.policy.update import PolicyUpdate
-from rljob_trainer.rollouts import FloatArray, RolloutBatch
+from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 from rljob_trainer.weight_sync.ipc import ReservedBuffer

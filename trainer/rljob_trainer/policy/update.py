@@ -21,7 +21,7 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.memory_mitigations.optimizer_offload import optimizer_on_device
 from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.policy.update_metrics import UpdateMetrics
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 
 @dataclass(slots=True)

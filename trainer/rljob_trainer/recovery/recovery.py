@@ -11,12 +11,12 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, RemedyLevel, Role
 from rljob_api.step_report import Evidence, MemoryPressure, RankMemory
 from rljob_memory.recovery import GiveUp, Latitude, Remedy, decide, observed, prevent, role_that_shows
-from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import HostOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
 from rljob_trainer.recovery.plan_changes import PlanChanges
 from rljob_trainer.recovery.sentences import out_of_memory_line, plan_changed_line, recovered_line
+from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.content import role_and_rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -23,7 +24,6 @@ from rljob_trainer.errors import (
     SharedMemoryExhausted,
     TrainerError,
 )
-from rljob_trainer.long_imports import long_imports
 from rljob_trainer.roles.faults import ArmedFault
 
 _HOST = {FailureKind.HOST}
@@ -149,3 +149,19 @@ def _redirect_output(log: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+
+
+@contextmanager
+def long_imports() -> Iterator[None]:
+    """Around imports that take seconds: what they make stays, and looking for garbage in it only takes time.
+
+    The garbage collector is off in the block, and later passes over what is there at its end. Both together are a
+    fifth of the start of an engine, which collects again and again.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()

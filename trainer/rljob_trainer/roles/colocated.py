@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rljob_api.plan_change import Role
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError
+from rljob_trainer.hardware import Bundle
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.calls import Calls, wait_for
-from rljob_trainer.roles.placement import Bundle
 from rljob_trainer.roles.role_processes import RoleProcesses, placement_group
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.telemetry.memory import MemorySample
 
 POLICY = "rljob_trainer.roles.policy_actor:PolicyActor"

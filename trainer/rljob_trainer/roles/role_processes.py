@@ -8,11 +8,10 @@ from typing import Any
 
 from rljob_api.plan_change import Role
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.hardware import Device
+from rljob_trainer.hardware import Bundle, Device
 from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.faults import ArmedFault
-from rljob_trainer.roles.placement import Bundle
 
 _PLACEMENT_SECONDS = 60
 """The room is there when it is asked for, but for a worker that died just then."""

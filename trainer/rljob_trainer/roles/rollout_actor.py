@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.telemetry.memory import MemoryLog, MemorySample
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
@@ -23,6 +24,10 @@ class RolloutActor(RolloutEngine):
         self._memory_log = MemoryLog(output_dir / "memory" / f"rollout-{rank}.jsonl", config.device)
         self._oom_directory = output_dir / "oom"
         self._step = 0
+
+    def import_engine(self) -> None:
+        with long_imports():
+            super().import_engine()
 
     def start(self) -> None:
         self._memory_log.begin_phase(self._step, "load")

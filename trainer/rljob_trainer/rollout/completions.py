@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 
 
 def completions_of(request_outputs: Iterable[Any], tokenizer: Any) -> list[Completion]:

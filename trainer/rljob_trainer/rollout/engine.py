@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.long_imports import long_imports
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.completions import completions_of
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine_arguments import engine_arguments
 from rljob_trainer.rollout.model_class import register_model_class
 from rljob_trainer.rollout.synced_weights import SyncedWeights
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 
 
 class RolloutEngine:
@@ -33,10 +32,9 @@ class RolloutEngine:
 
     def import_engine(self) -> None:
         """Import what `start` needs. That takes seconds, and no memory of the GPU."""
-        with long_imports():
-            from vllm import LLM  # noqa: F401
+        from vllm import LLM  # noqa: F401
 
-            register_model_class(self._config.model_dir)
+        register_model_class(self._config.model_dir)
 
     def start(self) -> None:
         """Build the engine with random weights. Raises `BadInput` for engine arguments that vLLM does not have."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.task import Item
 
 

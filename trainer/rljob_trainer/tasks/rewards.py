@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.task import AnswerSpec
-from rljob_trainer.rollouts import Completion
+from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.answers import extract_answer
 from rljob_trainer.tasks.functions import load_function
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollouts import Completion, Prompt
+from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.data_order import prompts_of_step
 from rljob_trainer.tasks.prompt_format import PromptFormat
 

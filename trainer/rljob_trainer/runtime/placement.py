@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.hardware import Device, Machine
-from rljob_trainer.stop_request import StopRequest
-
-Bundle = Mapping[str, float]
-"""Ray resources of one policy rank and its engine together."""
+from rljob_trainer.hardware import Bundle, Device, Machine
+from rljob_trainer.runtime.stop_request import StopRequest
 
 
 @dataclass(frozen=True, slots=True)

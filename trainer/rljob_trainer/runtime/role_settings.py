@@ -15,15 +15,15 @@ from rljob_memory import workload as memory
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.workload import Hardware, Workload
 from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
-from rljob_trainer.controller import LoopSettings
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Device
 from rljob_trainer.models.checkpoint import ModelShape
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.roles.colocated import RoleSettings
-from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.environment import engine_environment
+from rljob_trainer.runtime.controller import LoopSettings
+from rljob_trainer.runtime.placement import RoleHosts
 
 Dtype = Literal["float32", "bfloat16"]
 

@@ -17,17 +17,17 @@ from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import ManifestError, load_manifest
 from rljob_api.memory_plan import MemoryPlan
-from rljob_trainer.attempt import Supervision
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
-from rljob_trainer.job_run import JobRun, identity
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.recovery.restarts import Restarts
-from rljob_trainer.role_settings import policy_ranks
-from rljob_trainer.roles.placement import RoleHosts
 from rljob_trainer.roles.ray_driver import start_local_ray
-from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.runtime.attempt import Supervision
+from rljob_trainer.runtime.job_run import JobRun, identity
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.role_settings import policy_ranks
+from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.telemetry.host_memory import host_memory
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]

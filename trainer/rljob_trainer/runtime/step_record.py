@@ -12,7 +12,7 @@ from rljob_trainer.algorithm.advantage import uniform_groups
 from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.phase_clock import PhaseClock
 from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.rollouts import RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.telemetry.memory import MemorySample
 
 

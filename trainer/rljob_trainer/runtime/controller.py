@@ -22,7 +22,6 @@ import numpy as np
 
 from rljob_api.plan_change import Phase
 from rljob_trainer.algorithm.advantage import group_advantages
-from rljob_trainer.checkpointing import Checkpointing
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.ledger.journal import RolloutJournal
@@ -32,11 +31,12 @@ from rljob_trainer.phase_clock import PhaseClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.colocated import ColocatedRoles
-from rljob_trainer.rollouts import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.step_record import memory_by_phase, step_record
-from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.runtime.step_record import memory_by_phase, step_record
+from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.task import Task
 from rljob_trainer.telemetry.memory import MemorySample
 

@@ -18,8 +18,6 @@ from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.plan import first_plan
 from rljob_memory.recovery import Latitude, facts_of
-from rljob_trainer.checkpointing import Checkpointing
-from rljob_trainer.controller import Controller
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -35,7 +33,13 @@ from rljob_trainer.recovery.failure_evidence import gather_evidence
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.plan_changes import PlanChanges, plan_in_force
 from rljob_trainer.recovery.recovery import Recovery
-from rljob_trainer.role_settings import (
+from rljob_trainer.roles.checkpointing import Checkpointing
+from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
+from rljob_trainer.roles.ray_driver import object_store_bytes
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime.controller import Controller
+from rljob_trainer.runtime.placement import Placement, RoleHosts
+from rljob_trainer.runtime.role_settings import (
     hardware_of,
     loop_settings,
     require_lengths_fit,
@@ -44,11 +48,7 @@ from rljob_trainer.role_settings import (
     shape_for_plan,
     workload_of,
 )
-from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
-from rljob_trainer.roles.placement import Placement, RoleHosts
-from rljob_trainer.roles.ray_driver import object_store_bytes
-from rljob_trainer.run_listener import RunListener
-from rljob_trainer.stop_request import StopRequest
+from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.task import Task, try_out
 

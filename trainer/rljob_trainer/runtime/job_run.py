@@ -16,7 +16,6 @@ from rich.console import Console
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
-from rljob_trainer.attempt import Attempt, Supervision
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.display.summary_table import print_summary
@@ -27,9 +26,10 @@ from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.summary import Summary, summarize
 from rljob_trainer.recovery.recovery import NewAttempt
 from rljob_trainer.recovery.restarts import Restarts
-from rljob_trainer.roles.placement import Placement
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.stop_request import StopNow, StopRequest, stop_on_signals
+from rljob_trainer.runtime.attempt import Attempt, Supervision
+from rljob_trainer.runtime.placement import Placement
+from rljob_trainer.runtime.stop_request import StopNow, StopRequest, stop_on_signals
 
 log = structlog.get_logger()
 
