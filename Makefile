@@ -10,6 +10,8 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rljob
 # Python starts sooner where it may keep what it compiled. Several processes that import torch and vLLM for the first time
 # would each compile them: `setup` does, once.
 unexport PYTHONDONTWRITEBYTECODE
+# What the trainer's image runs on: cpu or gpu.
+DEVICE := cpu
 SMOLLM2 := $(CACHE)/models/localhost/models/smollm2-135m-instruct/1
 
 .PHONY: help
@@ -57,8 +59,8 @@ cluster-status: setup ## Say what runs, and where its kubeconfig is
 	$(CLUSTER) status
 
 .PHONY: images
-images: model ## Build the images of operator, trainer and model, with buildah or docker
-	$(BIN)/python images/build
+images: model ## Build the images of operator, trainer and model (DEVICE=gpu: the trainer for GPUs, 9 GB)
+	$(BIN)/python images/build --device $(DEVICE)
 
 .PHONY: check
 check: setup ## Formatting, lint, types, imports between parts, generated files
