@@ -30,4 +30,4 @@ def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
         "optimizer_offload": False,
         "sync_bucket_bytes": GIB,
     }
-    return MemoryPlan.model_validate(unpinned | pinned_values(spec.memory))
+    return MemoryPlan.model_validate(unpinned | pinned_values(spec.memory, shares_gpu=True))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rljob_api.api_model import Toggle
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_memory.estimate import (
@@ -23,6 +22,7 @@ from rljob_memory.estimate import (
     policy_state_bytes,
     policy_update_bytes,
 )
+from rljob_memory.recovery.pins import pinned_values
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 __all__ = ["Hardware", "MemoryPlan", "ModelShape", "Workload", "first_plan"]
@@ -43,56 +43,30 @@ _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
 def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, workload: Workload) -> MemoryPlan:
     """The plan of generation 1. Pure: the same arguments give the same plan."""
     gpu = hardware.device == "cuda"
-    shared_gpu = gpu and workload.topology == "Colocated"
-    sleep_level = _sleep_level(settings, shared_gpu)
-    offload = _switch(settings.optimizer_offload, _offload_helps(hardware, model, workload, sleep_level))
-    kv_cache_bytes = (
-        _auto_kv_cache_bytes(hardware, model, workload, offload) if settings.kv_cache == "Auto" else settings.kv_cache
-    )
+    shares_gpu = gpu and workload.topology == "Colocated"
+    pinned = pinned_values(settings, shares_gpu=shares_gpu)
+
+    # Level 2: the next sync brings the weights, so none need be kept in host memory.
+    sleep_level = pinned.get("rollout_sleep_level", 2 if shares_gpu else 0)
+    offload = pinned.get("optimizer_offload", _offload_helps(hardware, model, workload, sleep_level))
+    kv_cache_bytes = pinned.get("kv_cache_bytes", _auto_kv_cache_bytes(hardware, model, workload, offload))
     room = _activation_room_bytes(hardware, model, workload, sleep_level, offload, kv_cache_bytes)
     whole_sequence = workload.max_sequence_tokens * activation_bytes_per_token(model, checkpointing=False)
-    checkpointing = _switch(settings.activation_checkpointing, room < whole_sequence)
-    micro_batch_tokens = (
-        _auto_micro_batch_tokens(model, workload, room, checkpointing)
-        if settings.micro_batch_tokens == "Auto"
-        else settings.micro_batch_tokens
-    )
-    return MemoryPlan(
-        empty_cache=_switch(settings.empty_cache, shared_gpu),
-        expandable_segments=_switch(settings.expandable_segments, gpu),
-        rollout_sleep_level=sleep_level,
-        kv_cache_bytes=kv_cache_bytes,
-        micro_batch_tokens=micro_batch_tokens,
-        logprob_chunk_tokens=(
-            _auto_logprob_chunk_tokens(model)
-            if settings.logprob_chunk_tokens == "Auto"
-            else settings.logprob_chunk_tokens
-        ),
-        activation_checkpointing=checkpointing,
-        optimizer_offload=offload,
-        sync_bucket_bytes=(
-            _auto_sync_bucket_bytes(model) if settings.sync_bucket_size == "Auto" else settings.sync_bucket_size
-        ),
-        detach_metrics=_switch(settings.detach_metrics, True),
-        weight_export=_AUTO_WEIGHT_EXPORT if settings.weight_export == "Auto" else settings.weight_export,
-    )
-
-
-def _switch(setting: Toggle, auto: bool) -> bool:
-    return auto if setting == "Auto" else setting == "Enabled"
-
-
-def _sleep_level(settings: MemorySettings, shared_gpu: bool) -> Literal[0, 1, 2]:
-    """Auto is level 2 where a GPU is shared: the next sync brings the weights, so none need be kept in host memory."""
-    if not shared_gpu:
-        return 0
-    match settings.rollout_sleep:
-        case "Disabled":
-            return 0
-        case "Level1":
-            return 1
-        case _:
-            return 2
+    checkpointing = pinned.get("activation_checkpointing", room < whole_sequence)
+    unpinned = {
+        "empty_cache": shares_gpu,
+        "expandable_segments": gpu,
+        "rollout_sleep_level": sleep_level,
+        "kv_cache_bytes": kv_cache_bytes,
+        "micro_batch_tokens": _auto_micro_batch_tokens(model, workload, room, checkpointing),
+        "logprob_chunk_tokens": _auto_logprob_chunk_tokens(model),
+        "activation_checkpointing": checkpointing,
+        "optimizer_offload": offload,
+        "sync_bucket_bytes": _auto_sync_bucket_bytes(model),
+        "detach_metrics": True,
+        "weight_export": _AUTO_WEIGHT_EXPORT,
+    }
+    return MemoryPlan.model_validate(unpinned | pinned)
 
 
 def _offload_helps(hardware: Hardware, model: ModelShape, workload: Workload, sleep_level: int) -> bool:

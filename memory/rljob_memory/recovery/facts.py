@@ -32,3 +32,8 @@ def facts_of(
         host_memory_bytes=hardware.host_memory_bytes,
         shared_memory_bytes=shared_memory_bytes,
     )
+
+
+def shares_gpu(facts: MemoryFacts | None) -> bool | None:
+    """Whether policy and engine take turns on a GPU; None if no trainer has reported it."""
+    return None if facts is None else facts.colocated and facts.device_total_bytes > 0

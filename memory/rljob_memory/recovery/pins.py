@@ -22,11 +22,26 @@ def is_pinned(settings: MemorySettings, setting: str) -> bool:
     return field is not None and getattr(settings, field) != "Auto"
 
 
-def pinned_values(settings: MemorySettings) -> dict[str, Any]:
-    """What `spec.memory` pins, as values of the plan by its fields."""
+def pinned_values(settings: MemorySettings, *, shares_gpu: bool | None) -> dict[str, Any]:
+    """Values that `spec.memory` pins, by the plan's field.
+
+    `shares_gpu`: policy and engine take turns on a GPU. If they do not, an engine never sleeps, whatever is pinned.
+    None: not known yet, so the sleep level is left out.
+    """
     fields = {setting: field for setting in MemoryPlan.model_fields if (field := pinning_field(setting))}
     written = {setting: getattr(settings, field) for setting, field in fields.items()}
-    return {setting: _as_in_plan(setting, value) for setting, value in written.items() if value != "Auto"}
+    pinned = {setting: _as_in_plan(setting, value) for setting, value in written.items() if value != "Auto"}
+    if "rollout_sleep_level" in pinned and not shares_gpu:
+        del pinned["rollout_sleep_level"]
+        return pinned if shares_gpu is None else pinned | {"rollout_sleep_level": 0}
+    return pinned
+
+
+def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | None) -> MemoryPlan:
+    """`plan` itself, or a plan of the next generation if `settings` pin a setting to another value."""
+    pinned = pinned_values(settings, shares_gpu=shares_gpu)
+    changed = {setting: value for setting, value in pinned.items() if value != getattr(plan, setting)}
+    return plan.model_copy(update={"generation": plan.generation + 1, **changed}) if changed else plan
 
 
 def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:

@@ -1,28 +1,20 @@
-"""The memory plan of the next attempt: the one in force, with what the user pinned since."""
+"""The memory plan of the next attempt."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.other_trainer import other_trainers_first_plan
-from rljob_memory.recovery.pins import pinned_values
+from rljob_memory.recovery.facts import shares_gpu
+from rljob_memory.recovery.pins import with_pins
+from rljob_operator.reconcile.view import JobView
 
 
-def plan_for_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None) -> MemoryPlan | None:
-    """`plan` itself, or one of the next generation where `spec.memory` pins a setting to another value.
+def plan_for_next_attempt(view: JobView, plan: MemoryPlan | None) -> MemoryPlan | None:
+    """`plan`, the one in force, with the settings that the user has pinned since.
 
-    None where there is no plan yet: the trainer works the first one out, unless it is another one than RLJob's own.
+    None if there is no plan yet: RLJob's own trainer computes the first one.
     """
     if plan is None:
-        return None if spec.trainer is None else other_trainers_first_plan(spec)
-    pinned = {name: value for name, value in _pinned_settings(spec).items() if value != getattr(plan, name)}
-    return plan.model_copy(update={"generation": plan.generation + 1, **pinned}) if pinned else plan
-
-
-def _pinned_settings(spec: RLJobSpec) -> dict[str, Any]:
-    pinned = pinned_values(spec.memory)
-    if spec.topology != "Colocated" or spec.policy.gpus_per_replica == 0:
-        pinned.pop("rollout_sleep_level", None)  # the engine has nobody to make room for
-    return pinned
+        return None if view.own_trainer else other_trainers_first_plan(view.spec)
+    reported = shares_gpu(view.report.facts if view.report else None)
+    return with_pins(plan, view.spec.memory, shares_gpu=reported if view.own_trainer else True)

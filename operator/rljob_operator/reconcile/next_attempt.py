@@ -72,7 +72,7 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
-    plan = plan_for_next_attempt(view.spec, draft.status.plan)
+    plan = plan_for_next_attempt(view, draft.status.plan)
     last = draft.attempt
     retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
     number = _next_number(view, draft)

@@ -43,7 +43,7 @@ def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     """Begin the next attempt in the pods of this one, which has ended; None where they have to be replaced."""
     assert view.attempt is not None
     plan = view.status.plan
-    if not can_restart_in_place(view) or _takes_new_pods(view) or plan_for_next_attempt(view.spec, plan) != plan:
+    if not can_restart_in_place(view) or _takes_new_pods(view) or plan_for_next_attempt(view, plan) != plan:
         return None
     objects = build(view, view.attempt.number + 1)
     if isinstance(objects, str) or not _same_pods(objects, view):

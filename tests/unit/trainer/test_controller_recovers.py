@@ -96,7 +96,7 @@ class Job:
         (self.directory / "checkpoints").mkdir(exist_ok=True)
         with Ledger(self.directory / "ledger.jsonl") as ledger:
             memory = MemorySettings(mode=cast(Any, self.mode))
-            plan = plan_in_force(FIRST_PLAN, None, ledger.records, memory)
+            plan = plan_in_force(FIRST_PLAN, None, ledger.records, memory, shares_gpu=True)
             changes = PlanChanges(ledger, plan, STEPS)
             record = ledger.begin_attempt(0.0, {}, plan.model_dump(mode="json"), {})
             journal = RolloutJournal(self.directory / "journal")

@@ -20,27 +20,31 @@ AUTO = MemorySettings()
 
 class TestThePlanThatAnAttemptBeginsWith:
     def test_is_worked_out_where_there_is_none(self) -> None:
-        assert plan_in_force(FIRST, None, [], AUTO) == FIRST
+        assert plan_in_force(FIRST, None, [], AUTO, shares_gpu=True) == FIRST
 
     def test_is_the_given_one_where_nothing_was_changed_here(self) -> None:
         given = FIRST.model_copy(update={"generation": 4})
-        assert plan_in_force(FIRST, given, [], AUTO) == given
+        assert plan_in_force(FIRST, given, [], AUTO, shares_gpu=True) == given
 
     @pytest.mark.parametrize(("given", "expected"), [(2, 3), (3, 3), (5, 5)])
     def test_is_the_one_of_the_higher_generation(self, given: int, expected: int) -> None:
         found = plan_in_force(
-            FIRST, FIRST.model_copy(update={"generation": given}), [record(2), record(3, micro_batch_tokens=1024)], AUTO
+            FIRST,
+            FIRST.model_copy(update={"generation": given}),
+            [record(2), record(3, micro_batch_tokens=1024)],
+            AUTO,
+            shares_gpu=True,
         )
         assert found.generation == expected
 
     def test_has_what_was_pinned_since_as_it_is_pinned(self) -> None:
         pinned = MemorySettings(micro_batch_tokens=4096)
-        found = plan_in_force(FIRST, None, [record(2)], pinned)
+        found = plan_in_force(FIRST, None, [record(2)], pinned, shares_gpu=True)
         assert (found.generation, found.micro_batch_tokens) == (3, 4096)
 
     def test_keeps_its_generation_where_the_pins_are_as_it_is(self) -> None:
         pinned = MemorySettings(micro_batch_tokens=4096)
-        assert plan_in_force(FIRST, None, [record(2, micro_batch_tokens=4096)], pinned).generation == 2
+        assert plan_in_force(FIRST, None, [record(2, micro_batch_tokens=4096)], pinned, shares_gpu=True).generation == 2
 
 
 class TestChanges:

@@ -10,30 +10,28 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
 from rljob_memory.recovery import History, adjustments_left_standing, history_of, with_change
-from rljob_memory.recovery.pins import is_pinned
+from rljob_memory.recovery.pins import with_pins
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import LedgerRecord, PlanChangeRecord, plan_change_records
 
 
 def plan_in_force(
-    first: MemoryPlan, given: MemoryPlan | None, records: Sequence[LedgerRecord], settings: MemorySettings
+    first: MemoryPlan,
+    given: MemoryPlan | None,
+    records: Sequence[LedgerRecord],
+    settings: MemorySettings,
+    *,
+    shares_gpu: bool,
 ) -> MemoryPlan:
     """The plan that an attempt begins with: of those given and recorded the one of the higher generation, else `first`.
 
-    `given`: the supervisor's. `first`: as it would be worked out without either; what `settings` pins, it has as
-    pinned, and so has the plan in force, also where it was pinned since.
+    `given`: the supervisor's. Settings that the user has pinned since have the pinned values.
     """
     recorded = [record.plan for record in plan_change_records(records)]
     known = [plan for plan in (given, *recorded) if plan is not None]
     if not known:
         return first
-    plan = max(known, key=lambda plan: plan.generation)
-    pinned = {
-        name: getattr(first, name)
-        for name in MemoryPlan.model_fields
-        if is_pinned(settings, name) and getattr(plan, name) != getattr(first, name)
-    }
-    return plan.model_copy(update={"generation": plan.generation + 1, **pinned}) if pinned else plan
+    return with_pins(max(known, key=lambda plan: plan.generation), settings, shares_gpu=shares_gpu)
 
 
 class PlanChanges:

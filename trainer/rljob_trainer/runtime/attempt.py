@@ -192,7 +192,8 @@ class Attempt:
             hardware, model, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
         )
         first = first_plan(spec.memory, hardware, model, workload)
-        plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory)
+        shares_gpu = hosts.device == "cuda" and spec.topology == "Colocated"
+        plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory, shares_gpu=shares_gpu)
         changes = PlanChanges(self.ledger, plan, spec.algorithm.steps, supervision.changes)
         self.listener.facts_found(facts, changes.own)
         self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from rljob_api.conditions import ConditionType
+from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_plan import MemoryPlan
 from rljob_operator.reconcile.desired import Desired
 from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
 from tests.unit.operator.reconcile.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
     GPU_NODE,
+    PLAN,
     POLICY_0,
     POLICY_1,
     SimulatedCluster,
@@ -24,12 +27,12 @@ KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU
 PENDING = {"exitCode": 80, "sentence": "policy-1 ran out"}
 
 
-def waiting(nodes: Any = KNOWING, **spec: Any) -> SimulatedCluster:
+def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, facts: MemoryFacts = FACTS, **spec: Any) -> SimulatedCluster:
     """A job whose controller cannot go on, and waits for a changed plan."""
     cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run()
     cluster.tick(10)
     words = evidence(cluster, time=cluster.now)
-    cluster.reports(3, facts=FACTS, last_evidence=words, pending_end=PENDING)
+    cluster.reports(3, plan=plan, facts=facts, last_evidence=words, pending_end=PENDING)
     return cluster
 
 
@@ -67,6 +70,25 @@ def test_the_next_attempt_goes_on_in_the_same_pods_with_the_new_environment() ->
     assert uids(cluster) == before
     assert (cluster.phase, cluster.condition(ConditionType.RECOVERING).reason) == ("Running", "Recovered")
     assert (status_of(cluster).adjustments, status_of(cluster).restarts) == (1, 0)
+
+
+def test_a_pinned_sleep_level_that_the_device_ignores_does_not_block_the_restart() -> None:
+    """On a CPU the trainer keeps the engine awake, whatever is pinned: its plan is the one of the next attempt too."""
+    awake, on_a_cpu = (
+        PLAN.model_copy(update={"rollout_sleep_level": 0}),
+        FACTS.model_copy(update={"device_total_bytes": 0}),
+    )
+    policy = {"replicas": 2, "gpusPerReplica": 1}
+    cluster = waiting(policy=policy, memory={"rolloutSleep": "Level2"}, plan=awake, facts=on_a_cpu)
+    before = uids(cluster)
+    cluster.round()
+    desired = cluster.round()
+    assert (desired.create, desired.delete_pods) == ((), ())
+    assert uids(cluster) == before
+    plan = status_of(cluster).plan
+    assert plan is not None
+    assert (plan.generation, plan.rollout_sleep_level) == (2, 0), "the answer to the failure, and nothing else"
+    assert cluster.attempt.number == 2
 
 
 def test_pods_that_were_restarted_in_place_can_be_again() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_operator.reconcile.memory_plan import plan_for_next_attempt
+from rljob_api.memory_settings import MemorySettings
+from rljob_memory.recovery.pins import with_pins
 
 PLAN = MemoryPlan(
     generation=3,
@@ -24,9 +24,8 @@ PLAN = MemoryPlan(
 )
 
 
-def next_plan(memory: dict[str, Any]) -> MemoryPlan | None:
-    sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
-    return plan_for_next_attempt(RLJobSpec.model_validate(sections | {"memory": memory}), PLAN)
+def next_plan(memory: dict[str, Any], *, shares_gpu: bool | None = True) -> MemoryPlan:
+    return with_pins(PLAN, MemorySettings.model_validate(memory), shares_gpu=shares_gpu)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +45,13 @@ def test_a_setting_pinned_to_another_value_makes_a_plan_of_the_next_generation(
 @pytest.mark.parametrize("memory", [{}, {"detachMetrics": "Enabled"}, {"weightExport": "SwitchSegments"}])
 def test_a_setting_pinned_to_the_value_it_has_leaves_the_plan_as_it_is(memory: dict[str, Any]) -> None:
     assert next_plan(memory) == PLAN
+
+
+def test_an_engine_that_shares_no_gpu_stays_awake_whatever_is_pinned() -> None:
+    awake = next_plan({"rolloutSleep": "Level1"}, shares_gpu=False)
+    assert awake == PLAN.model_copy(update={"generation": 4, "rollout_sleep_level": 0})
+    assert with_pins(awake, MemorySettings(rollout_sleep="Level1"), shares_gpu=False) == awake
+
+
+def test_a_pinned_sleep_level_waits_until_the_devices_are_known() -> None:
+    assert next_plan({"rolloutSleep": "Level1"}, shares_gpu=None) == PLAN
