@@ -1,4 +1,4 @@
-"""Writes what the chart and the docs repeat of other files: the chart's CRDs, and its values as a page of the docs.
+"""Writes the files of chart and docs that repeat others: CRDs, the operator's settings, the page of the chart's values.
 
 python charts/generate.py [--check]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,17 @@ from typing import Any
 
 import yaml
 
+from rljob_operator.options import options, options_table
+from rljob_operator.settings import OperatorSettings
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHART = REPOSITORY / "charts" / "rljob-operator"
 MANIFESTS = REPOSITORY / "crds" / "manifests"
 
 Schema = dict[str, Any]
+
+_REPEATED = {"description", "enum", "minimum", "maximum"}
+"""Keys of a value's schema that come from the setting."""
 
 _INTRODUCTION = """# The chart's values
 
@@ -30,12 +37,47 @@ set against the schema: a value that does not exist is refused, with its name.
 def generated_files() -> dict[str, str]:
     """Text of every generated file, by its path in the repository."""
     crds = {f"charts/rljob-operator/files/crds/{path.name}": path.read_text() for path in MANIFESTS.glob("*.yaml")}
-    return crds | {"docs/chart-values.md": values_page()}
+    schema = values_schema()
+    return crds | {
+        "charts/rljob-operator/values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
+        "docs/chart-values.md": values_page(schema),
+        "docs/operator.md": operator_page(),
+    }
 
 
-def values_page() -> str:
+def values_schema() -> Schema:
+    """The schema of the values; a value that is passed on to a setting has the setting's description and bounds."""
+    schema: Schema = json.loads((CHART / "values.schema.json").read_text())
+    declared = OperatorSettings.model_json_schema()["properties"]
+    for option in options():
+        declared[option.name]["description"] = option.description
+    for setting, path in _passed_on().items():
+        value = schema
+        for name in path.split("."):
+            value = value.get("properties", {}).get(name, {})
+        value |= {key: declared[setting][key] for key in _REPEATED & declared[setting].keys() if "description" in value}
+    return schema
+
+
+def _passed_on() -> dict[str, str]:
+    """Path of the value, by the setting that the chart's template takes from it alone."""
+    template = (CHART / "templates" / "_operator-env.tpl").read_text()
+    found = re.findall(
+        r'^  "([A-Z_]+)" \(?(?:int64 |join " " )?(\.Values|\$jobs)\.([\w.]+)\)?$', template, re.MULTILINE
+    )
+    return {setting.lower(): f"jobs.{path}" if root == "$jobs" else path for setting, root, path in found}
+
+
+def operator_page() -> str:
+    """The manual of the operator, with the table of its options between its marks."""
+    page = (REPOSITORY / "docs" / "operator.md").read_text()
+    before, begin, rest = page.partition("<!-- from operator/rljob_operator/settings.py -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    return f"{before}{begin}{options_table()}{end}{after}"
+
+
+def values_page(schema: Schema) -> str:
     """Markdown: one row for each value that can be set by itself."""
-    schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     rows = "\n".join(_rows(schema, schema["definitions"], defaults, ""))
     return f"{_INTRODUCTION}\n| value | default | meaning |\n|---|---|---|\n{rows}\n"

@@ -1,285 +1,105 @@
-"""The command line: `rljob-operator run`. Every setting is an option, and an environment variable RLJOB_OPERATOR_…"""
+"""The command line: `rljob-operator run`. Its options are the fields of OperatorSettings."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from enum import StrEnum
-from typing import Annotated
+from collections.abc import Sequence
 
-import typer
+import structlog
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from rljob_api.quantity import quantity_bytes
-from rljob_memory.allocator import allocator_environment
-from rljob_operator.settings import OperatorSettings
+from rljob_operator.options import ENVIRONMENT_PREFIX, Option, options
+from rljob_operator.settings import Group, OperatorSettings
 
-app = typer.Typer(
-    name="rljob-operator",
-    help="The Kubernetes operator that reconciles RLJobs into pods.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+_DESCRIPTION = f"""Reconcile the RLJobs of a cluster until SIGTERM.
 
-_DEFAULT = OperatorSettings(trainer_image="", trainer_torch_version="")
-
-_PODS = "Pods of jobs"
-_PLACES = "Where"
-_TIMES = "When"
-_PROCESS = "This process"
+Every option is also an environment variable: --lease-name is {ENVIRONMENT_PREFIX}LEASE_NAME. Options take precedence.
+The cluster is that of KUBECONFIG if it is set, else that of the pod's service account, else that of ~/.kube/config.
+"""
+_EXIT_CODES = """exit codes:
+  0  stopped by a signal
+  1  error; the log names it
+  2  invalid option
+  3  leadership lost: another replica leads
+"""
 
 
-class LogFormat(StrEnum):
-    JSON = "json"
-    TEXT = "text"
+class _GivenSettings(OperatorSettings, BaseSettings):
+    """Settings from options (arguments of the constructor), then from environment variables, then defaults."""
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True, enable_decoding=False)
 
 
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class PullPolicy(StrEnum):
-    ALWAYS = "Always"
-    IF_NOT_PRESENT = "IfNotPresent"
-    NEVER = "Never"
-
-
-def _bytes(text: str | int) -> int:
-    try:
-        return quantity_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _torch_version(text: str) -> str:
-    try:
-        allocator_environment("policy", text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}")
-    return name, value
-
-
-@app.callback()
-def main_options() -> None:
-    """The Kubernetes operator that reconciles RLJobs into pods."""
-
-
-@app.command(context_settings={"auto_envvar_prefix": "RLJOB_OPERATOR"})
-def run(
-    # --- the pods of jobs ---
-    trainer_image: Annotated[
-        str, typer.Option(help="Image of the pods of jobs without spec.trainer.", rich_help_panel=_PODS)
-    ],
-    trainer_torch_version: Annotated[
-        str,
-        typer.Option(
-            callback=_torch_version,
-            help="Version of torch in that image; the allocator's settings follow it.",
-            rich_help_panel=_PODS,
-        ),
-    ],
-    trainer_image_pull_policy: Annotated[
-        PullPolicy, typer.Option(help="When that image is pulled.", rich_help_panel=_PODS)
-    ] = PullPolicy.IF_NOT_PRESENT,
-    image_pull_secrets: Annotated[
-        list[str] | None,
-        typer.Option(help="Name of a Secret in the job's namespace to pull with; repeatable.", rich_help_panel=_PODS),
-    ] = None,
-    probe_image: Annotated[
-        str,
-        typer.Option(
-            help="Image that holds the probe for jobs with spec.trainer: the operator's own. Default: no probe.",
-            rich_help_panel=_PODS,
-        ),
-    ] = _DEFAULT.probe_image,
-    gpu_resources: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Extended resource that is a GPU; repeatable, pods ask for the first. "
-            f"Default: {', '.join(_DEFAULT.gpu_resources)}.",
-            rich_help_panel=_PODS,
-        ),
-    ] = None,
-    shared_memory_bytes: Annotated[
-        int,
-        typer.Option(parser=_bytes, metavar="QUANTITY", help="Size of /dev/shm in each pod.", rich_help_panel=_PODS),
-    ] = _DEFAULT.shared_memory_bytes,
-    checkpoint_storage_class: Annotated[
-        str | None,
-        typer.Option(help="StorageClass of the claims made for jobs. Default: the cluster's.", rich_help_panel=_PODS),
-    ] = None,
-    checkpoint_claim_bytes: Annotated[
-        int,
-        typer.Option(
-            parser=_bytes, metavar="QUANTITY", help="Size of the claims made for jobs.", rich_help_panel=_PODS
-        ),
-    ] = _DEFAULT.checkpoint_claim_bytes,
-    network_policy: Annotated[
-        bool, typer.Option(help="Make a NetworkPolicy for each job.", rich_help_panel=_PODS)
-    ] = _DEFAULT.network_policy,
-    pod_labels: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Further label of every pod; repeatable.", rich_help_panel=_PODS),
-    ] = None,
-    # --- where ---
-    namespaces: Annotated[
-        list[str] | None,
-        typer.Option(help="Namespace to look after; repeatable. Default: all.", rich_help_panel=_PLACES),
-    ] = None,
-    watch_nodes: Annotated[
-        bool,
-        typer.Option(
-            help="Watch nodes. Without, controllers merely prefer nodes without GPUs.", rich_help_panel=_PLACES
-        ),
-    ] = _DEFAULT.watch_nodes,
-    label_nodes: Annotated[
-        bool, typer.Option(help="Keep the label rljob.dev/has-gpus on nodes with GPUs.", rich_help_panel=_PLACES)
-    ] = _DEFAULT.label_nodes,
-    # --- when; all in seconds ---
-    termination_grace_seconds: Annotated[
-        int, typer.Option(min=1, help="What a pod gets to commit the step it is in.", rich_help_panel=_TIMES)
-    ] = _DEFAULT.termination_grace_seconds,
-    placement_timeout_seconds: Annotated[
-        float,
-        typer.Option(
-            min=1, help="How long a job may be placed in part before its pods are released.", rich_help_panel=_TIMES
-        ),
-    ] = _DEFAULT.placement_timeout_seconds,
-    placement_retry_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Wait before such a job is tried again; doubled each time, to tenfold.", rich_help_panel=_TIMES
-        ),
-    ] = _DEFAULT.placement_retry_seconds,
-    start_timeout_seconds: Annotated[
-        float,
-        typer.Option(
-            min=1, help="How long placed pods may take to start before the job fails.", rich_help_panel=_TIMES
-        ),
-    ] = _DEFAULT.start_timeout_seconds,
-    restart_delay_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Wait before a restart without progress; doubled each time, to 300.", rich_help_panel=_TIMES
-        ),
-    ] = _DEFAULT.restart_delay_seconds,
-    status_interval_seconds: Annotated[
-        float,
-        typer.Option(min=0, help="Steps and rewards go to the status at most so often.", rich_help_panel=_TIMES),
-    ] = _DEFAULT.status_interval_seconds,
-    # --- this process ---
-    leader_election: Annotated[
-        bool, typer.Option(help="Agree by a Lease on the one replica that acts.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.leader_election,
-    lease_name: Annotated[str, typer.Option(help="Name of the Lease.", rich_help_panel=_PROCESS)] = _DEFAULT.lease_name,
-    lease_namespace: Annotated[
-        str, typer.Option(help="Namespace of the Lease. Default: the operator's own.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.lease_namespace,
-    reconcile_workers: Annotated[
-        int, typer.Option(min=1, help="Jobs that are looked after at the same time.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.reconcile_workers,
-    api_concurrency: Annotated[
-        int, typer.Option(min=1, help="Requests to the API server at the same time.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.api_concurrency,
-    stale_watch_seconds: Annotated[
-        float, typer.Option(min=1, help="A watch silent for so long makes /healthz fail.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.stale_watch_seconds,
-    probes_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of /healthz and /readyz.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.probes_port,
-    metrics_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of /metrics; 0: none.", rich_help_panel=_PROCESS)
-    ] = _DEFAULT.metrics_port,
-    metrics_auth: Annotated[
-        bool,
-        typer.Option(
-            help="Let the API server say who may read /metrics. Switch it off only where a mesh guards the port.",
-            rich_help_panel=_PROCESS,
-        ),
-    ] = _DEFAULT.metrics_auth,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="json for collectors, text for people.", rich_help_panel=_PROCESS)
-    ] = LogFormat.JSON,
-    log_level: Annotated[LogLevel, typer.Option(help="From which level on.", rich_help_panel=_PROCESS)] = LogLevel.INFO,
-) -> None:
-    """Look after the RLJobs of the cluster, until SIGTERM.
-
-    \b
-    The cluster: KUBECONFIG where it is set, else the pod's service account, else ~/.kube/config.
-
-    \b
-    Exit codes:
-      0  stopped by a signal
-      1  error; the log names it
-      2  wrong option
-      3  leadership lost: another replica leads
-    """
-    settings = OperatorSettings(
-        trainer_image=trainer_image,
-        trainer_torch_version=trainer_torch_version,
-        trainer_image_pull_policy=trainer_image_pull_policy.value,
-        image_pull_secrets=tuple(image_pull_secrets or ()),
-        probe_image=probe_image,
-        gpu_resources=tuple(gpu_resources or _DEFAULT.gpu_resources),
-        shared_memory_bytes=shared_memory_bytes,
-        checkpoint_storage_class=checkpoint_storage_class or None,
-        checkpoint_claim_bytes=checkpoint_claim_bytes,
-        network_policy=network_policy,
-        pod_labels=dict(map(_label, pod_labels or ())),
-        namespaces=tuple(namespaces or ()),
-        watch_nodes=watch_nodes,
-        label_nodes=label_nodes and watch_nodes,
-        termination_grace_seconds=termination_grace_seconds,
-        placement_timeout_seconds=placement_timeout_seconds,
-        placement_retry_seconds=placement_retry_seconds,
-        start_timeout_seconds=start_timeout_seconds,
-        restart_delay_seconds=restart_delay_seconds,
-        status_interval_seconds=status_interval_seconds,
-        leader_election=leader_election,
-        lease_name=lease_name,
-        lease_namespace=lease_namespace,
-        reconcile_workers=reconcile_workers,
-        api_concurrency=api_concurrency,
-        stale_watch_seconds=stale_watch_seconds,
-        probes_port=probes_port,
-        metrics_port=metrics_port,
-        metrics_auth=metrics_auth,
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code. SystemExit for `--help` (0) and invalid options (2)."""
+    parser = argparse.ArgumentParser(prog="rljob-operator", description="The Kubernetes operator of RLJob.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        usage="rljob-operator run [OPTIONS]",
+        help="reconcile the RLJobs of a cluster until SIGTERM",
+        description=_DESCRIPTION,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
-    raise typer.Exit(_run(settings, log_format, log_level))
+    groups = {group: run.add_argument_group(group.value) for group in Group}
+    for option in options():
+        _add(groups[option.group], option)
+    given = vars(parser.parse_args(arguments))
+    try:
+        settings = _GivenSettings(**given)
+    except ValidationError as error:
+        run.error(_explanation(error))
+    return _run(settings)
 
 
-def _run(settings: OperatorSettings, log_format: LogFormat, log_level: LogLevel) -> int:
-    """The exit code of a replica with these settings, once it has ended."""
-    import structlog
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    default = " Required." if option.required else f" Default: {option.default}." if option.default else ""
+    repeatable = " Repeatable." if option.is_repeatable else ""
+    description = option.description.replace("`", "").replace("%", "%%") + repeatable + default
+    if option.is_switch:
+        group.add_argument(option.flag, help=description, action=argparse.BooleanOptionalAction)
+    elif option.is_repeatable:
+        group.add_argument(option.flag, help=description, metavar=option.metavar, action="append")
+    else:
+        group.add_argument(option.flag, help=description, metavar="|".join(option.choices) or option.metavar)
 
+
+def _explanation(error: ValidationError) -> str:
+    """One line for each invalid setting."""
+    by_name = {option.name: option for option in options()}
+    lines = []
+    for problem in error.errors():
+        option = by_name[str(problem["loc"][0])]
+        if problem["type"] == "missing":
+            lines.append(f"{option.flag} is required: set it, or {option.variable}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            found = "" if "found" in message else f", found {problem['input']!r}"
+            lines.append(f"{option.flag}: {message[0].lower()}{message[1:]}{found}")
+    return "\n  ".join(lines)
+
+
+def _run(settings: OperatorSettings) -> int:
+    """The exit code of a replica with these settings, once it has stopped."""
     from rljob_operator.logs import set_up_logs
     from rljob_operator.operator import run_operator
     from rljob_operator.reconcile.reconcile import reconcile
 
-    set_up_logs(log_format.value, log_level.value)
+    set_up_logs(settings.log_format, settings.log_level)
     log = structlog.get_logger("rljob_operator")
     log.info("starting", trainer_image=settings.trainer_image, namespaces=settings.namespaces or "all")
     try:
         run_operator(settings, reconcile)
     except Exception as error:
-        log.exception("the operator cannot go on", error=str(error))
+        log.exception("the operator cannot continue", error=str(error))
         return 1
     return 0
 
 
-def main() -> None:
-    """Entry point of the `rljob-operator` command."""
-    sys.exit(app())
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,94 +1,168 @@
-"""What an installation may choose about the operator. The command line (`cli.py`) fills it in."""
+"""Settings of one operator process, declared once.
+
+The command line, the environment variables, `docs/operator.md` and the chart's values are derived from this model: its
+defaults, its bounds and the docstrings of its fields. Durations are in seconds, sizes in bytes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from rljob_api.quantity import quantity_bytes
+from rljob_memory.allocator import allocator_environment
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorSettings:
-    """Settings of one operator process. Durations are seconds, sizes are bytes."""
+class Group(StrEnum):
+    """Group of options in `rljob-operator run --help` and in the manual."""
 
-    trainer_image: str
+    PODS = "Pods of jobs"
+    SCOPE = "Namespaces and nodes"
+    TIMES = "Timeouts and intervals"
+    PROCESS = "Operator process"
+
+
+def _split(given: Any) -> Any:
+    """Values of a list; in an environment variable they are separated by spaces or commas."""
+    return re.split(r"[\s,]+", given.strip()) if isinstance(given, str) else given
+
+
+def _parse_labels(given: Any) -> Any:
+    """Labels from a mapping, or from texts `NAME=VALUE`."""
+    if isinstance(given, dict):
+        return given
+    labels = {}
+    for text in _split(given):
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"expected NAME=VALUE, found {text!r}")
+        labels[name] = value
+    return labels
+
+
+def _supported_torch(version: str) -> str:
+    allocator_environment("policy", version)  # raises ValueError for a torch that is too old
+    return version
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Labels = Annotated[dict[str, str], BeforeValidator(_parse_labels)]
+QuantityBytes = Annotated[int, BeforeValidator(quantity_bytes)]
+TorchVersion = Annotated[str, AfterValidator(_supported_torch)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class OperatorSettings(BaseModel):
+    """Settings of one operator process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    trainer_image: Annotated[str, Group.PODS]
     """Image of the pods of jobs without `spec.trainer`."""
 
-    trainer_torch_version: str
-    """torch in `trainer_image`: the allocator's settings depend on it."""
+    trainer_torch_version: Annotated[TorchVersion, Group.PODS]
+    """Version of torch in the trainer image; the settings of the CUDA allocator depend on it."""
 
-    trainer_image_pull_policy: str = "IfNotPresent"
+    trainer_image_pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], Group.PODS] = "IfNotPresent"
+    """Pull policy of the trainer image."""
 
-    image_pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets, in each job's namespace, to pull `trainer_image` with."""
+    image_pull_secrets: Annotated[Names, Group.PODS] = ()
+    """Secrets, in the namespace of each job, to pull the trainer image with."""
 
-    probe_image: str = ""
-    """Image that holds the probe for the pods of jobs with `spec.trainer`: the operator's own. Empty: no probe."""
+    probe_image: Annotated[str, Group.PODS] = ""
+    """Image that contains the out-of-memory probe for jobs with `spec.trainer`: the operator's own image. If empty,
+    those pods run without the probe."""
 
-    namespaces: tuple[str, ...] = ()
-    """Namespaces that are looked after. Empty: all."""
+    gpu_resources: Annotated[Names, Group.PODS, Field(min_length=1)] = ("nvidia.com/gpu",)
+    """Extended resources that represent GPUs. Pods request the first one."""
 
-    gpu_resources: tuple[str, ...] = ("nvidia.com/gpu",)
-    """Extended resources that are GPUs; the first is what pods ask for."""
+    shared_memory_bytes: Annotated[QuantityBytes, Group.PODS] = 4 << 30
+    """Size of `/dev/shm` in each pod; it counts towards the pod's memory."""
 
-    watch_nodes: bool = True
-    """Whether nodes are watched. Without (no right to list nodes), controllers merely prefer nodes without GPUs."""
+    checkpoint_storage_class: Annotated[str | None, Group.PODS] = None
+    """StorageClass of the PersistentVolumeClaims that the operator creates for checkpoints; it must support
+    ReadWriteMany. If empty, the default StorageClass of the cluster is used."""
 
-    label_nodes: bool = True
-    """Whether nodes with GPUs are labelled (needs the right to patch nodes)."""
+    checkpoint_claim_bytes: Annotated[QuantityBytes, Group.PODS] = 50 << 30
+    """Size of the PersistentVolumeClaims that the operator creates for checkpoints."""
 
-    checkpoint_storage_class: str | None = None
-    """StorageClass of the claims made for jobs. None: the cluster's default."""
+    network_policy: Annotated[bool, Group.PODS] = False
+    """Create a NetworkPolicy for each job: its pods reach each other, DNS and HTTPS, and no other pod reaches them."""
 
-    checkpoint_claim_bytes: int = 50 << 30
+    pod_labels: Annotated[Labels, Group.PODS] = Field(default={})
+    """Additional labels of every pod of a job."""
 
-    shared_memory_bytes: int = 4 << 30
-    """Size of /dev/shm in each pod."""
+    namespaces: Annotated[Names, Group.SCOPE] = ()
+    """Namespaces to watch; they must exist. If empty, all namespaces, including later ones, are watched."""
 
-    network_policy: bool = False
-    """Whether each job gets a NetworkPolicy: its pods reach each other, DNS and HTTPS, and nobody else reaches them."""
+    watch_nodes: Annotated[bool, Group.SCOPE] = True
+    """Watch nodes. If disabled, controller pods only prefer GPU-free nodes, and messages name no nodes."""
 
-    termination_grace_seconds: int = 600
-    """What a pod gets to commit the step it is in."""
+    label_nodes: Annotated[bool, Group.SCOPE, Field(validate_default=True)] = True
+    """Maintain the label `rljob.dev/has-gpus` on nodes with GPUs, which keeps controller pods off them. Requires
+    watched nodes and the right to patch them."""
 
-    placement_timeout_seconds: float = 600.0
-    """When some pods of a job are placed and others are not after so long, all are released and tried again later."""
+    termination_grace_seconds: Annotated[int, Group.TIMES, Field(ge=1)] = 600
+    """Termination grace period of each pod in seconds: the time to finish and commit the current step."""
 
-    placement_retry_seconds: float = 60.0
-    """Wait before a job that could not be placed as a whole is tried again; doubled each time, at most tenfold."""
+    placement_timeout_seconds: Annotated[float, Group.TIMES, Field(ge=1)] = 600.0
+    """Seconds that a job may be partially scheduled before its pods are deleted and scheduling is retried later."""
 
-    start_timeout_seconds: float = 1800.0
-    """When pods that are placed have not all started after so long (image, volume, Secret), the job has failed."""
+    placement_retry_seconds: Annotated[float, Group.TIMES, Field(ge=0)] = 60.0
+    """Seconds before scheduling is retried; doubled after each failure, up to tenfold."""
 
-    restart_delay_seconds: float = 10.0
-    """Wait before the first restart without progress; doubled each time, at most 300."""
+    start_timeout_seconds: Annotated[float, Group.TIMES, Field(ge=1)] = 1800.0
+    """Seconds that scheduled pods may take to start (image, volume, Secret) before the job fails."""
 
-    status_interval_seconds: float = 10.0
-    """Steps, rewards and memory go to a job's status at most once in so long; conditions and attempts at once."""
+    restart_delay_seconds: Annotated[float, Group.TIMES, Field(ge=0)] = 10.0
+    """Seconds before the first restart without progress; doubled after each restart, up to 300."""
 
-    pod_labels: dict[str, str] = field(default_factory=dict)
-    """Further labels of every pod, for the installation's own policies."""
+    status_interval_seconds: Annotated[float, Group.TIMES, Field(ge=0)] = 10.0
+    """Minimum interval, in seconds, between writes of a job's status that only report progress."""
 
-    leader_election: bool = True
-    """Whether replicas agree by a Lease on the one that acts. Without, there must be a single replica."""
+    leader_election: Annotated[bool, Group.PROCESS] = True
+    """Elect a leader among replicas using a Lease. If disabled, run a single replica."""
 
-    lease_name: str = "rljob-operator"
+    lease_name: Annotated[str, Group.PROCESS] = "rljob-operator"
+    """Name of the Lease."""
 
-    lease_namespace: str = ""
-    """Namespace of the Lease. Empty: the operator's own."""
+    lease_namespace: Annotated[str, Group.PROCESS] = ""
+    """Namespace of the Lease. If empty, the operator's own namespace."""
 
-    reconcile_workers: int = 16
-    """Jobs that are looked after at the same time."""
+    reconcile_workers: Annotated[int, Group.PROCESS, Field(ge=1)] = 16
+    """Maximum number of jobs that are reconciled concurrently."""
 
-    api_concurrency: int = 16
-    """Requests to the API server at the same time."""
+    api_concurrency: Annotated[int, Group.PROCESS, Field(ge=1)] = 16
+    """Maximum number of concurrent requests to the API server."""
 
-    stale_watch_seconds: float = 150.0
-    """The operator is not healthy when a watch has been silent for so long; bookmarks come once a minute."""
+    stale_watch_seconds: Annotated[float, Group.PROCESS, Field(ge=1)] = 150.0
+    """Seconds without any message on a watch after which `/healthz` fails. Bookmarks arrive about once a minute."""
 
-    probes_port: int = 8081
-    """Port of /healthz and /readyz."""
+    probes_port: Annotated[Port, Group.PROCESS] = 8081
+    """Port of `/healthz` and `/readyz`."""
 
-    metrics_port: int = 8080
-    """Port of /metrics. 0: none."""
+    metrics_port: Annotated[int, Group.PROCESS, Field(ge=0, le=65535)] = 8080
+    """Port of `/metrics`; 0 disables it."""
 
-    metrics_auth: bool = True
-    """Whether /metrics answers only those whose token may `get /metrics`, as the API server says."""
+    metrics_auth: Annotated[bool, Group.PROCESS] = True
+    """Serve `/metrics` only to callers that the API server authorizes to `get` it. Disable it only if a service mesh
+    protects the port."""
+
+    log_format: Annotated[Literal["json", "text"], Group.PROCESS] = "json"
+    """Log format: `json` for log collectors, `text` for people."""
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Group.PROCESS] = "info"
+    """Minimum log level."""
+
+    @field_validator("checkpoint_storage_class")
+    @classmethod
+    def _empty_is_default(cls, storage_class: str | None) -> str | None:
+        return storage_class or None
+
+    @field_validator("label_nodes")
+    @classmethod
+    def _only_watched_nodes_are_labelled(cls, label_nodes: bool, info: ValidationInfo) -> bool:
+        return label_nodes and info.data.get("watch_nodes", True)

@@ -5,49 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from rljob_operator import cli
+from rljob_operator.options import options
 from rljob_operator.settings import OperatorSettings
 from tests.unit.chart.conftest import Object, Render, the
-
-Run = tuple[OperatorSettings, cli.LogFormat, cli.LogLevel]
 
 
 @pytest.fixture
 def run_with(render: Render, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How the operator's command line understands the container's environment under some values."""
 
-    def run_with(**values: Any) -> Run:
-        runs: list[Run] = []
+    def run_with(**values: Any) -> OperatorSettings:
+        runs: list[OperatorSettings] = []
 
-        def run(*given: Any) -> int:
-            runs.append(given)
+        def run(settings: OperatorSettings) -> int:
+            runs.append(settings)
             return 0
 
         monkeypatch.setattr(cli, "_run", run)
         container = the(render(**values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
         assert container["command"][0] == "rljob-operator"
-        result = CliRunner().invoke(cli.app, container["command"][1:], env=environment(container))
-        assert result.exit_code == 0, result.output
+        for name, value in environment(container).items():
+            monkeypatch.setenv(name, value)
+        assert cli.main(container["command"][1:]) == 0
         return runs[0]
 
     return run_with
 
 
 def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
-    settings, log_format, log_level = run_with()
-    assert settings == OperatorSettings(
+    settings = run_with()
+    expected = OperatorSettings(
         trainer_image="localhost/rljob/trainer:0.1.0-gpu",
         trainer_torch_version="2.11.0",
         probe_image="localhost/rljob/operator:0.1.0",
     )
-    assert (log_format, log_level) == ("json", "info")
+    assert settings.model_dump() == expected.model_dump()
 
 
 def test_every_value_reaches_the_operator(run_with: Any) -> None:
-    settings, log_format, log_level = run_with(
+    settings = run_with(
         fullnameOverride="mine",
         image={"repository": "registry/operator", "digest": f"sha256:{7:064x}"},
         trainer={
@@ -100,17 +98,16 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
         api_concurrency=4,
         metrics_port=0,
         metrics_auth=False,
+        log_format="text",
+        log_level="debug",
     )
-    assert settings == expected
-    assert (log_format, log_level) == ("text", "debug")
+    assert settings.model_dump() == expected.model_dump()
 
 
 def test_the_operator_knows_every_variable_and_the_rest_are_fixed_by_the_deployment(render: Render) -> None:
     [container] = the(render(**EVERY_LIST_SET), "Deployment")["spec"]["template"]["spec"]["containers"]
     told = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(container)}
-    group = typer.main.get_command(cli.app)
-    assert isinstance(group, typer.core.TyperGroup)
-    known = {parameter.name for parameter in group.commands["run"].params}
+    known = {option.name for option in options()}
     assert told <= known
     assert known - told == {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port"}
 

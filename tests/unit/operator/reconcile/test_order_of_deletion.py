@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -48,6 +47,6 @@ def test_a_shorter_time_that_somebody_gave_stays() -> None:
 
 
 def test_a_shorter_time_of_the_pod_stays() -> None:
-    cluster = SimulatedCluster(settings=replace(SETTINGS, termination_grace_seconds=5)).run()
+    cluster = SimulatedCluster(settings=SETTINGS.model_copy(update={"termination_grace_seconds": 5})).run()
     cluster.vanish(POLICY_0)
     assert grace_of_controller(cluster) == 5
