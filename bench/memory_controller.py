@@ -27,7 +27,7 @@ from pathlib import Path
 from rljob_api.manifest import load_manifest
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.tokenizer import load_tokenizer
+from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
 from rljob_trainer.tasks.build import build_task
 

@@ -24,8 +24,7 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
-from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.environment import engine_environment
+from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
 Device = Literal["cpu", "cuda"]

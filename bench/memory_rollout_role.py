@@ -18,8 +18,8 @@ from bench.memory_roles import Device, Row, arm, rollout_config, workload_for
 from bench.record import RESULTS, record
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
+from rljob_trainer.rollout.config import engine_environment
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollout.environment import engine_environment
 
 
 def main(device: Device, output: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

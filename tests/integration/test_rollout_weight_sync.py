@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollout.environment import engine_environment
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync import send_weights

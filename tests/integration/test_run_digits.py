@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.exit_codes import ExitCode
-from rljob_trainer.rollout.environment import engine_environment
+from rljob_trainer.rollout.config import engine_environment
 from tests.patience import PATIENCE_SECONDS
 from tests.runs import RLJOB, ROOT, Run, rljob_run
 

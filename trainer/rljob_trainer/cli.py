@@ -135,8 +135,8 @@ def controller() -> None:
     """Drive a job from its controller's pod, as the pod's environment says. For pods that the operator makes."""
     from functools import partial
 
-    from rljob_trainer.pods.endings import tell_silent_end
     from rljob_trainer.pods.init_process import continue_under_init
+    from rljob_trainer.pods.termination import tell_silent_end
 
     continue_under_init(partial(tell_silent_end, os.environ))
     from rljob_trainer.pods.controller_pod import run_controller

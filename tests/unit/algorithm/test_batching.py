@@ -5,7 +5,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithm.batching import plan_micro_batches, split_updates
+from rljob_trainer.algorithm.micro_batch import plan_micro_batches, split_updates
 
 lengths_of_sequences = st.lists(st.integers(1, 300), max_size=60)
 rank_counts = st.integers(1, 8)

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithm.aggregation import dropped_tokens, token_weights
-from rljob_trainer.algorithm.micro_batch import MicroBatch, completions_with_tokens, micro_batches_of
+from rljob_trainer.algorithm.micro_batch import (
+    MicroBatch,
+    completions_with_tokens,
+    dropped_tokens,
+    micro_batches_of,
+    token_weights,
+)
 from rljob_trainer.rollout_batch import RolloutBatch
 
 

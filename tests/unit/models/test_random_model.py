@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import model_shape
+from rljob_trainer.models.checkpoint import load_tokenizer, model_shape
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.tokenizer import load_tokenizer
 
 
 def weights(directory: Path) -> bytes:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import policy_weight_shapes
+from rljob_trainer.models.checkpoint import load_tokenizer, policy_weight_shapes
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -157,7 +156,7 @@ def test_an_unusable_tokenizer_is_bad_input(model: Path) -> None:
 def test_models_are_resolved_without_torch(tmp_path: Path) -> None:
     check = (
         "import sys; from pathlib import Path; from rljob_trainer.models.resolve import resolve_model\n"
-        "from rljob_trainer.models.checkpoint import model_shape; from rljob_trainer.models.tokenizer import *\n"
+        "from rljob_trainer.models.checkpoint import model_shape; from rljob_trainer.models.checkpoint import *\n"
         "directory = resolve_model('random://qwen3', Path(sys.argv[1])); model_shape(directory)\n"
         "load_tokenizer(directory); sys.exit('torch' in sys.modules)"
     )

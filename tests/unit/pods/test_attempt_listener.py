@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob_trainer.pods.attempt_listener import AttemptListener
+from rljob_trainer.pods.controller_pod import AttemptListener
 from rljob_trainer.step_report.reporter import NoReportStore
 from tests.unit.trainer.test_role_settings import PLAN
 

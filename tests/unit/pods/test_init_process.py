@@ -61,7 +61,7 @@ def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_pat
     under_init = (
         "import os\n"
         "from functools import partial\n"
-        "from rljob_trainer.pods.endings import tell_silent_end\n"
+        "from rljob_trainer.pods.termination import tell_silent_end\n"
         "from rljob_trainer.pods.init_process import continue_under_init\n"
         "continue_under_init(partial(tell_silent_end, os.environ))\n"
     )

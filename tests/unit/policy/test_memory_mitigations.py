@@ -14,12 +14,13 @@ import torch
 
 from rljob_memory.allocator_settings import setting_problems
 from rljob_trainer.errors import TrainerError
+from rljob_trainer.policy import optimizer as policy_optimizer
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
-from rljob_trainer.policy.memory_mitigations import expandable_segments, optimizer_offload, weight_export
+from rljob_trainer.policy.memory_mitigations import expandable_segments, weight_export
 from rljob_trainer.policy.memory_mitigations.cached_memory import WORTH_A_FLUSH_BYTES, cache_handed_back
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
-from rljob_trainer.policy.memory_mitigations.optimizer_offload import optimizer_on_device
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
+from rljob_trainer.policy.optimizer import optimizer_on_device
 from rljob_trainer.policy.rank import PolicyRank
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
@@ -268,7 +269,7 @@ def test_an_optimizer_state_that_does_not_fit_on_the_device_is_in_host_memory_ag
         if device.type == "cuda":
             raise torch.OutOfMemoryError("CUDA out of memory (made up)")
 
-    monkeypatch.setattr(optimizer_offload, "move_optimizer_state", move)
+    monkeypatch.setattr(policy_optimizer, "move_optimizer_state", move)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
     with (
         pytest.raises(torch.OutOfMemoryError),

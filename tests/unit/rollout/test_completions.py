@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.rollout.completions import completions_of
+from rljob_trainer.rollout.engine import completions_of
 
 
 def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] | None = None) -> Any:

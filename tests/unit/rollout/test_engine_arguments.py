@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.engine_arguments import engine_arguments
+from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 
 VLLM_ARGUMENTS = {"block_size", "max_num_seqs", "dtype", "model", "load_format", "weight_transfer_config"}
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.models.character_tokenizer import write_character_tokenizer
-from rljob_trainer.models.tokenizer import load_tokenizer
+from rljob_trainer.models.checkpoint import load_tokenizer
+from rljob_trainer.models.random_model import write_character_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<bos>' + m.role + ': ' + m.content }}{% endfor %}"

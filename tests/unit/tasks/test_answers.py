@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.task import AnswerSpec
-from rljob_trainer.tasks.answers import extract_answer
+from rljob_trainer.tasks.rewards import extract_answer
 
 RESPONSE = "  First <answer>1</answer>, no: <answer>\n 2\n</answer> \n"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.tasks.data_order import prompts_of_step
+from rljob_trainer.tasks.task import prompts_of_step
 
 sizes = st.integers(1, 50)
 counts = st.integers(1, 120)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.tasks.prompt_format import PromptFormat
+from rljob_trainer.tasks.task import PromptFormat
 
 
 def test_a_question_takes_its_place_in_the_template_unchanged(tokenizer: Any) -> None:

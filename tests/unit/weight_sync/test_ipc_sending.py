@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rljob_trainer.weight_sync import ipc
-from rljob_trainer.weight_sync.engine_calls import EngineCalls
+from rljob_trainer.weight_sync.transfer import EngineCalls
 
 PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in (("a", 3), ("b", 5), ("c", 2), ("d", 9))]
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.weight_sync.buckets import buckets, layout, packed
+from rljob_trainer.weight_sync.transfer import buckets, layout, packed
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 bucket_sizes = st.integers(1, 60)

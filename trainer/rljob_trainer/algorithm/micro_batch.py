@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rljob_trainer.algorithm.aggregation import token_weights
-from rljob_trainer.algorithm.batching import plan_micro_batches
 from rljob_trainer.algorithm.loss_config import Aggregation
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
@@ -115,3 +113,66 @@ def _input_length(batch: RolloutBatch, completion: int) -> int:
 
 def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[Number]) -> npt.NDArray[Number]:
     return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+
+
+def plan_micro_batches(lengths: Sequence[int], ranks: int, budget_tokens: int) -> list[list[list[int]]]:
+    """Indices of the sequences of each micro-batch: `plan[rank][micro_batch]`.
+
+    `lengths`: tokens of each sequence. A micro-batch of n sequences holds n × (longest of them) ≤ `budget_tokens`
+    tokens, padding included; a sequence longer than the budget is alone in one. Every rank gets the same number of
+    micro-batches, at least one, since all ranks meet in the collectives of each; where a rank has fewer, empty ones
+    follow. The longest come first, so that a step that does not fit into memory fails early.
+    """
+    packed = [_pack(share, lengths, budget_tokens) for share in _deal(lengths, ranks)]
+    count = max(1, *(len(micro_batches) for micro_batches in packed))
+    return [micro_batches + [[] for _ in range(count - len(micro_batches))] for micro_batches in packed]
+
+
+def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
+    """`completions` in order, cut into `updates` parts whose sizes differ by at most one: one optimizer step each."""
+    return [part.tolist() for part in np.array_split(np.asarray(completions, np.int64), updates)]
+
+
+def _deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Sequences by falling length, dealt to the ranks forth and back, so that all get about the same tokens."""
+    order = sorted(range(len(lengths)), key=lambda sequence: (-lengths[sequence], sequence))
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for place, sequence in enumerate(order):
+        turn, seat = divmod(place, ranks)
+        shares[seat if turn % 2 == 0 else ranks - 1 - seat].append(sequence)
+    return shares
+
+
+def _pack(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Fill micro-batches one after the other. `share` is by falling length: the first of each is its longest."""
+    micro_batches: list[list[int]] = []
+    for sequence in share:
+        if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= budget_tokens:
+            micro_batches[-1].append(sequence)
+        else:
+            micro_batches.append([sequence])
+    return micro_batches
+
+
+def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregation) -> list[FloatArray]:
+    """Weight of each token of each completion of a batch; parallel to `rollout_logprobs`, summing to 1 over the batch.
+
+    A token whose log-probability from the engine is not finite is dropped: it weighs 0 and is in no denominator.
+    `token-mean`: every remaining token 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `sequence-mean`: every
+    completion that has a token 1 / completions, shared evenly by its tokens (GRPO, arXiv 2402.03300 eq. 3).
+    """
+    lengths = np.array([len(logprobs) for logprobs in rollout_logprobs], np.int64)
+    completion = np.repeat(np.arange(len(lengths)), lengths)
+    kept = np.isfinite(np.concatenate([*rollout_logprobs, np.zeros(0, np.float32)]))
+    counts = np.bincount(completion, kept, len(lengths))
+    if aggregation == "token-mean":
+        per_token = np.full(len(lengths), 1.0 / max(counts.sum(), 1))
+    else:
+        per_token = 1.0 / (np.maximum(counts, 1) * max((counts > 0).sum(), 1))
+    weights = (kept * per_token[completion]).astype(np.float32)
+    return np.split(weights, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def dropped_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:
+    """Number of tokens that count nothing, since the engine gave no finite log-probability for them."""
+    return sum(int((~np.isfinite(logprobs)).sum()) for logprobs in rollout_logprobs)

@@ -151,3 +151,16 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"expected a JSON object in {file}, found {type(content).__name__}")
     return content
+
+
+def load_tokenizer(model_directory: Path) -> Any:
+    """The model's fast tokenizer (`transformers.PreTrainedTokenizerFast`), with its chat template where it has one.
+
+    `AutoTokenizer` would import torch and every model class's registry: 8 seconds more.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(model_directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise BadInput(f"cannot read the tokenizer in {model_directory}: {error}") from error

@@ -20,7 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.alias_generators import to_camel
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.character_tokenizer import SPECIAL_TOKENS, VOCABULARY_SIZE, write_character_tokenizer
+
+SPECIAL_TOKENS = ["<pad>", "<bos>", "<eos>", "<unk>"]
+_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*=?:.,"
+VOCABULARY_SIZE = len(SPECIAL_TOKENS) + len(_CHARACTERS)
 
 # Part of the cache's key: raise it where the same query would give other files than before.
 _REVISION = 1
@@ -162,3 +165,26 @@ def _weight_shapes(model: RandomModel) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.norm.weight", (model.hidden,)
     if not model.tied:
         yield "lm_head.weight", (model.vocabulary, model.hidden)
+
+
+def write_character_tokenizer(directory: Path, *, vocabulary: int, max_positions: int) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`.
+
+    Every id below `vocabulary` (at least `VOCABULARY_SIZE`) decodes: a random model emits all of them. Ids beyond the
+    characters have names of their own that no text is encoded to.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    fillers = [f"<{index}>" for index in range(VOCABULARY_SIZE, vocabulary)]
+    tokens = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *_CHARACTERS, *fillers])}
+    tokenizer = Tokenizer(models.WordLevel(tokens, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_positions,
+        **{f"{token.strip('<>')}_token": token for token in SPECIAL_TOKENS},
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2))

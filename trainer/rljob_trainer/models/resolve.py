@@ -1,22 +1,16 @@
-"""A model URI becomes a local directory in Hugging Face format. Each scheme has a file of its own beside this one."""
+"""A model URI becomes a local directory in Hugging Face format."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models import file, hub, image_volume, random_model, volume_claim
-from rljob_trainer.models.cache import default_cache_directory
+from rljob_trainer.models import hub, random_model
 from rljob_trainer.models.checkpoint import validate_checkpoint
 
-_RESOLVE: dict[str, Callable[[str, Path], Path]] = {
-    "file": file.resolve,
-    "hf": hub.resolve,
-    "oci": image_volume.resolve,
-    "pvc": volume_claim.resolve,
-    "random": random_model.resolve,
-}
 _MOUNTED_IN_PODS = {"oci", "pvc"}
 
 
@@ -29,7 +23,8 @@ def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path |
     """
     scheme, separator, location = uri.partition("://")
     if not separator or scheme not in _RESOLVE:
-        raise BadInput(f"expected a model URI that begins with {_schemes()}, found {uri!r}")
+        schemes = ", ".join(f"{scheme}://" for scheme in _RESOLVE)
+        raise BadInput(f"expected a model URI that begins with {schemes}, found {uri!r}")
     if mounted is not None and scheme in _MOUNTED_IN_PODS:
         directory = mounted
     else:
@@ -38,5 +33,54 @@ def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path |
     return directory
 
 
-def _schemes() -> str:
-    return ", ".join(f"{scheme}://" for scheme in _RESOLVE)
+def default_cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/rljob`, else `~/.cache/rljob`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob"
+
+
+def _resolve_image(location: str, cache_directory: Path) -> Path:
+    """`oci://`: in Kubernetes an image volume, on this machine a directory of the local cache."""
+    directory = _cached_image(location, cache_directory)
+    if not directory.is_dir():
+        raise BadInput(
+            f"oci://{location} is not in the local model cache: expected it at {directory}. `make model` puts "
+            "oci://localhost/models/smollm2-135m-instruct:1 there; for another image, put its files there, or name "
+            "the model as hf://org/name or file:///path/to/model"
+        )
+    return directory
+
+
+def _cached_image(location: str, cache_directory: Path) -> Path:
+    """`registry/name:tag` → `<cache>/models/registry/name/tag`; without a tag, `latest`."""
+    repository, _, name = location.rpartition("/")
+    name, _, tag = name.partition(":")
+    if not repository or not name or ".." in location.split("/"):
+        raise BadInput(f"expected an image as oci://registry/name:tag, found oci://{location}")
+    return cache_directory / "models" / repository / name / (tag or "latest")
+
+
+def _resolve_file(location: str, _cache_directory: Path) -> Path:
+    """`file://`: a directory on this machine."""
+    directory = Path(location)
+    if not directory.is_absolute():
+        raise BadInput(f"expected an absolute path, file:///path/to/model, found file://{location}")
+    if not directory.is_dir():
+        raise BadInput(f"expected a model directory at {directory}, found {'a file' if directory.exists() else 'none'}")
+    return directory
+
+
+def _refuse_volume_claim(location: str, _cache_directory: Path) -> NoReturn:
+    """`pvc://`: a directory on a volume that Kubernetes mounts."""
+    raise BadInput(
+        f"pvc://{location} exists only inside a Kubernetes cluster; on this machine, copy the model to a directory "
+        "and name it as file:///path/to/model"
+    )
+
+
+_RESOLVE: dict[str, Callable[[str, Path], Path]] = {
+    "file": _resolve_file,
+    "hf": hub.resolve,
+    "oci": _resolve_image,
+    "pvc": _refuse_volume_claim,
+    "random": random_model.resolve,
+}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
+from rljob_api.plan_change import Phase
 from rljob_api.termination_message import TerminationMessage
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.pods.attempt_listener import AttemptListener
-from rljob_trainer.pods.endings import ended_early, tell_ending
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
 from rljob_trainer.pods.restart_in_place import (
@@ -22,13 +22,14 @@ from rljob_trainer.pods.restart_in_place import (
     pending_end,
     wait_for_restart,
 )
+from rljob_trainer.pods.termination import ended_early, tell_ending
 from rljob_trainer.runtime.attempt import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
 from rljob_trainer.runtime.role_settings import ranks_per_replica
 from rljob_trainer.step_report.api_server import ApiServer
 from rljob_trainer.step_report.client import StepReportClient
 from rljob_trainer.step_report.content import role_and_rank
-from rljob_trainer.step_report.reporter import NoReportStore, ReportStore
+from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter
 
 _LOCK_SECONDS = 120.0
 """How long the volume is waited for: the lock of a controller whose node is gone lasts for about a minute on NFS."""
@@ -121,3 +122,16 @@ def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) 
     _, rank = role_and_rank(outcome.error.actor)
     pod = environment.worker_pod_name(rank // ranks_per_replica(job.spec.policy))
     return f"In pod {pod}: {outcome.sentence}"
+
+
+class AttemptListener(StepReporter):
+    """Reports, and says to the pod's probes when the roles are up."""
+
+    def __init__(self, store: ReportStore, job: str, attempt: int, ready_file: Path) -> None:
+        """`ready_file` appears when the roles are up and work on a step."""
+        super().__init__(store, job, attempt)
+        self._ready_file = ready_file
+
+    def phase_began(self, step: int, phase: Phase) -> None:
+        self._ready_file.touch()
+        super().phase_began(step, phase)

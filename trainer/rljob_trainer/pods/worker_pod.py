@@ -16,10 +16,10 @@ from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
-from rljob_trainer.pods.endings import ended_early, tell_ending
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import Ending, HeadWatch, Seen
 from rljob_trainer.pods.restart_in_place import begin_life
+from rljob_trainer.pods.termination import ended_early, tell_ending
 from rljob_trainer.pods.worker_facts import ray_cpus
 from rljob_trainer.runtime.stop_request import StopNow
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from rljob_trainer.policy.config import PolicyConfig
@@ -31,3 +34,23 @@ def adamw(model: PolicyModel, config: PolicyConfig) -> torch.optim.AdamW:
             state = {name: value.cpu() for name, value in state.items()}
         optimizer.state[parameter] = state
     return optimizer
+
+
+@contextmanager
+def optimizer_on_device(optimizer: torch.optim.Optimizer, device: torch.device, *, offload: bool) -> Iterator[None]:
+    """Within, the optimizer's state is on `device`; outside it is in host memory, where `offload`."""
+    if not offload:
+        yield
+        return
+    try:
+        move_optimizer_state(optimizer, device)
+        yield
+    finally:
+        move_optimizer_state(optimizer, torch.device("cpu"))
+
+
+def move_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.to(device)

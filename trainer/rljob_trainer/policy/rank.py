@@ -20,14 +20,13 @@ from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass
 from rljob_trainer.policy.memory_mitigations.cached_memory import cache_handed_back
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
-from rljob_trainer.policy.memory_mitigations.kept_graphs import allow_kept_graphs
-from rljob_trainer.policy.memory_mitigations.optimizer_offload import move_optimizer_state, optimizer_on_device
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, fuse_kernels, read_policy_model, shard
-from rljob_trainer.policy.optimizer import adamw
+from rljob_trainer.policy.optimizer import adamw, move_optimizer_state, optimizer_on_device
 from rljob_trainer.policy.process_group import Rendezvous, init_process_group
 from rljob_trainer.policy.result import ModelInfo, UpdateResult
 from rljob_trainer.policy.update import PolicyUpdate
+from rljob_trainer.policy.update_metrics import allow_kept_graphs
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer

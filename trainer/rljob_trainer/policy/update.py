@@ -13,13 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.algorithm.aggregation import dropped_tokens
-from rljob_trainer.algorithm.batching import split_updates
 from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, policy_loss
-from rljob_trainer.algorithm.micro_batch import MicroBatch, completions_with_tokens, micro_batches_of
+from rljob_trainer.algorithm.micro_batch import (
+    MicroBatch,
+    completions_with_tokens,
+    dropped_tokens,
+    micro_batches_of,
+    split_updates,
+)
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.memory_mitigations.optimizer_offload import optimizer_on_device
 from rljob_trainer.policy.model import PolicyModel
+from rljob_trainer.policy.optimizer import optimizer_on_device
 from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 

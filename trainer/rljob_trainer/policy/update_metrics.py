@@ -46,3 +46,12 @@ def _require_detached(metrics: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"expected the metric {name} without gradient, found one that keeps its graph alive; detach it"
             )
+
+
+def allow_kept_graphs() -> None:
+    """Compile the layers such that their graphs can outlive a backward pass; costs a new compilation.
+
+    Otherwise backward reuses the memory of what forward has saved, and torch refuses to keep such a graph.
+    """
+    torch._functorch.config.donated_buffer = False
+    torch._dynamo.reset()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.checkpoint import policy_weight_shapes
-from rljob_trainer.rollout.completions import completions_of
-from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.engine_arguments import engine_arguments
-from rljob_trainer.rollout.model_class import register_model_class
+from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollout_batch import Completion
 
@@ -163,3 +163,39 @@ class RolloutEngine:
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
+
+
+def completions_of(request_outputs: Iterable[Any], tokenizer: Any) -> list[Completion]:
+    """Completions of `vllm.RequestOutput`s made with `logprobs=0` and `flat_logprobs`, group after group.
+
+    `tokenizer`: a Hugging Face tokenizer, which makes the texts of all at once; special tokens are left out of them.
+    """
+    outputs = [o for request in request_outputs for o in sorted(request.outputs, key=lambda output: output.index)]
+    texts = tokenizer.batch_decode([list(output.token_ids) for output in outputs], skip_special_tokens=True)
+    return [_completion(output, text) for output, text in zip(outputs, texts, strict=True)]
+
+
+def _completion(output: Any, text: str) -> Completion:
+    if output.finish_reason not in ("stop", "length"):
+        raise TrainerError(f"the engine ended a response with {output.finish_reason!r}; expected 'stop' or 'length'")
+    token_ids = list(output.token_ids)
+    # One log-probability a position: that of the sampled token.
+    logprobs = list(output.logprobs.logprobs) if token_ids else []
+    if len(logprobs) != len(token_ids):
+        raise TrainerError(f"the engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+    return Completion(token_ids, logprobs, finished=output.finish_reason == "stop", text=text)
+
+
+def register_model_class(model_dir: Path) -> None:
+    """Have vLLM find the class of the model in `model_dir` imported.
+
+    It would look at it in a process of its own, lest CUDA be initialized in one that forks: that process imports vLLM
+    once more, and in a new pod there is no cache of what an earlier one found. Here the engine runs in the process that
+    imports it. A class that cannot be imported is left to vLLM, which says so in its own words.
+    """
+    from vllm import ModelRegistry
+
+    for architecture in json.loads((model_dir / "config.json").read_text()).get("architectures") or []:
+        if model := ModelRegistry.models.get(architecture):
+            with suppress(Exception):
+                ModelRegistry.register_model(architecture, model.load_model_cls())

@@ -24,9 +24,8 @@ from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelShape, model_shape
+from rljob_trainer.models.checkpoint import ModelShape, load_tokenizer, model_shape
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.tokenizer import load_tokenizer
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.failure_evidence import gather_evidence

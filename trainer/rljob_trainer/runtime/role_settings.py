@@ -20,8 +20,7 @@ from rljob_trainer.hardware import Device
 from rljob_trainer.models.checkpoint import ModelShape
 from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
 from rljob_trainer.roles.colocated import RoleSettings
-from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.environment import engine_environment
+from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.runtime.controller import LoopSettings
 from rljob_trainer.runtime.placement import RoleHosts
 

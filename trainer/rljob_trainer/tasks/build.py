@@ -10,11 +10,10 @@ from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
 from rljob_trainer.errors import BadInput
 from rljob_trainer.tasks.digits import Digits, ShareOfDigit
 from rljob_trainer.tasks.jsonl import read_items
-from rljob_trainer.tasks.prompt_format import PromptFormat
-from rljob_trainer.tasks.python_items import call_for_items
+from rljob_trainer.tasks.python_functions import call_for_items
 from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems, verifier
 from rljob_trainer.tasks.rewards import reward_from_manifest
-from rljob_trainer.tasks.task import ItemSource, Reward, Task
+from rljob_trainer.tasks.task import ItemSource, PromptFormat, Reward, Task
 
 
 def build_task(spec: TaskSpec, tokenizer: Any, max_prompt_tokens: int, manifest_directory: Path, seed: int) -> Task:

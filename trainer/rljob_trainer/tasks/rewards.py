@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import Any
 
 from rljob_api.task import AnswerSpec
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.tasks.answers import extract_answer
-from rljob_trainer.tasks.functions import load_function
+from rljob_trainer.tasks.python_functions import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +28,16 @@ class AnswerReward:
 def reward_from_manifest(reference: str, answer_spec: AnswerSpec | None, manifest_directory: Path) -> AnswerReward:
     """The reward that `task.reward` ("module:function") names."""
     return AnswerReward(reference, load_function(reference, manifest_directory), answer_spec)
+
+
+def extract_answer(response: str, spec: AnswerSpec | None) -> str:
+    """The group of the first or last match of the manifest's pattern, stripped; empty where nothing matches.
+
+    Without a spec, the whole response, stripped.
+    """
+    if spec is None:
+        return response.strip()
+    matches = re.findall(spec.pattern, response, re.DOTALL)
+    if not matches:
+        return ""
+    return str(matches[0] if spec.match == "First" else matches[-1]).strip()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
-from rljob_trainer.tasks.data_order import prompts_of_step
-from rljob_trainer.tasks.prompt_format import PromptFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +96,53 @@ def try_out(task: Task) -> None:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 120 else f"{text[:120]}…")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFormat:
+    """`tokenizer`: a Hugging Face tokenizer; the other fields are the manifest's."""
+
+    tokenizer: Any
+    template: str = "{question}"
+    system_prompt: str | None = None
+    chat_template: Literal["Auto", "Always", "Never"] = "Auto"
+
+    def __post_init__(self) -> None:
+        has_template = bool(self.tokenizer.chat_template)
+        if self.chat_template == "Always" and not has_template:
+            raise BadInput("task.chatTemplate is Always, but the model's tokenizer has none; write Auto or Never")
+        if self.system_prompt is not None and not has_template:
+            raise BadInput(
+                "task.systemPrompt needs a chat template, and the model's tokenizer has none; "
+                "put the text into task.promptTemplate"
+            )
+
+    def tokens(self, question: str) -> tuple[str, list[int]]:
+        """The prompt as text and as token ids, with the template's or the tokenizer's own special tokens."""
+        text = self.template.replace("{question}", question)
+        if self.chat_template == "Never" or not self.tokenizer.chat_template:
+            return text, list(self.tokenizer(text).input_ids)
+        messages = [{"role": "user", "content": text}]
+        if self.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        chat = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        # The template has written the special tokens already.
+        return chat, list(self.tokenizer(chat, add_special_tokens=False).input_ids)
+
+
+def prompts_of_step(step: int, prompts_per_step: int, size: int, seed: int) -> list[int]:
+    """Indices (0 … size - 1) of the items of `step`, counted from 1.
+
+    The steps draw without gaps from an endless row of epochs, each a permutation of all items of its own; a step may
+    reach from one epoch into the next.
+    """
+    if step < 1 or size < 1:
+        raise ValueError(f"expected step and size from 1, found step {step} and size {size}")
+    first = (step - 1) * prompts_per_step
+    positions = range(first, first + prompts_per_step)
+    permutations = {epoch: _permutation(epoch, size, seed) for epoch in {position // size for position in positions}}
+    return [int(permutations[position // size][position % size]) for position in positions]
+
+
+def _permutation(epoch: int, size: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.random.default_rng([seed, epoch]).permutation(size)

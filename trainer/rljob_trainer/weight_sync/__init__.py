@@ -1,6 +1,6 @@
-"""How the policy's weights reach the rollout engines: vLLM's weight-transfer interface, one backend a device.
+"""How the policy's weights reach the rollout engines: vLLM's weight-transfer interface, one backend for each device.
 
-`send` is the policy's side, `receive` the engine's; `object_store` (CPU) and `ipc` (GPU) are the backends.
+`send` is the policy's side, with `ipc` for GPUs. `receive` is the engine's, with `object_store_engine` for CPUs.
 """
 
 from rljob_trainer.weight_sync.send import send_weights

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.weight_sync.buckets import NamedTensors, buckets, layout, packed
-from rljob_trainer.weight_sync.engine_calls import EngineCalls
+from rljob_trainer.weight_sync.transfer import EngineCalls, NamedTensors, buckets, layout, packed
 
 if TYPE_CHECKING:
     import torch

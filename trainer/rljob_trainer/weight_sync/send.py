@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.weight_sync import ipc, object_store
-from rljob_trainer.weight_sync.engine_calls import EngineCalls
+from rljob_trainer.weight_sync import ipc
 from rljob_trainer.weight_sync.ipc import ReservedBuffer
+from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, layout, packed
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,23 @@ def send_weights(
     if first[1].is_cuda:
         ipc.send(chain([first], parameters), calls, bucket_bytes, reserved)
     else:
-        object_store.send(chain([first], parameters), calls, bucket_bytes)
+        _send_through_object_store(chain([first], parameters), calls, bucket_bytes)
     calls.begin("finish_weight_update", version)
     calls.wait()
+
+
+def _send_through_object_store(
+    parameters: Iterable[tuple[str, torch.Tensor]], calls: EngineCalls, bucket_bytes: int
+) -> None:
+    """CPU backend: tensors go through Ray's object store in shared memory, bucket after bucket.
+
+    A rank without engines to call only takes part in gathering the parameters.
+    """
+    import ray
+
+    for bucket in buckets(parameters, bucket_bytes):
+        if calls.engines:
+            # One bucket is made while the engines read the one before.
+            calls.wait(until_left=1)
+            # Once into shared memory, whatever the number of engines: each maps it.
+            calls.begin("update_weights", ray.put({**layout(bucket), "buffer": packed(bucket).numpy()}))

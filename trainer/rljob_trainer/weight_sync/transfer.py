@@ -1,12 +1,16 @@
-"""Parameters in pieces that are staged at once, for both backends, each packed end to end into one buffer."""
+"""Both backends of the policy's side share this: parameters packed into buckets, and the calls that announce them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from rljob_trainer.errors import WorkerLost
 
 if TYPE_CHECKING:
     import torch
+
 
 NamedTensors = list[tuple[str, "torch.Tensor"]]
 
@@ -45,3 +49,30 @@ def layout(bucket: NamedTensors) -> dict[str, Any]:
         "shapes": [list(tensor.shape) for _, tensor in bucket],
         "tensor_sizes": [tensor.nbytes for _, tensor in bucket],
     }
+
+
+class EngineCalls:
+    """Calls to all engines at once. An engine serves them in order, so they need not be awaited one by one."""
+
+    def __init__(self, engines: Sequence[Any]) -> None:
+        self.engines = engines
+        self._pending: deque[list[Any]] = deque()
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        self._pending.append([getattr(engine, method).remote(*arguments) for engine in self.engines])
+
+    def wait(self, *, until_left: int = 0) -> None:
+        """Return when at most `until_left` calls are under way; raises what the first failing one raised.
+
+        Raises `WorkerLost` where an engine has died.
+        """
+        import ray
+        from ray import exceptions
+
+        while len(self._pending) > until_left:
+            for rank, reference in enumerate(self._pending.popleft()):
+                try:
+                    ray.get(reference)
+                except exceptions.RayActorError as error:
+                    engine = f"rollout-{rank}"
+                    raise WorkerLost(f"{engine} died while receiving the weights").of(engine) from error
