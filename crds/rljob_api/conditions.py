@@ -44,7 +44,7 @@ class ConditionReason(StrEnum):
     STEP_OVERDUE = "StepOverdue"
     STEP_REPORT_IGNORED = "StepReportIgnored"
     STOPPING = "Stopping"
-    PODS_ENDED = "PodsEnded"
+    PODS_TERMINATED = "PodsTerminated"
     # MemoryPressure
     MEMORY_RUNNING_OUT = "MemoryRunningOut"
     ENOUGH_MEMORY = "EnoughMemory"
@@ -63,7 +63,7 @@ class ConditionReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     BAD_INPUT = "BadInput"
     ADJUSTMENTS_EXHAUSTED = "AdjustmentsExhausted"
-    PINNED_SETTING_IN_THE_WAY = "PinnedSettingInTheWay"
+    PINNED_SETTING_CONFLICT = "PinnedSettingConflict"
     RESTARTS_EXHAUSTED = "RestartsExhausted"
     NO_PROGRESS = "NoProgress"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -84,7 +84,7 @@ class ControllerSpec(ApiModel):
     """Overrides of the pod."""
 
 
-HonouredSetting = Literal[
+SupportedSetting = Literal[
     "activationCheckpointing",
     "emptyCache",
     "expandableSegments",
@@ -117,7 +117,7 @@ class TrainerSpec(ApiModel):
     """Enabled: a small package on PYTHONPATH notes why a Python process of the trainer runs out of memory, and leaves
     it as the termination message. It changes nothing else."""
 
-    honours: list[HonouredSetting] = Field(default=["expandableSegments"], max_length=16)
+    supported_settings: list[SupportedSetting] = Field(default=["expandableSegments"], max_length=16)
     """Settings of the memory plan that the trainer follows: after a failure these may be changed, beside the pods' host
     memory, /dev/shm and nodes. It finds each in its environment, as RLJOB_PLAN_MICRO_BATCH_TOKENS; expandableSegments
     comes as PYTORCH_CUDA_ALLOC_CONF, which torch itself reads. Without expandableSegments where vLLM runs in the same

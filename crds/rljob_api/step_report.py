@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Timestamp
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
@@ -125,13 +125,13 @@ class MemoryPressure(ApiModel):
     """Steps until then, at the rate seen."""
 
 
-class PendingEnd(ApiModel):
+class PendingExit(ApiModel):
     """An attempt that cannot go on. Its processes wait, for a minute or so, for a changed plan to restart under."""
 
     exit_code: int = Field(ge=1, le=255)
     """What they end with otherwise, as in the table of exit codes."""
 
-    sentence: str = Field(max_length=1024)
+    message: str = Field(max_length=1024)
     """What happened and what to do, for people."""
 
 
@@ -195,7 +195,7 @@ class StepReport(ApiModel):
     )
     """Memory of each process in the last committed step."""
 
-    facts: MemoryFacts | None = None
+    memory_profile: MemoryProfile | None = None
     """What bounds the memory plan, and says what a change of it frees."""
 
     plan_changes: Annotated[list[PlanChange], Field(max_length=MAX_PLAN_CHANGES_KEPT)] = Field(
@@ -209,7 +209,7 @@ class StepReport(ApiModel):
     last_evidence: Evidence | None = None
     """What was seen around the latest out-of-memory failure."""
 
-    pending_end: PendingEnd | None = None
+    pending_exit: PendingExit | None = None
     """Why the attempt cannot go on. Absent: it goes on, or its processes have ended."""
 
     update_time: Timestamp | None = None

@@ -13,14 +13,14 @@ from rljob_api.step_report import Evidence
 MAX_TERMINATION_MESSAGE_BYTES = 4096
 """What the kubelet keeps of it."""
 
-_LONGEST_SENTENCE = 1024
+_LONGEST_MESSAGE = 1024
 _INT64_CHARACTERS = 20
 
 
-def _shortened(sentence: object) -> object:
-    if isinstance(sentence, str) and len(sentence) > _LONGEST_SENTENCE:
-        return sentence[: _LONGEST_SENTENCE - 1] + "…"
-    return sentence
+def _shortened(text: object) -> object:
+    if isinstance(text, str) and len(text) > _LONGEST_MESSAGE:
+        return text[: _LONGEST_MESSAGE - 1] + "…"
+    return text
 
 
 class TerminationMessage(ApiModel):
@@ -29,7 +29,7 @@ class TerminationMessage(ApiModel):
     exit_code: int = Field(ge=0, le=255)
     """As in the table of exit codes."""
 
-    sentence: Annotated[str, BeforeValidator(_shortened)] = Field(max_length=_LONGEST_SENTENCE)
+    message: Annotated[str, BeforeValidator(_shortened)] = Field(max_length=_LONGEST_MESSAGE)
     """What happened and what to do, for people. A longer one is cut."""
 
     step: int | None = Field(default=None, ge=0)
@@ -49,7 +49,7 @@ class TerminationMessage(ApiModel):
 
     def _smaller(self, excess_bytes: int) -> TerminationMessage:
         if self.evidence is None:
-            return self.model_copy(update={"sentence": self.sentence[: len(self.sentence) // 2]})
+            return self.model_copy(update={"message": self.message[: len(self.message) // 2]})
         text = self.evidence.message
         kept = text[: max(len(text) - excess_bytes, 0)]
         evidence = self.evidence.model_copy(update={"message": kept}) if text else None

@@ -28,7 +28,7 @@ def encoded(exit_code: int, sentence: str, evidence: dict[str, Any]) -> bytes:
     """The evidence's message is cut as far as needed."""
     words = evidence["message"]
     while True:
-        document = {"exitCode": exit_code, "sentence": sentence, "evidence": {**evidence, "message": words}}
+        document = {"exitCode": exit_code, "message": sentence, "evidence": {**evidence, "message": words}}
         text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
         excess_bytes = len(text) - MAX_MESSAGE_BYTES
         if excess_bytes <= 0 or not words:

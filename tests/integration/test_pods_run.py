@@ -211,8 +211,8 @@ class TestTheReportsClient:
 def test_a_lost_worker_ends_the_attempt_which_says_whose_it_was(lost_worker: Ended) -> None:
     assert lost_worker.exit_code == ExitCode.WORKER_LOST, lost_worker.log
     assert lost_worker.message.exit_code == ExitCode.WORKER_LOST
-    assert lost_worker.message.sentence.startswith("In pod digits-policy-1: ")
-    assert f"goes on at step {lost_worker.steps + 1}" in lost_worker.message.sentence
+    assert lost_worker.message.message.startswith("In pod digits-policy-1: ")
+    assert f"goes on at step {lost_worker.steps + 1}" in lost_worker.message.message
     assert lost_worker.message.step == lost_worker.steps >= 2
 
 
@@ -245,7 +245,7 @@ def test_a_stopped_attempt_leaves_a_checkpoint_of_its_last_step(stopped: Ended, 
 
 def test_the_next_attempt_goes_on_and_no_step_is_done_twice(completed: Ended, pods: Pods) -> None:
     assert completed.exit_code == ExitCode.COMPLETE, completed.log
-    assert completed.message == TerminationMessage(exit_code=0, sentence=ExitCode.COMPLETE.meaning, step=STEPS)
+    assert completed.message == TerminationMessage(exit_code=0, message=ExitCode.COMPLETE.meaning, step=STEPS)
     ledger = [json.loads(line) for line in (pods.output / "ledger.jsonl").read_text().splitlines()]
     assert [record["step"] for record in ledger if record["kind"] == "step"] == list(range(1, STEPS + 1))
     assert len([record for record in ledger if record["kind"] == "attempt"]) == 3

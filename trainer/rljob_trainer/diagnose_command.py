@@ -59,7 +59,7 @@ def _print_report(console: Console, path: Path, evidence: Evidence, diagnoses: l
 def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     style = "red" if diagnosis.confidence >= _SURE else "yellow" if diagnosis.confidence >= _LIKELY else "dim"
     console.print(f"[bold {style}]{diagnosis.failure_class}[/]  [dim]confidence {diagnosis.confidence:.2f}[/]")
-    console.print(Padding(escape(diagnosis.sentence), _INDENT))
+    console.print(Padding(escape(diagnosis.message), _INDENT))
     console.print(Padding(f"[green]→[/] {escape(diagnosis.advice)}", (0, 0, 1, 2)))
 
 

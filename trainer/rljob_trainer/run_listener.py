@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure
@@ -15,7 +15,7 @@ from rljob_trainer.telemetry.memory import MemorySample
 class RunListener:
     """Called from the controller's own thread, between the phases of a step: its methods return at once."""
 
-    def facts_found(self, facts: MemoryFacts, changes: Sequence[PlanChange]) -> None:
+    def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
         """What bounds the memory plan, and its changes in earlier attempts. Told before `attempt_began`."""
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:

@@ -46,4 +46,4 @@ def _unknown(situation: Situation, confidence: float) -> Diagnosis:
 def _completed(diagnosis: Diagnosis, situation: Situation) -> Diagnosis:
     """With where it happened, and all numbers that the message had."""
     numbers = {**situation.numbers(), **diagnosis.numbers}
-    return replace(diagnosis, sentence=f"{diagnosis.sentence}{place_of(situation.failure)}.", numbers=numbers)
+    return replace(diagnosis, message=f"{diagnosis.message}{place_of(situation.failure)}.", numbers=numbers)

@@ -13,12 +13,12 @@ from rljob_memory.diagnosis.classes import FailureClass
 class Diagnosis:
     """One cause that fits. `confidence`: 0 to 1; beyond 0.8 only where numbers or an unmistakable message say so.
 
-    `sentence`: for people, with the numbers. `numbers`: bytes and counts behind it, by name.
+    `message`: for people, with the numbers. `numbers`: bytes and counts behind it, by name.
     """
 
     failure_class: FailureClass
     confidence: float
-    sentence: str
+    message: str
     numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -27,11 +27,11 @@ class Diagnosis:
         return self.failure_class.advice
 
     def as_dict(self) -> dict[str, Any]:
-        """`class`, `confidence`, `sentence`, `numbers`, `advice`, as JSON values."""
+        """`class`, `confidence`, `message`, `numbers`, `advice`, as JSON values."""
         return {
             "class": str(self.failure_class),
             "confidence": self.confidence,
-            "sentence": self.sentence,
+            "message": self.message,
             "numbers": dict(self.numbers),
             "advice": self.advice,
         }

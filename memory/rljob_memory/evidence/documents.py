@@ -51,10 +51,10 @@ def _add_ending(collection: Collection, message: TerminationMessage, source: str
         _add_reported(collection, message.evidence, source)
         return
     before = collection.failure_count
-    _read_text(collection, message.sentence, source)
+    _read_text(collection, message.message, source)
     kind = _KIND_OF_EXIT.get(ExitCode(message.exit_code)) if message.exit_code in set(ExitCode) else None
     if kind and collection.failure_count == before:
-        collection.add_failure(Failure(kind, text=message.sentence, step=message.step, source=source))
+        collection.add_failure(Failure(kind, text=message.message, step=message.step, source=source))
 
 
 def _add_report(collection: Collection, report: StepReport, source: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase, Role
 from rljob_memory.diagnosis import FailureClass
@@ -39,7 +39,7 @@ class Case:
     process_lives: bool = False
 
     @property
-    def facts(self) -> MemoryFacts | None:
+    def facts(self) -> MemoryProfile | None:
         return self.latitude.facts
 
     def number(self, *names: str) -> int | None:

@@ -107,7 +107,7 @@ def _not_to_be_changed(case: Case) -> GiveUp | None:
     history, recovery = case.history, case.latitude.recovery
     if case.latitude.settings.mode == "Disabled":
         why = "The plan stays as it is: memory.mode is Disabled"
-        return give_up(GiveUpReason.PINNED_SETTING_IN_THE_WAY, why, case, ["Write memory.mode: Auto"])
+        return give_up(GiveUpReason.PINNED_SETTING_CONFLICT, why, case, ["Write memory.mode: Auto"])
     if history.adjustments >= recovery.max_adjustments:
         ladder = ladder_of(case)
         why = f"All changes of the plan are used up: recovery.maxAdjustments is {recovery.max_adjustments}"
@@ -124,7 +124,7 @@ def _nothing_left(case: Case, ladders: list[Ladder]) -> GiveUp:
     bounded = [line for ladder in ladders for line in ladder.bounded]
     if pinned:
         why = "A pinned setting stands in the way"
-        return give_up(GiveUpReason.PINNED_SETTING_IN_THE_WAY, why, case, [*pinned, *bounded])
+        return give_up(GiveUpReason.PINNED_SETTING_CONFLICT, why, case, [*pinned, *bounded])
     return give_up(GiveUpReason.NOTHING_LEFT, "No change of the plan is left that acts on it", case, bounded)
 
 

@@ -29,7 +29,7 @@ def diagnosis_status(diagnosis: Diagnosis) -> DiagnosisStatus:
     return DiagnosisStatus(
         class_name=str(diagnosis.failure_class),
         confidence=diagnosis.confidence,
-        message=diagnosis.sentence[:_LONGEST_MESSAGE],
+        message=diagnosis.message[:_LONGEST_MESSAGE],
         numbers=dict(list(diagnosis.numbers.items())[:_MOST_NUMBERS]),
     )
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_memory.estimate import activation_bytes_per_token, kv_bytes, logprob_bytes_per_token, optimizer_bytes
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 
 def facts_of(
     hardware: Hardware, model: ModelShape, workload: Workload, *, fused: bool, shared_memory_bytes: int = 0
-) -> MemoryFacts:
+) -> MemoryProfile:
     """`fused`: the policy's layers are compiled. `shared_memory_bytes`: the size of /dev/shm where the workers run, 0
     where it is not known.
 
     The formulas are those of `rljob_memory.estimate`.
     """
-    return MemoryFacts(
+    return MemoryProfile(
         policy_ranks=workload.policy_ranks,
         colocated=workload.topology == "Colocated",
         longest_sequence_tokens=workload.max_sequence_tokens,
@@ -34,6 +34,6 @@ def facts_of(
     )
 
 
-def shares_gpu(facts: MemoryFacts | None) -> bool | None:
+def shares_gpu(facts: MemoryProfile | None) -> bool | None:
     """Whether policy and engine take turns on a GPU; None if no trainer has reported it."""
     return None if facts is None else facts.colocated and facts.device_total_bytes > 0

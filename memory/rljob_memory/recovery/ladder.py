@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from rljob_api.plan_change import RemedyLevel, Role
-from rljob_api.roles import HonouredSetting
+from rljob_api.roles import SupportedSetting
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.case import Case
 from rljob_memory.recovery.families import FAMILIES
@@ -60,9 +60,9 @@ def ladder_of(case: Case) -> Ladder:
                 bounded.append(line)
         elif is_pinned(case.latitude.settings, family.setting):
             pinned.append(pinned_line(case.latitude.settings, family.setting, change.value))
-        elif not _honoured(case, family):
-            if family.name in get_args(HonouredSetting):
-                bounded.append(f"{family.name} would act: let the trainer follow it, and add it to trainer.honours")
+        elif not _is_supported(case, family):
+            if family.name in get_args(SupportedSetting):
+                bounded.append(f"{family.name} would act: make the trainer read it, and add it to trainer.supportedSettings")
         elif not _repeats(case, family, change):
             rungs.append(_rung(case, family, change))
     return Ladder(tuple(rungs), tuple(pinned), tuple(bounded))
@@ -87,10 +87,10 @@ def _rung(case: Case, family: Family, change: Change) -> Rung:
     return Rung(family, change, level, respawned_roles(case, family, level) if level else frozenset())
 
 
-def _honoured(case: Case, family: Family) -> bool:
+def _is_supported(case: Case, family: Family) -> bool:
     """What the pods have, the cluster gives; the rest the trainer has to understand."""
-    honoured = case.latitude.honoured
-    return family.owner is None or honoured is None or family.name in honoured
+    supported = case.latitude.supported_settings
+    return family.owner is None or supported is None or family.name in supported
 
 
 def _repeats(case: Case, family: Family, change: Change) -> bool:

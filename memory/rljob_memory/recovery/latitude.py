@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import get_args
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, RemedyLevel, RemedyStatus, Role
@@ -22,16 +22,16 @@ class Latitude:
 
     `settings`, `recovery`: of the job's spec. `facts`: None where no trainer reported them. `levels`: what the caller
     can bring into force. A remedy of a lower level comes into force by the lowest of them that is higher: what a live
-    process could take, new containers take as well. `honoured`: settings of the plan, spelt as in the manifest, that
+    process could take, new containers take as well. `supported_settings`: settings of the plan, spelt as in the manifest, that
     another trainer understands; None: all. `host_memory_limit_bytes`, `shared_memory_bytes`: of the pod that failed.
     `node`: where the failed process ran; None where it can run nowhere else.
     """
 
     settings: MemorySettings
     recovery: RecoverySpec
-    facts: MemoryFacts | None
+    facts: MemoryProfile | None
     levels: frozenset[RemedyLevel]
-    honoured: frozenset[str] | None = None
+    supported_settings: frozenset[str] | None = None
     host_memory_limit_bytes: int | None = None
     shared_memory_bytes: int | None = None
     node: str | None = None
@@ -64,7 +64,7 @@ class GiveUpReason(StrEnum):
     """Why no change of the plan follows. The first three are reasons of the condition Failed."""
 
     ADJUSTMENTS_EXHAUSTED = "AdjustmentsExhausted"
-    PINNED_SETTING_IN_THE_WAY = "PinnedSettingInTheWay"
+    PINNED_SETTING_CONFLICT = "PinnedSettingConflict"
     NO_PROGRESS = "NoProgress"
     NOTHING_LEFT = "NothingLeft"
     LEFT_TO_SUPERVISOR = "LeftToSupervisor"

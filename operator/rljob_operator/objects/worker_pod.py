@@ -45,7 +45,7 @@ def _other_container(
     environment = [
         *job_entries(attempt, group.role, index),
         *rendezvous_entries(attempt, group, index),
-        *literal_entries(plan_variables(attempt.plan, trainer.honours)),
+        *literal_entries(plan_variables(attempt.plan, trainer.supported_settings)),
         *_gpu_entries(group, allocator),
     ]
     container = container_frame(attempt, environment, _resources(attempt, group), read_only_root=False)

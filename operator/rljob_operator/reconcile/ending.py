@@ -18,7 +18,7 @@ _LONGEST_ATTEMPT_MESSAGE = 1024
 _CHANGED = ConditionReason.MEMORY_PLAN_CHANGED
 _GIVEN_UP = {
     recovery.GiveUpReason.ADJUSTMENTS_EXHAUSTED: ConditionReason.ADJUSTMENTS_EXHAUSTED,
-    recovery.GiveUpReason.PINNED_SETTING_IN_THE_WAY: ConditionReason.PINNED_SETTING_IN_THE_WAY,
+    recovery.GiveUpReason.PINNED_SETTING_CONFLICT: ConditionReason.PINNED_SETTING_CONFLICT,
     recovery.GiveUpReason.NO_PROGRESS: ConditionReason.NO_PROGRESS,
 }
 
@@ -70,7 +70,7 @@ def _finished(draft: StatusDraft, view: JobView) -> Desired:
     if draft.attempt is not None and draft.attempt.end_time is None:
         draft.change_attempt(end_time=view.now)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
-        draft.condition(type_, False, ConditionReason.PODS_ENDED, "the job has ended")
+        draft.condition(type_, False, ConditionReason.PODS_TERMINATED, "the job has ended")
     draft.reset(ConditionType.MEMORY_PRESSURE)
     return Desired()
 

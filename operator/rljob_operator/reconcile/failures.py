@@ -114,10 +114,10 @@ def _as_its_probe_tells(end: ContainerEnd, view: JobView) -> ContainerEnd:
 
 def _cannot_go_on(view: JobView) -> AttemptEnd | None:
     """The controller says so while it waits for the next attempt."""
-    pending, controller = view.pending_end, view.controller
+    pending, controller = view.pending_exit, view.controller
     if pending is None or controller is None or _seconds_left_for_its_workers(view):
         return None
-    words = TerminationMessage(exit_code=pending.exit_code, sentence=pending.sentence)
+    words = TerminationMessage(exit_code=pending.exit_code, message=pending.message)
     return _by_exit_code(controller, ContainerEnd(pending.exit_code, "Error", None, words), view)
 
 
@@ -169,7 +169,7 @@ def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
 
 def _seconds_left_for_its_workers(view: JobView) -> float:
     """How long the end of a worker's pod may yet say why the waiting controller lost it."""
-    if view.pending_end is None or view.pending_end.exit_code != ExitCode.WORKER_LOST:
+    if view.pending_exit is None or view.pending_exit.exit_code != ExitCode.WORKER_LOST:
         return 0.0
     told_at = view.report.update_time if view.report else None
     return max(0.0, WORKERS_SHOW_SECONDS - elapsed_seconds(told_at, view.now)) if told_at else 0.0
@@ -196,8 +196,8 @@ def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerEnd, sentence
 
 
 def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:
-    if end.message and end.message.sentence:
-        return end.message.sentence
+    if end.message and end.message.message:
+        return end.message.message
     known = end.exit_code in set(ExitCode)
     meaning = f" ({ExitCode(end.exit_code).meaning})" if known else f" ({end.reason})" if end.reason else ""
     text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"

@@ -39,7 +39,7 @@ def _kept_for_its_logs(pod: ObservedPod, view: JobView) -> bool:
 def _seconds_to_end_by_itself(view: JobView) -> float | None:
     """How long a controller that waited for a changed plan may take to see that there is none; deleted, it would take
     its logs along."""
-    if view.pending_end is None or view.status.completion_time is None:
+    if view.pending_exit is None or view.status.completion_time is None:
         return None
     return max(0.0, _ENDS_WITHIN_SECONDS - elapsed_seconds(view.status.completion_time, view.now)) or None
 

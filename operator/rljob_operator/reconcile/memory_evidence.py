@@ -64,7 +64,7 @@ def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedP
 def _plan_followed(view: JobView) -> MemoryPlan | None:
     """The plan that it failed under, where that tells what the trainer did: whether the engine slept, above all."""
     trainer = view.spec.trainer
-    if trainer is not None and "rolloutSleepLevel" not in trainer.honours:
+    if trainer is not None and "rolloutSleepLevel" not in trainer.supported_settings:
         return None
     return view.status.plan or (view.report.plan if view.report else None)
 

@@ -94,9 +94,9 @@ def _latitude(failure: OutOfMemory, view: JobView) -> Latitude:
     return Latitude(
         settings=view.spec.memory,
         recovery=view.spec.recovery,
-        facts=view.report.facts if view.report else None,
+        facts=view.report.memory_profile if view.report else None,
         levels=_REPLACED | {"RestartInPlace"} if can_restart_in_place(view) else _REPLACED,
-        honoured=None if view.spec.trainer is None else frozenset(view.spec.trainer.honours),
+        supported_settings=None if view.spec.trainer is None else frozenset(view.spec.trainer.supported_settings),
         host_memory_limit_bytes=failure.pod.memory_limit_bytes,
         shared_memory_bytes=failure.pod.shared_memory_bytes,
         node=_node_to_leave(failure.pod, view),

@@ -36,7 +36,7 @@ def can_restart_in_place(view: JobView) -> bool:
     fit = all(pod.restarts_in_place and not (pod.ended or pod.deleting or pod.disruption) for pod in view.pods)
     # The containers would find the old environment where the ConfigMap is refused.
     writable = view.observed.refused is None
-    return view.pending_end is not None and whole and fit and writable and not view.spec.suspend
+    return view.pending_exit is not None and whole and fit and writable and not view.spec.suspend
 
 
 def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:

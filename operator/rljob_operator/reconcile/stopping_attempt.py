@@ -30,6 +30,6 @@ def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     draft.change_attempt(end_time=view.now, to_step=draft.status.step)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.condition(
-            type_, False, ConditionReason.PODS_ENDED, f"the pods of attempt {view.attempt.number} have gone"
+            type_, False, ConditionReason.PODS_TERMINATED, f"the pods of attempt {view.attempt.number} have gone"
         )
     return next_attempt(view, draft)

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
-from rljob_api.step_report import PendingEnd, StepReport
+from rljob_api.step_report import PendingExit, StepReport
 from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_operator.reconcile.observed import Observed, ObservedPod
 from rljob_operator.reconcile.stored_status import trusted_status
@@ -78,10 +78,10 @@ class JobView:
         return self.report if self.report and self.report.attempt == number else None
 
     @property
-    def pending_end(self) -> PendingEnd | None:
+    def pending_exit(self) -> PendingExit | None:
         """Why the latest attempt cannot go on, where its controller waits for a changed plan."""
         waits = self.controller is not None and self.controller.end is None
-        return self.report_of_attempt.pending_end if waits and self.report_of_attempt else None
+        return self.report_of_attempt.pending_exit if waits and self.report_of_attempt else None
 
     @property
     def all_ready(self) -> bool:

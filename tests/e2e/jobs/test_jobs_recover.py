@@ -105,7 +105,7 @@ def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Ku
         digits("unbounded", policy=limited("800Mi"), recovery={"maxRestarts": 0}),
     )
     words = {
-        "pinned": ("PinnedSettingInTheWay", "memory.microBatchTokens is pinned to 4096: write "),
+        "pinned": ("PinnedSettingConflict", "memory.microBatchTokens is pinned to 4096: write "),
         "exhausted": ("AdjustmentsExhausted", "generation 2 (step 2, update, ActivationSpike)"),
         "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 800 MiB stays: write "),
     }

@@ -59,9 +59,9 @@ def kill_worker(job: WatchedJob, timeout: float) -> None:
 
 def restart_in_place(job: WatchedJob, timeout: float) -> None:
     """The controller cannot go on, and waits; as it would, both pods restart once there is a new attempt for them."""
-    pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "sentence": "a GPU ran out of memory"}
+    pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "message": "a GPU ran out of memory"}
     number = job.attempt
-    job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingEnd=pending)
+    job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingExit=pending)
     eventually(
         lambda: job.attempts[-1].get("podsOfAttempt"), "an attempt in the same pods", timeout, lambda: job.status
     )
@@ -141,7 +141,7 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
 def test_pods_that_do_not_restart_are_replaced(job: WatchedJob) -> None:
     job.create().run(step=4)
     eventually(lambda: job.status.get("plan"), "the plan in the status")
-    job.report(4, 1, lastEvidence=EVIDENCE, pendingEnd={"exitCode": 80, "sentence": "a GPU ran out of memory"})
+    job.report(4, 1, lastEvidence=EVIDENCE, pendingExit={"exitCode": 80, "message": "a GPU ran out of memory"})
     eventually(lambda: job.attempt == 2, "an attempt in the same pods")
     job.end_controller(80, step=4)
     eventually(lambda: job.attempt == 3, "an attempt in new pods", context=lambda: job.status)

@@ -60,7 +60,7 @@ class WatchedJob:
     def end_controller(self, exit_code: int, step: int = 10, **ending: Any) -> None:
         """The controller pod ends as the trainer does, with its termination message."""
         sentence = ExitCode(exit_code).meaning if exit_code in list(ExitCode) else "killed"
-        message = TerminationMessage(exit_code=exit_code, sentence=sentence, step=step)
+        message = TerminationMessage(exit_code=exit_code, message=sentence, step=step)
         pod = self.api.get("pods", controller_pod_name(self.name), self.namespace)
         self.kubelet.end(pod, exit_code, message=message, **ending)
 

@@ -27,7 +27,7 @@ def evidence(message: str) -> Evidence:
 @given(sentence=st.text(max_size=3000), message=st.none() | st.text(max_size=4096))
 def test_any_message_fits_and_is_read_back(sentence: str, message: str | None) -> None:
     written = TerminationMessage(
-        exit_code=80, sentence=sentence, step=6, evidence=None if message is None else evidence(message)
+        exit_code=80, message=sentence, step=6, evidence=None if message is None else evidence(message)
     ).to_json()
     assert len(written) <= MAX_TERMINATION_MESSAGE_BYTES
     read = read_termination_message(written.decode())
@@ -41,12 +41,12 @@ def test_any_message_fits_and_is_read_back(sentence: str, message: str | None) -
 
 @pytest.mark.parametrize("character", ["x", "\x00", "€", "🙂"])
 def test_the_longest_texts_of_any_characters_fit(character: str) -> None:
-    message = TerminationMessage(exit_code=80, sentence=character * 5000, evidence=evidence(character * 4096))
+    message = TerminationMessage(exit_code=80, message=character * 5000, evidence=evidence(character * 4096))
     assert len(message.to_json()) <= MAX_TERMINATION_MESSAGE_BYTES
 
 
 def test_a_message_that_is_cut_keeps_as_much_as_fits() -> None:
-    written = TerminationMessage(exit_code=80, sentence="a GPU ran out of memory", evidence=evidence("x" * 4096))
+    written = TerminationMessage(exit_code=80, message="a GPU ran out of memory", evidence=evidence("x" * 4096))
     read = read_termination_message(written.to_json().decode())
     assert read is not None
     assert read.evidence is not None
@@ -54,12 +54,12 @@ def test_a_message_that_is_cut_keeps_as_much_as_fits() -> None:
 
 
 def test_a_long_sentence_is_cut_and_shows_it() -> None:
-    message = TerminationMessage(exit_code=1, sentence="x" * 2000)
-    assert len(message.sentence) == 1024
-    assert message.sentence.endswith("x…")
+    message = TerminationMessage(exit_code=1, message="x" * 2000)
+    assert len(message.message) == 1024
+    assert message.message.endswith("x…")
 
 
-@pytest.mark.parametrize("text", ["", "Killed", "{}", '{"exitCode": 80', '{"exitCode": 300, "sentence": ""}', "[1]"])
+@pytest.mark.parametrize("text", ["", "Killed", "{}", '{"exitCode": 80', '{"exitCode": 300, "message": ""}', "[1]"])
 def test_what_is_no_message_is_none(text: str) -> None:
     assert read_termination_message(text) is None
 
@@ -75,6 +75,6 @@ def test_what_is_no_message_is_none(text: str) -> None:
 )
 def test_what_no_status_could_hold_is_no_message(broken: dict[str, object]) -> None:
     good = evidence("CUDA out of memory").model_dump(mode="json", by_alias=True, exclude_none=True)
-    message = {"exitCode": 80, "sentence": "a GPU ran out of memory", "evidence": good}
+    message = {"exitCode": 80, "message": "a GPU ran out of memory", "evidence": good}
     assert read_termination_message(json.dumps(message)) is not None
     assert read_termination_message(json.dumps(message | {"evidence": good | broken})) is None

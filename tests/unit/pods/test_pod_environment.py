@@ -116,4 +116,4 @@ class TestAControllerThatCannotStart:
         message = read_termination_message((directory / "termination-log").read_text())
         assert message is not None
         assert message.exit_code == code
-        assert said in message.sentence
+        assert said in message.message

@@ -39,7 +39,7 @@ def test_an_uncaught_error_of_a_gpu_is_told_with_the_allocators_numbers(gpu_prog
     message = gpu_program.message
     assert message is not None
     assert message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
-    assert "rank 3 ran out of GPU memory" in message.sentence
+    assert "rank 3 ran out of GPU memory" in message.message
     evidence = message.evidence
     assert evidence is not None
     assert (evidence.rank, evidence.role, evidence.attempt, evidence.step) == (3, "policy", 2, 1)
@@ -188,7 +188,7 @@ def test_processes_that_the_kernel_killed_are_told_by_the_first_process_alone(pr
     tell_why_it_ended(str(program.log), None, first=True, kills=2)
     assert program.message is not None
     assert program.message.exit_code == ExitCode.HOST_OUT_OF_MEMORY
-    assert "killed 2 process(es)" in program.message.sentence
+    assert "killed 2 process(es)" in program.message.message
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
@@ -40,7 +40,7 @@ from tests.unit.trainer.test_role_settings import PLAN
 
 STEPS = 6
 GIB = 1 << 30
-FACTS = MemoryFacts(
+FACTS = MemoryProfile(
     policy_ranks=1,
     longest_sequence_tokens=64,
     smallest_kv_cache_bytes=GIB // 64,

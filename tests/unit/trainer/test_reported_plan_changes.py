@@ -30,12 +30,12 @@ class Store:
 def test_the_report_has_the_facts_the_plan_in_force_and_every_change_once() -> None:
     store = Store()
     reporter = StepReporter(store, "digits", attempt=2)
-    reporter.facts_found(FACTS, [plan_change(2, seconds=1.0)])
+    reporter.memory_profile_found(FACTS, [plan_change(2, seconds=1.0)])
     reporter.plan_changed(plan_change(3, step=5), plan_change_record(3, micro_batch_tokens=1024).plan)
     reporter.recovered(plan_change(3, step=5, seconds=2.5))
     reporter.close(2)
     report = store.applied[-1]
-    assert report.facts == FACTS
+    assert report.memory_profile == FACTS
     assert report.plan is not None
     assert (report.plan_generation, report.plan.micro_batch_tokens) == (3, 1024)
     assert [(c.generation, c.seconds_to_recover) for c in report.plan_changes] == [(2, 1.0), (3, 2.5)]

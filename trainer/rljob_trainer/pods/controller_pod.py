@@ -19,7 +19,7 @@ from rljob_trainer.pods.restart_in_place import (
     WAIT_SECONDS,
     JobReader,
     begin_life,
-    pending_end,
+    pending_exit,
     wait_for_restart,
 )
 from rljob_trainer.pods.termination import ended_early, tell_ending
@@ -81,12 +81,12 @@ def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDi
     tell_ending(
         environment.termination_log,
         TerminationMessage(
-            exit_code=outcome.exit_code, sentence=sentence, step=outcome.steps, evidence=outcome.evidence
+            exit_code=outcome.exit_code, message=sentence, step=outcome.steps, evidence=outcome.evidence
         ),
     )
     in_place = False
     if server is not None and environment.restarts_in_place and outcome.exit_code in MAY_RESTART_IN_PLACE:
-        listener.cannot_go_on(pending_end(outcome.exit_code, sentence))
+        listener.cannot_go_on(pending_exit(outcome.exit_code, sentence))
         print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
         in_place = wait_for_restart(JobReader(server, environment.namespace, environment.name), environment.attempt)
     if in_place:

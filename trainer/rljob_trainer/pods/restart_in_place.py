@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.names import API_VERSION
-from rljob_api.step_report import PendingEnd
+from rljob_api.step_report import PendingExit
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.pods.environment import PodEnvironment
 from rljob_trainer.step_report.api_server import ApiServer, NoAnswer
@@ -35,7 +35,7 @@ MOST_STALE_LIVES = 20
 the kubelet has no back-off for such restarts, so that nobody else would end them."""
 
 _LOOK_EVERY_SECONDS = 1.0
-_LONGEST_SENTENCE = 1024
+_LONGEST_MESSAGE = 1024
 
 Next = Literal["Restart", "End", "Wait"]
 
@@ -93,9 +93,9 @@ class JobReader:
         return found
 
 
-def pending_end(exit_code: ExitCode, sentence: str) -> PendingEnd:
+def pending_exit(exit_code: ExitCode, message: str) -> PendingExit:
     """What the StepReport says of an attempt that ends with `exit_code`, unless a changed plan comes."""
-    return PendingEnd(exit_code=exit_code, sentence=sentence[:_LONGEST_SENTENCE])
+    return PendingExit(exit_code=exit_code, message=message[:_LONGEST_MESSAGE])
 
 
 def wait_for_restart(read_job: Callable[[], Mapping[str, Any]], attempt: int) -> bool:

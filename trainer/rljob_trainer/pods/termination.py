@@ -39,7 +39,7 @@ def ended_early(variables: Mapping[str, str]) -> Iterator[EarlyEnding]:
     else:
         return
     print(f"rljob: {sentence}", flush=True)
-    tell_ending(_termination_log(variables), TerminationMessage(exit_code=ending.exit_code, sentence=sentence))
+    tell_ending(_termination_log(variables), TerminationMessage(exit_code=ending.exit_code, message=sentence))
 
 
 def tell_silent_end(variables: Mapping[str, str], exit_code: int) -> None:
@@ -49,7 +49,7 @@ def tell_silent_end(variables: Mapping[str, str], exit_code: int) -> None:
     if exit_code == ExitCode.ERROR and not (log.is_file() and log.stat().st_size):
         sentence = "the controller ended without a word, as it may where a process of Ray's own in its pod has died"
         print(f"rljob: {sentence}", flush=True)
-        tell_ending(log, TerminationMessage(exit_code=ExitCode.ERROR, sentence=sentence))
+        tell_ending(log, TerminationMessage(exit_code=ExitCode.ERROR, message=sentence))
 
 
 def _termination_log(variables: Mapping[str, str]) -> Path:

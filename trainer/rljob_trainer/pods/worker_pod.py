@@ -38,7 +38,7 @@ def run_worker(variables: Mapping[str, str]) -> ExitCode:
         begin_life(environment)
         ending = _life(environment)
         _say(ending.sentence)
-        message = TerminationMessage(exit_code=ending.exit_code, sentence=ending.sentence)
+        message = TerminationMessage(exit_code=ending.exit_code, message=ending.sentence)
         tell_ending(environment.termination_log, message)
         return ending.exit_code
     return early.exit_code

@@ -194,7 +194,7 @@ class Attempt:
         shares_gpu = hosts.device == "cuda" and spec.topology == "Colocated"
         plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory, shares_gpu=shares_gpu)
         changes = PlanChanges(self.ledger, plan, spec.algorithm.steps, supervision.changes)
-        self.listener.facts_found(facts, changes.own)
+        self.listener.memory_profile_found(facts, changes.own)
         self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
         return changes, Latitude(spec.memory, spec.recovery, facts, supervision.levels)
 

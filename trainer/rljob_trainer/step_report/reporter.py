@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure, PendingEnd, StepReport
+from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReport
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.api_server import NoAnswer
@@ -67,9 +67,9 @@ class StepReporter(RunListener):
         last = _of_step(committed[-1]) if committed else {}
         self._say(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
 
-    def facts_found(self, facts: MemoryFacts, changes: Sequence[PlanChange]) -> None:
+    def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
         self._changes = {change.generation: change for change in changes}
-        self._say(facts=facts, plan_changes=self._latest_changes())
+        self._say(memory_profile=profile, plan_changes=self._latest_changes())
 
     def phase_began(self, step: int, phase: Phase) -> None:
         self._say(phase=phase)
@@ -80,9 +80,9 @@ class StepReporter(RunListener):
     def failed(self, evidence: Evidence) -> None:
         self._say(urgent=True, last_evidence=evidence)
 
-    def cannot_go_on(self, end: PendingEnd) -> None:
+    def cannot_go_on(self, end: PendingExit) -> None:
         """The attempt waits for a changed plan, and ends with `end` where none comes."""
-        self._say(urgent=True, pending_end=end)
+        self._say(urgent=True, pending_exit=end)
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
         self._changes[change.generation] = change

@@ -7,7 +7,7 @@ changes what is learned, beyond the order in which floats are added.
 
 from __future__ import annotations
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.activity import Activity, activity_of
@@ -60,7 +60,7 @@ def _filled(case: Case, tokens: int) -> int:
     return min(tokens, case.facts.rank_tokens) if case.facts and case.facts.rank_tokens else tokens
 
 
-def _seen_at_most(case: Case, facts: MemoryFacts, saved_bytes: int, **after: int) -> int:
+def _seen_at_most(case: Case, facts: MemoryProfile, saved_bytes: int, **after: int) -> int:
     """`saved_bytes`, or less where the update failed before it had taken all that it would have.
 
     Then no more can be seen to go than what it had and asked for beyond what it needs `after` the change; but half of
@@ -73,7 +73,7 @@ def _seen_at_most(case: Case, facts: MemoryFacts, saved_bytes: int, **after: int
     return min(saved_bytes, max(allocated + requested - needed, requested // 2))
 
 
-def _update_bytes(plan: MemoryPlan, facts: MemoryFacts) -> int:
+def _update_bytes(plan: MemoryPlan, facts: MemoryProfile) -> int:
     """What an update takes at most: weights and gradients (8 bytes a parameter), as much for the moments unless they
     are offloaded, activations of a micro-batch, and the logits of a chunk."""
     tokens = min(plan.micro_batch_tokens, facts.rank_tokens or plan.micro_batch_tokens)
@@ -82,7 +82,7 @@ def _update_bytes(plan: MemoryPlan, facts: MemoryFacts) -> int:
     return state + tokens * _activation_bytes_per_token(plan, facts) + chunk_tokens * facts.logits_bytes_per_token
 
 
-def _activation_bytes_per_token(plan: MemoryPlan, facts: MemoryFacts) -> int:
+def _activation_bytes_per_token(plan: MemoryPlan, facts: MemoryProfile) -> int:
     if plan.activation_checkpointing:
         return facts.checkpointed_activation_bytes_per_token
     return facts.activation_bytes_per_token

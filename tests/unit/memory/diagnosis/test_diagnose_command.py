@@ -23,7 +23,7 @@ def test_json_is_a_list_best_first() -> None:
     diagnoses = json.loads(output)
     assert code == 0
     assert [set(diagnosis) for diagnosis in diagnoses] == [
-        {"class", "confidence", "sentence", "numbers", "advice"} for _ in diagnoses
+        {"class", "confidence", "message", "numbers", "advice"} for _ in diagnoses
     ]
     assert diagnoses[0]["class"] == "Fragmentation"
     assert diagnoses[0]["numbers"]["requested_bytes"] == round(1.7 * 2**30)

@@ -65,7 +65,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def test_a_termination_message_says_where_it_happened(tmp_path: Path) -> None:
-    message = TerminationMessage(exit_code=80, sentence="a GPU ran out of memory", step=11, evidence=reported())
+    message = TerminationMessage(exit_code=80, message="a GPU ran out of memory", step=11, evidence=reported())
     failure = read_evidence(write(tmp_path / "termination-log", message.to_json())).failure
     assert failure is not None
     assert (failure.role, failure.rank, failure.step, failure.phase, failure.micro_batch) == (
@@ -88,14 +88,14 @@ def test_a_termination_message_says_where_it_happened(tmp_path: Path) -> None:
     ],
 )
 def test_an_exit_code_alone_tells_what_ran_out(tmp_path: Path, code: ExitCode, failure_class: FailureClass) -> None:
-    message = TerminationMessage(exit_code=code, sentence="the rank ended")
+    message = TerminationMessage(exit_code=code, message="the rank ended")
     diagnoses = diagnose(read_evidence(write(tmp_path / "message.json", message.to_json())))
     assert diagnoses[0].failure_class is failure_class
 
 
 @pytest.mark.parametrize("code", [ExitCode.COMPLETE, ExitCode.WORKER_LOST, ExitCode.TERMINATED])
 def test_an_ending_that_was_not_of_memory_is_no_failure(tmp_path: Path, code: ExitCode) -> None:
-    message = TerminationMessage(exit_code=code, sentence="the job ended")
+    message = TerminationMessage(exit_code=code, message="the job ended")
     assert read_evidence(write(tmp_path / "message.json", message.to_json())).failure is None
 
 
@@ -227,7 +227,7 @@ def test_an_empty_file_and_an_empty_directory_hold_no_failure(tmp_path: Path) ->
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.dictionaries(st.sampled_from(["exitCode", "sentence", "kind", "evidence", "plan"]), st.integers() | st.text())
+    st.dictionaries(st.sampled_from(["exitCode", "message", "kind", "evidence", "plan"]), st.integers() | st.text())
 )
 def test_json_with_unknown_keys_is_read_without_an_error(tmp_path: Path, value: dict[str, Any]) -> None:
     diagnose(read_evidence(write(tmp_path / "any.json", json.dumps(value))))

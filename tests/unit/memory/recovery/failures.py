@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, get_args
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, RemedyLevel, Role
@@ -75,7 +75,7 @@ def failure(
 def latitude(
     levels: frozenset[RemedyLevel] = EVERY_LEVEL,
     *,
-    facts: MemoryFacts | None = FACTS,
+    facts: MemoryProfile | None = FACTS,
     memory: dict[str, Any] | None = None,
     recovery: dict[str, Any] | None = None,
     **more: Any,

@@ -49,7 +49,7 @@ def test_a_pinned_setting_in_the_way_is_named_with_the_value_to_write() -> None:
     plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 612})
     end = decide(SPIKE, plan, NOTHING_YET, every_pin)
     assert isinstance(end, GiveUp)
-    assert end.reason == "PinnedSettingInTheWay"
+    assert end.reason == "PinnedSettingConflict"
     assert "memory.activationCheckpointing is pinned to Disabled: write Enabled, or Auto" in end.sentence
 
 
@@ -66,7 +66,7 @@ def test_kept_graphs_end_the_job_at_once_where_their_only_remedy_is_pinned() -> 
     grown = failure(diagnosis("RetainedGraph"), diagnosis("ActivationSpike", 0.5))
     end = decide(grown, FIRST_PLAN.model_copy(update={"detach_metrics": False}), NOTHING_YET, pinned)
     assert isinstance(end, GiveUp)
-    assert end.reason == "PinnedSettingInTheWay"
+    assert end.reason == "PinnedSettingConflict"
     assert "memory.detachMetrics is pinned to Disabled: write Enabled, or Auto" in end.sentence
 
 

@@ -62,7 +62,7 @@ def test_a_remedy_changes_one_setting_that_is_free_and_counts_the_generation(
     assert decision.level in latitude.levels
     assert (decision.level == "Live") == (not decision.respawn)
     of_the_trainer = {family.name for family in FAMILIES if family.owner is not None}
-    assert latitude.honoured is None or decision.status.setting in latitude.honoured | (
+    assert latitude.supported_settings is None or decision.status.setting in latitude.supported_settings | (
         {family.name for family in FAMILIES} - of_the_trainer
     )
 

@@ -6,7 +6,7 @@ from itertools import repeat
 
 import pytest
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.step_report import RankMemory
@@ -65,7 +65,7 @@ def test_a_cheaper_level_goes_before_a_larger_effect() -> None:
     ],
 )
 def test_the_level_follows_from_who_failed(
-    role: Role, phase: Phase | None, facts: MemoryFacts | None, level: RemedyLevel, respawn: set[Role]
+    role: Role, phase: Phase | None, facts: MemoryProfile | None, level: RemedyLevel, respawn: set[Role]
 ) -> None:
     evidence = failure(diagnosis("Fragmentation" if role == "policy" else "AllocatorCache"), role=role, phase=phase)
     given = latitude(IN_THE_TRAINER, facts=facts)
@@ -132,18 +132,18 @@ def test_a_setting_that_does_nothing_in_this_job_is_not_tried(plan: MemoryPlan, 
         assert setting not in settings_in_order(remedies)
 
 
-def test_another_trainer_is_given_only_what_it_honours_and_what_its_pods_have() -> None:
+def test_another_trainer_is_given_only_supported_settings_and_its_pods_resources() -> None:
     given = latitude(
         IN_THE_OPERATOR,
         facts=None,
-        honoured=frozenset({"expandableSegments"}),
+        supported_settings=frozenset({"expandableSegments"}),
         host_memory_limit_bytes=4 * GIB,
         recovery={"maxHostMemory": "8Gi"},
     )
     remedies, end = remedies_of(repeat(failure(FRAGMENTED), 9), ALL_OFF, given)
     assert settings_in_order(remedies) == ["expandableSegments"]
     assert end is not None
-    assert "microBatchTokens would act: let the trainer follow it" in end.sentence
-    assert "kvCacheBytes" not in end.sentence, "trainer.honours does not take it"
+    assert "microBatchTokens would act: make the trainer read it" in end.sentence
+    assert "kvCacheBytes" not in end.sentence, "it cannot be a supported setting"
     killed = the_remedy(decide(failure(diagnosis("HostMemory")), ALL_OFF, NOTHING_YET, given))
     assert killed.plan.host_memory_bytes == 6 * GIB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MemoryPressure, RankMemory
 from rljob_memory.diagnosis import FailureClass, diagnose
@@ -79,7 +79,7 @@ def pressure(failure_class: str) -> MemoryPressure:
 
 
 @pytest.mark.parametrize("facts", [FACTS, FOUR_RANKS])
-def test_before_a_failure_every_rank_can_take_a_live_change(facts: MemoryFacts) -> None:
+def test_before_a_failure_every_rank_can_take_a_live_change(facts: MemoryProfile) -> None:
     given = latitude(IN_THE_TRAINER, facts=facts)
     remedy = prevent(pressure("RetainedGraph"), ALL_OFF, NOTHING_YET, given)
     assert remedy is not None

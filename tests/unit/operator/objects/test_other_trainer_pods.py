@@ -87,14 +87,14 @@ def test_init_containers_of_the_template_come_after_the_probe() -> None:
     assert [c["name"] for c in other_trainers_pod(policy=policy)["spec"]["initContainers"]] == ["rljob-probe", "fetch"]
 
 
-def test_what_the_trainer_honours_of_the_plan_is_in_its_environment() -> None:
-    honours = {"honours": ["microBatchTokens", "activationCheckpointing"]}
-    environment = environment_of(other_trainers_pod(honours, plan=PLAN))
+def test_the_settings_that_the_trainer_supports_are_in_its_environment() -> None:
+    supported = {"supportedSettings": ["microBatchTokens", "activationCheckpointing"]}
+    environment = environment_of(other_trainers_pod(supported, plan=PLAN))
     assert {name: value for name, value in environment.items() if name.startswith("RLJOB_PLAN_")} == {
         "RLJOB_PLAN_MICRO_BATCH_TOKENS": "4096",
         "RLJOB_PLAN_ACTIVATION_CHECKPOINTING": "0",
     }
-    assert not any(name.startswith("RLJOB_PLAN_") for name in environment_of(other_trainers_pod(honours)))
+    assert not any(name.startswith("RLJOB_PLAN_") for name in environment_of(other_trainers_pod(supported)))
 
 
 def test_expandable_segments_come_by_torchs_own_variable_as_the_plan_says() -> None:

@@ -82,7 +82,7 @@ def test_a_gate_is_no_lack_of_nodes() -> None:
 
 
 def test_the_trainers_message_is_read() -> None:
-    message = TerminationMessage(exit_code=84, sentence="the task has no such reward")
+    message = TerminationMessage(exit_code=84, message="the task has no such reward")
     terminated = {
         "exitCode": 84,
         "reason": "Error",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import Evidence
@@ -21,7 +21,7 @@ FRAGMENTED = (
     "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 60.00 GiB "
     "is allocated by PyTorch, and 6.10 GiB is reserved by PyTorch but unallocated."
 )
-FACTS = MemoryFacts(
+FACTS = MemoryProfile(
     policy_ranks=2,
     longest_sequence_tokens=512,
     smallest_kv_cache_bytes=1 << 26,
@@ -43,7 +43,7 @@ def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
         spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
     cluster = SimulatedCluster(spec=job_spec(**spec)).run()
     cluster.tick(10)
-    cluster.reports(step, facts=FACTS, phase="update")
+    cluster.reports(step, memory_profile=FACTS, phase="update")
     cluster.settle()
     return cluster
 

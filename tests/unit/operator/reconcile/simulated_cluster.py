@@ -226,7 +226,7 @@ class SimulatedCluster:
         """`told_code`: of the message, where it is not the container's own."""
         told = exit_code if told_code is None else told_code
         message = (
-            TerminationMessage(exit_code=told, sentence=sentence, step=step, evidence=evidence)
+            TerminationMessage(exit_code=told, message=sentence, step=step, evidence=evidence)
             if sentence is not None
             else None
         )

@@ -118,8 +118,8 @@ class AnyCluster(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.status is not None and self.cluster.status.attempts)
     @rule(step=st.integers(0, 60), pending=st.sampled_from([None, 80, 81, 83]))
     def the_trainer_reports(self, step: int, pending: int | None) -> None:
-        end = {"exitCode": pending, "sentence": "it cannot go on"} if pending else None
-        self.cluster.reports(step, pending_end=end)
+        end = {"exitCode": pending, "message": "it cannot go on"} if pending else None
+        self.cluster.reports(step, pending_exit=end)
 
     # --- people ---
 
@@ -228,8 +228,8 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
         cluster.ready()
         settle()
         if pass_ == 1:
-            pending = {"exitCode": int(code), "sentence": "it failed"} if in_place else None
-            cluster.reports(30, pending_end=pending)
+            pending = {"exitCode": int(code), "message": "it failed"} if in_place else None
+            cluster.reports(30, pending_exit=pending)
             settle()
             cluster.restart() if in_place else cluster.end(CONTROLLER, code, sentence="it failed", step=30)
             cluster.tick(20)

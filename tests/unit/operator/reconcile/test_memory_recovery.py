@@ -112,7 +112,7 @@ def test_a_pinned_setting_in_the_way_is_named_with_what_to_write() -> None:
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=3, evidence=words)
     cluster.settle()
     failed = cluster.condition(ConditionType.FAILED)
-    assert failed.reason == "PinnedSettingInTheWay"
+    assert failed.reason == "PinnedSettingConflict"
     assert "memory.detachMetrics is pinned to Disabled: write Enabled, or Auto" in failed.message
     assert status_of(cluster).restarts == 0
 
@@ -195,7 +195,7 @@ def test_the_only_node_that_has_the_gpus_is_not_left() -> None:
     stranger = FRAGMENTED.replace("78.00 GiB", "8.00 GiB").replace("60.00 GiB", "6.00 GiB").replace("6.10", "1.00")
     for other in ((), (replace(GPU_NODE, name="gpu-2"),)):
         cluster = SimulatedCluster(nodes=(CPU_NODE, GPU_NODE, *other)).run()
-        cluster.reports(3, facts=FACTS, phase="update")
+        cluster.reports(3, memory_profile=FACTS, phase="update")
         cluster.settle()
         for _ in range(2):
             words = evidence(cluster, attempt=cluster.attempt.number, message=stranger)

@@ -27,7 +27,7 @@ STRANGER = (
     "reserved by PyTorch but unallocated."
 )
 ENGINE_SLEEPS = {
-    "trainer": {"image": "registry.example/trl:1", "honours": ["rolloutSleepLevel"]},
+    "trainer": {"image": "registry.example/trl:1", "supportedSettings": ["rolloutSleepLevel"]},
     "memory": {"rolloutSleep": "Level1"},
 }
 EIGHT_GPUS = replace(GPU_NODE, name="eight-gpus")
@@ -128,7 +128,7 @@ def test_a_node_is_left_only_where_all_workers_find_room_without_it(
 
 
 def test_what_a_trainer_does_not_follow_is_no_evidence_of_what_its_engine_did() -> None:
-    trainer = {"image": "registry.example/trl:1", "honours": []}
+    trainer = {"image": "registry.example/trl:1", "supportedSettings": []}
     cluster = met_strangers(1, (CPU_NODE, GPU_NODE), trainer=trainer, memory={})
     last = status_of(cluster).last_out_of_memory
     assert last is not None

@@ -1,4 +1,4 @@
-"""Another trainer runs out of memory: its probe or the kernel tells; what its pods get or what it honours changes."""
+"""Another trainer runs out of memory: its probe or the kernel tells; its pods or a supported setting changes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_words_about_host_memory_are_read_for_their_numbers() -> None:
     assert "4.00 GiB more did not fit" in diagnosis.message
 
 
-def test_a_setting_that_the_trainer_does_not_honour_stays() -> None:
-    cluster = running({"honours": []})
+def test_a_setting_that_the_trainer_does_not_support_stays() -> None:
+    cluster = running({"supportedSettings": []})
     cluster.end(
         POLICY_1, 1, sentence="out of memory", told_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
     )

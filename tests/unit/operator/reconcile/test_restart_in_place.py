@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_api.conditions import ConditionType
-from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
 from rljob_operator.reconcile.desired import Desired
 from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
@@ -27,12 +27,12 @@ KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU
 PENDING = {"exitCode": 80, "sentence": "policy-1 ran out"}
 
 
-def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, facts: MemoryFacts = FACTS, **spec: Any) -> SimulatedCluster:
+def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any) -> SimulatedCluster:
     """A job whose controller cannot go on, and waits for a changed plan."""
     cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run()
     cluster.tick(10)
     words = evidence(cluster, time=cluster.now)
-    cluster.reports(3, plan=plan, facts=facts, last_evidence=words, pending_end=PENDING)
+    cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=words, pending_exit=PENDING)
     return cluster
 
 
@@ -104,7 +104,7 @@ def test_pods_that_were_restarted_in_place_can_be_again() -> None:
         cluster.reports(3, attempt=attempt, facts=FACTS, last_evidence=words)
         cluster.settle()
         assert cluster.phase == "Running"
-        cluster.reports(3, attempt=attempt, facts=FACTS, last_evidence=words, pending_end=PENDING)
+        cluster.reports(3, attempt=attempt, facts=FACTS, last_evidence=words, pending_exit=PENDING)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt) == (4, 1)
     assert set(cluster.attempt.restarts_before.values()) == {2}
@@ -131,7 +131,7 @@ def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
     cluster = SimulatedCluster(spec=job_spec(policy=policy, recovery={"maxHostMemory": "16Gi"}), nodes=KNOWING).run()
     low = {"class": "HostMemory", "confidence": 0.9, "message": "the container's memory ran out"}
     words = evidence(cluster, diagnoses=[low])
-    cluster.reports(3, last_evidence=words, pending_end=PENDING | {"exitCode": 81})
+    cluster.reports(3, last_evidence=words, pending_exit=PENDING | {"exitCode": 81})
     cluster.settle()
     assert status_of(cluster).plan_changes[0].level == "ReplacePods"
     cluster.next_attempt_runs()
@@ -224,7 +224,7 @@ def lost_a_worker(step: int = 3) -> SimulatedCluster:
     cluster = SimulatedCluster(nodes=KNOWING).run()
     cluster.tick(10)
     pending = {"exitCode": 83, "sentence": "policy-1 died"}
-    cluster.reports(step, pending_end=pending, update_time=cluster.now)
+    cluster.reports(step, pending_exit=pending, update_time=cluster.now)
     return cluster
 
 

@@ -39,7 +39,7 @@ def test_restarts_of_earlier_attempts_in_the_same_pods_are_none_of_this_one() ->
     restarted(cluster, MOST_RESTARTS - 1)
     cluster.ready()
     words = evidence(cluster, time=cluster.now, attempt=2)
-    cluster.reports(3, attempt=2, facts=FACTS, last_evidence=words, pending_end=PENDING)
+    cluster.reports(3, attempt=2, memory_profile=FACTS, last_evidence=words, pending_exit=PENDING)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt) == (3, 1)
     cluster.restart()

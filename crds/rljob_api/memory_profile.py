@@ -7,7 +7,7 @@ from pydantic import Field
 from rljob_api.api_model import ApiModel
 
 
-class MemoryFacts(ApiModel):
+class MemoryProfile(ApiModel):
     """Facts of model, step and machine that do not change during a job. Bytes a GPU (a process, on the CPU)."""
 
     policy_ranks: int = Field(ge=1)
