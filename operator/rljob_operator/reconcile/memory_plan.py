@@ -16,5 +16,5 @@ def plan_for_next_attempt(view: JobView, plan: MemoryPlan | None) -> MemoryPlan 
     """
     if plan is None:
         return None if view.own_trainer else other_trainers_first_plan(view.spec)
-    reported = shares_gpu(view.report.facts if view.report else None)
+    reported = shares_gpu(view.report.memory_profile if view.report else None)
     return with_pins(plan, view.spec.memory, shares_gpu=reported if view.own_trainer else True)

@@ -182,7 +182,7 @@ def test_the_plan_comes_from_the_step_report() -> None:
 def test_a_setting_that_is_pinned_later_changes_the_plan_of_the_next_attempt() -> None:
     cluster = SimulatedCluster().run()
     cluster.tick(10)
-    cluster.reports(1, facts=FACTS)
+    cluster.reports(1, memory_profile=FACTS)
     cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"})
     cluster.settle()
     assert cluster.status is not None

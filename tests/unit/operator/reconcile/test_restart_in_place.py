@@ -24,7 +24,7 @@ from tests.unit.operator.reconcile.simulated_cluster import (
 )
 
 KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU_NODE))
-PENDING = {"exitCode": 80, "sentence": "policy-1 ran out"}
+PENDING = {"exitCode": 80, "message": "policy-1 ran out"}
 
 
 def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any) -> SimulatedCluster:
@@ -79,7 +79,7 @@ def test_a_pinned_sleep_level_that_the_device_ignores_does_not_block_the_restart
         FACTS.model_copy(update={"device_total_bytes": 0}),
     )
     policy = {"replicas": 2, "gpusPerReplica": 1}
-    cluster = waiting(policy=policy, memory={"rolloutSleep": "Level2"}, plan=awake, facts=on_a_cpu)
+    cluster = waiting(policy=policy, memory={"rolloutSleep": "Level2"}, plan=awake, profile=on_a_cpu)
     before = uids(cluster)
     cluster.round()
     desired = cluster.round()
@@ -101,10 +101,10 @@ def test_pods_that_were_restarted_in_place_can_be_again() -> None:
         cluster.ready()
         cluster.tick(10)
         words = evidence(cluster, time=cluster.now, attempt=attempt)
-        cluster.reports(3, attempt=attempt, facts=FACTS, last_evidence=words)
+        cluster.reports(3, attempt=attempt, memory_profile=FACTS, last_evidence=words)
         cluster.settle()
         assert cluster.phase == "Running"
-        cluster.reports(3, attempt=attempt, facts=FACTS, last_evidence=words, pending_exit=PENDING)
+        cluster.reports(3, attempt=attempt, memory_profile=FACTS, last_evidence=words, pending_exit=PENDING)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt) == (4, 1)
     assert set(cluster.attempt.restarts_before.values()) == {2}
@@ -223,7 +223,7 @@ def lost_a_worker(step: int = 3) -> SimulatedCluster:
     """A job whose controller lost a process in a worker's pod, and waits."""
     cluster = SimulatedCluster(nodes=KNOWING).run()
     cluster.tick(10)
-    pending = {"exitCode": 83, "sentence": "policy-1 died"}
+    pending = {"exitCode": 83, "message": "policy-1 died"}
     cluster.reports(step, pending_exit=pending, update_time=cluster.now)
     return cluster
 
