@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Timestamp
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import DiagnosisStatus, Phase, Role
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.history import History

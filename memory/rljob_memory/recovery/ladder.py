@@ -62,7 +62,9 @@ def ladder_of(case: Case) -> Ladder:
             pinned.append(pinned_line(case.latitude.settings, family.setting, change.value))
         elif not _is_supported(case, family):
             if family.name in get_args(SupportedSetting):
-                bounded.append(f"{family.name} would act: make the trainer read it, and add it to trainer.supportedSettings")
+                bounded.append(
+                    f"{family.name} would act: make the trainer read it, and add it to trainer.supportedSettings"
+                )
         elif not _repeats(case, family, change):
             rungs.append(_rung(case, family, change))
     return Ladder(tuple(rungs), tuple(pinned), tuple(bounded))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import get_args
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, RemedyLevel, RemedyStatus, Role
 from rljob_api.recovery import RecoverySpec
@@ -22,8 +22,8 @@ class Latitude:
 
     `settings`, `recovery`: of the job's spec. `facts`: None where no trainer reported them. `levels`: what the caller
     can bring into force. A remedy of a lower level comes into force by the lowest of them that is higher: what a live
-    process could take, new containers take as well. `supported_settings`: settings of the plan, spelt as in the manifest, that
-    another trainer understands; None: all. `host_memory_limit_bytes`, `shared_memory_bytes`: of the pod that failed.
+    process could take, new containers take as well. `supported_settings`: settings of the plan that another trainer
+    reads, spelled as in the manifest; None: all. `host_memory_limit_bytes`, `shared_memory_bytes`: of the pod that failed.
     `node`: where the failed process ran; None where it can run nowhere else.
     """
 

@@ -1,4 +1,4 @@
-"""The memory plan as plain variables, for a trainer whose script reads the settings it supports from its environment."""
+"""Environment variables that pass the supported settings of the memory plan to another trainer."""
 
 from __future__ import annotations
 

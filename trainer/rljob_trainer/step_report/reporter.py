@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReport

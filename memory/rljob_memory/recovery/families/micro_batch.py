@@ -7,8 +7,8 @@ changes what is learned, beyond the order in which floats are added.
 
 from __future__ import annotations
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.activity import Activity, activity_of
 from rljob_memory.recovery.case import Case

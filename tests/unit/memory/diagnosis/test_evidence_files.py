@@ -226,9 +226,7 @@ def test_an_empty_file_and_an_empty_directory_hold_no_failure(tmp_path: Path) ->
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.dictionaries(st.sampled_from(["exitCode", "message", "kind", "evidence", "plan"]), st.integers() | st.text())
-)
+@given(st.dictionaries(st.sampled_from(["exitCode", "message", "kind", "evidence", "plan"]), st.integers() | st.text()))
 def test_json_with_unknown_keys_is_read_without_an_error(tmp_path: Path, value: dict[str, Any]) -> None:
     diagnose(read_evidence(write(tmp_path / "any.json", json.dumps(value))))
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, get_args
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec

@@ -7,8 +7,8 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import Phase, Role
 from rljob_api.recovery import RecoverySpec
@@ -92,7 +92,8 @@ latitudes = st.builds(
     ).map(RecoverySpec.model_validate),
     facts=st.none() | facts,
     levels=st.frozensets(st.sampled_from(LEVELS), min_size=1),
-    supported_settings=st.none() | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCacheBytes"])),
+    supported_settings=st.none()
+    | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCacheBytes"])),
     host_memory_limit_bytes=st.none() | _SIZES,
     shared_memory_bytes=st.none() | _SIZES,
     node=st.sampled_from([None, "gpu-1", "gpu-7"]),

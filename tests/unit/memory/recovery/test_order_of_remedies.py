@@ -6,8 +6,8 @@ from itertools import repeat
 
 import pytest
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import GIB

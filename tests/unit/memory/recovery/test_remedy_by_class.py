@@ -226,7 +226,9 @@ def test_a_stranger_is_met_with_fresh_processes_once_and_then_left_behind_with_i
 
 def test_a_stranger_on_the_only_node_is_left_to_people() -> None:
     stranger = failure(diagnosis("ForeignProcess", other_processes_bytes=70 * GIB))
-    _, end = remedies_of([stranger] * 2, FIRST_PLAN, latitude(IN_THE_OPERATOR, node=None, supported_settings=frozenset()))
+    _, end = remedies_of(
+        [stranger] * 2, FIRST_PLAN, latitude(IN_THE_OPERATOR, node=None, supported_settings=frozenset())
+    )
     assert end is not None
     assert end.reason == "NothingLeft"
     assert "its node cannot be left, since no other is known to have room: end the other process there" in end.sentence

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rljob_api.conditions import ConditionType
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
 from rljob_operator.reconcile.desired import Desired
 from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
 from tests.unit.operator.reconcile.simulated_cluster import (
@@ -27,7 +27,9 @@ KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU
 PENDING = {"exitCode": 80, "message": "policy-1 ran out"}
 
 
-def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any) -> SimulatedCluster:
+def waiting(
+    nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any
+) -> SimulatedCluster:
     """A job whose controller cannot go on, and waits for a changed plan."""
     cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run()
     cluster.tick(10)
