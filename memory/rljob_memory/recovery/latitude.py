@@ -23,7 +23,7 @@ class Latitude:
     `settings`, `recovery`: of the job's spec. `facts`: None where no trainer reported them. `levels`: what the caller
     can bring into force. A remedy of a lower level comes into force by the lowest of them that is higher: what a live
     process could take, new containers take as well. `supported_settings`: settings of the plan that another trainer
-    reads, spelled as in the manifest; None: all. `host_memory_limit_bytes`, `shared_memory_bytes`: of the pod that failed.
+    reads, spelled as in the manifest; None: all. `host_memory_limit_bytes`, `shared_memory_bytes`: of the failed pod.
     `node`: where the failed process ran; None where it can run nowhere else.
     """
 
