@@ -111,8 +111,8 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 # --- how ---------------------------------------------------------------------------------------------------------
 
 TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) bench/device_memory.py \
-  bench/induced_failures.py bench/confusion_matrix.py bench/recorded_evidence.py bench/recovered_jobs.py bench/recovery_rows.py bench/recovery_sections.py bench/freed_bytes.py bench/soak bench/bounded_process.py tests/gpu
-PARTS := crds memory operator trainer cluster probe
+  bench/induced_failures.py bench/confusion_matrix.py bench/recovered_jobs.py bench/recovery_rows.py bench/recovery_sections.py bench/freed_bytes.py bench/soak.py tests/gpu
+PARTS := crds memory operator trainer cluster probe testing
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster
 

@@ -27,7 +27,7 @@ from bench.memory_roles import (
     workload_for,
 )
 from bench.record import RESULTS, record
-from tests.gpu.ballast import ballast
+from rljob_testing.ballast import ballast
 
 ROOM_BYTES = GIB
 """What the small card has beyond the most that a step with the mitigations uses."""

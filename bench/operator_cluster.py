@@ -18,9 +18,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_cluster.control_plane import ControlPlane
-from tests.integration.operator.api_client import ApiClient
-from tests.integration.operator.installation import install
-from tests.integration.operator.operator_process import OperatorProcess, write_kubeconfig
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.installation import install
+from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 
 ROOT = Path(__file__).parents[1]
 NAMESPACE = "bench"

@@ -33,11 +33,11 @@ from bench.record import record
 from rljob_api.exit_codes import ExitCode
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import ROLE
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient, Object
-from tests.integration.operator.go_modules import module_files
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.watched_job import WatchedJob
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient, Object
+from rljob_testing.operator.go_modules import module_files
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.watched_job import WatchedJob
 
 BASE_PORT = 24100
 KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"

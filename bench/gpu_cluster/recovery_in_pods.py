@@ -29,9 +29,9 @@ from bench.gpu_cluster.printed_watch import printed_watch
 from bench.gpu_cluster.recording import Recording
 from rljob_api.fault_injection import Fault
 from rljob_cluster.binaries import binary_directory
+from rljob_testing.ballast import ballast
+from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_trainer.hardware import torch_version
-from tests.gpu.ballast import ballast
-from tests.integration.operator.operator_process import OperatorProcess
 
 STATE = Path("/tmp/rljob-gpu-cluster")
 CRDS = Path(__file__).parents[2] / "crds" / "manifests"

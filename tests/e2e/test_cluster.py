@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.e2e.conftest import Kubectl
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.patience import Deadline
 from tests.e2e.pods import phase, shell_pod, terminated
-from tests.patience import Deadline
 
 
 def test_a_pod_reaches_a_service_on_the_other_node_by_its_name(namespace: Kubectl, busybox: str) -> None:

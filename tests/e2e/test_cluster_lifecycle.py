@@ -23,9 +23,9 @@ from rljob_cluster.machine_init import KUBELET_SYSCTLS
 from rljob_cluster.node_status import reports_ready
 from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
-from tests.e2e.conftest import Kubectl
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.patience import Deadline
 from tests.e2e.pods import phase, shell_pod
-from tests.patience import Deadline
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu.programs.card import has_gpu
+from rljob_testing.induced_failures.card import has_gpu
 
 pytestmark = pytest.mark.gpu
 SMALL_TO_LARGE_TOKENS = (90, 1_000, 4_100, 9_000, 16_380)  # none is a dimension of the layer

@@ -1,4 +1,4 @@
-"""Each program of tests/gpu/programs really ends in its failure, and the diagnosis names it."""
+"""Each program of rljob_testing.induced_failures really ends in its failure, and the diagnosis names it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.induced_failures import induce
-from tests.gpu.programs.card import has_gpu
-from tests.gpu.programs.catalogue import Program, programs
+from rljob_testing.induced_failures.card import has_gpu
+from rljob_testing.induced_failures.catalogue import Program, programs
+from rljob_testing.induced_failures.induce import induce
 
 PROGRAMS = [
     pytest.param(program, id=program.title, marks=pytest.mark.gpu if program.needs_gpu else ())

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from rljob_api.termination_message import TerminationMessage, read_termination_message
-from tests.patience import PATIENCE_SECONDS, Deadline
-from tests.runs import RLJOB
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
+from rljob_testing.runs import RLJOB
 
 RAY_PORT = 21000
 _PORTS_OF_A_POD = 300

@@ -23,10 +23,11 @@ from rljob_api.termination_message import TerminationMessage
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.errors import ClusterError
+from rljob_testing.repository import ROOT
+from rljob_testing.runs import write_manifest
 from rljob_trainer.step_report.api_server import ApiServer, NoAnswer
 from rljob_trainer.step_report.client import StepReportClient
 from tests.integration.pod_processes import Attempt, Pods
-from tests.runs import ROOT, write_manifest
 
 API_PORT = 21900
 STEPS = 40

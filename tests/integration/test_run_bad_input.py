@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from rljob_api.exit_codes import ExitCode
-from tests.runs import ROOT, Run, rljob_run, start_rljob, write_manifest
+from rljob_testing.repository import ROOT
+from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
 
 JSONL = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:constant"}
 

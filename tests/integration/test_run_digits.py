@@ -14,9 +14,10 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.exit_codes import ExitCode
+from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.repository import ROOT
+from rljob_testing.runs import RLJOB, Run, rljob_run
 from rljob_trainer.rollout.config import engine_environment
-from tests.patience import PATIENCE_SECONDS
-from tests.runs import RLJOB, ROOT, Run, rljob_run
 
 _GENERATE = """
 import json, sys

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rljob_api.exit_codes import ExitCode
-from tests.runs import Run, rljob_run, write_manifest
+from rljob_testing.runs import Run, rljob_run, write_manifest
 
 STEPS = 5
 JOB: dict[str, dict[str, Any]] = {

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from rljob_api.exit_codes import ExitCode
-from tests.patience import PATIENCE_SECONDS, Deadline, wait_for_end
-from tests.runs import Run, rljob_run, start_rljob, write_manifest
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline, wait_for_end
+from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
 
 STEPS = 14
 JOB: dict[str, dict[str, Any]] = {

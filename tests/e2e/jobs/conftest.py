@@ -10,9 +10,10 @@ import pytest
 
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
-from tests.e2e.conftest import Kubectl
+from rljob_testing.cluster.installed_operator import InstalledOperator
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.repository import ROOT
 from tests.e2e.image_container import missing
-from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
 from tests.e2e.test_built_images import OPERATOR, TRAINER
 
 

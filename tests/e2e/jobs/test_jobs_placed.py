@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Kubectl
-from tests.e2e.jobs.job_status import condition, digits, event_reasons, holds
+from rljob_testing.cluster.job_status import condition, digits, event_reasons, holds
+from rljob_testing.cluster.kubectl import Kubectl
 
 
 @pytest.fixture

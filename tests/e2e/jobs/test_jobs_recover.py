@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e.conftest import Kubectl
-from tests.e2e.jobs.installed_operator import NAMESPACE
-from tests.e2e.jobs.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
-from tests.patience import PATIENCE_SECONDS
+from rljob_testing.cluster.installed_operator import NAMESPACE
+from rljob_testing.cluster.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.patience import PATIENCE_SECONDS
 
 WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
 """Ray ends a process before the kernel has to, unless it is told not to look."""

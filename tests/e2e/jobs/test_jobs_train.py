@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from rljob_cluster.layout import ClusterLayout
-from tests.e2e.conftest import Kubectl
-from tests.e2e.jobs.installed_operator import NAMESPACE, InstalledOperator
-from tests.e2e.jobs.job_status import at_step, attempt, digits, event_reasons, finished, holds, status
-from tests.patience import PATIENCE_SECONDS
+from rljob_testing.cluster.installed_operator import NAMESPACE, InstalledOperator
+from rljob_testing.cluster.job_status import at_step, attempt, digits, event_reasons, finished, holds, status
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.patience import PATIENCE_SECONDS
 
 
 def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgraded(

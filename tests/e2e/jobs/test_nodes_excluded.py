@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e.conftest import Kubectl
-from tests.e2e.jobs.installed_operator import ROOT
-from tests.e2e.jobs.job_status import Object, condition, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import Object, condition, event_reasons, finished, holds, status
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.repository import ROOT
 from tests.e2e.test_built_images import OPERATOR
 
 HAS_PYTHON = OPERATOR

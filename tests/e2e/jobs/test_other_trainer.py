@@ -13,10 +13,11 @@ import yaml
 
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
-from tests.e2e.conftest import Kubectl
-from tests.e2e.jobs.installed_operator import ROOT, InstalledOperator
-from tests.e2e.jobs.job_status import Object, condition, event_reasons, finished, holds, status
-from tests.patience import PATIENCE_SECONDS
+from rljob_testing.cluster.installed_operator import InstalledOperator
+from rljob_testing.cluster.job_status import Object, condition, event_reasons, finished, holds, status
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.repository import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.cluster import SoakCluster
-from bench.soak.report import problems, row
-from bench.soak.soak import Order, run_soak
 from rljob_cluster.layout import ClusterLayout
-from tests.e2e.jobs.installed_operator import InstalledOperator
+from rljob_testing.cluster.installed_operator import InstalledOperator
+from rljob_testing.soak.cluster import SoakCluster
+from rljob_testing.soak.report import problems, row
+from rljob_testing.soak.soak import Order, run_soak
 
 SEED = 660
 

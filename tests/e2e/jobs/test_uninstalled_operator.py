@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import Kubectl
-from tests.e2e.jobs.installed_operator import InstalledOperator
-from tests.e2e.jobs.job_status import digits, holds
+from rljob_testing.cluster.installed_operator import InstalledOperator
+from rljob_testing.cluster.job_status import digits, holds
+from rljob_testing.cluster.kubectl import Kubectl
 
 
 def test_jobs_outlive_the_operator_and_go_without_it(jobs: Kubectl, operator: InstalledOperator) -> None:

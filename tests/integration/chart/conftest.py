@@ -15,7 +15,7 @@ import yaml
 
 from rljob_cluster.binaries import CONTROL_PLANE, binary_directory
 from rljob_cluster.control_plane import ControlPlane
-from tests.integration.operator.eventually import eventually
+from rljob_testing.operator.eventually import eventually
 
 CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
 RELEASE_NAMESPACE = "rljob-system"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from rljob_testing.operator.eventually import eventually
 from tests.integration.chart.conftest import (
     NAMES,
     RELEASE,
@@ -17,7 +18,6 @@ from tests.integration.chart.conftest import (
     Object,
     job,
 )
-from tests.integration.operator.eventually import eventually
 
 OURS = "rljob.dev/pods-end-first"
 FOREIGN = "example.com/keep"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rljob_testing.operator.eventually import eventually
 from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Install, Object, job
-from tests.integration.operator.eventually import eventually
 
 FINALIZER = "rljob.dev/pods-end-first"
 

@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from rljob_cluster.control_plane import ControlPlane
+from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.manifests import node, node_status
+from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from tests.integration.chart.conftest import (
     NAMES,
     RELEASE_NAMESPACE,
@@ -20,9 +23,6 @@ from tests.integration.chart.conftest import (
     Object,
     job,
 )
-from tests.integration.operator.eventually import eventually
-from tests.integration.operator.manifests import node, node_status
-from tests.integration.operator.operator_process import OperatorProcess, write_kubeconfig
 
 PROBES_PORT, METRICS_PORT = 23010, 23011
 

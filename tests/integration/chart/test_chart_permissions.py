@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from rljob_testing.operator.eventually import eventually
 from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Object
-from tests.integration.operator.eventually import eventually
 
 OPERATOR = f"system:serviceaccount:{RELEASE_NAMESPACE}:{NAMES}"
 

@@ -15,15 +15,15 @@ import pytest
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.errors import ClusterError
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient
-from tests.integration.operator.eventually import eventually
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.installation import install
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess, write_kubeconfig
-from tests.integration.operator.ports import BLOCK, port_block
-from tests.integration.operator.watched_job import WatchedJob
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.installation import install
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
+from rljob_testing.operator.ports import BLOCK, port_block
+from rljob_testing.operator.watched_job import WatchedJob
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)

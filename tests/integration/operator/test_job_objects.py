@@ -12,8 +12,8 @@ from rljob_api.job import RLJob
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.objects.strategic_merge import POD, Fields, KeyedList
 from rljob_operator.settings import OperatorSettings
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient
 from tests.integration.operator.conftest import Kubectl
 
 Object = dict[str, Any]

@@ -10,12 +10,12 @@ import pytest
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import TRAINER_FIELD_MANAGER
 from rljob_operator.names import controller_pod_name, ray_token_secret_name, service_account_name, worker_pod_name
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient, refusal
-from tests.integration.operator.eventually import eventually
-from tests.integration.operator.installation import token_of
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.watched_job import WatchedJob
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.installation import token_of
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.watched_job import WatchedJob
 
 REPORT = {"apiVersion": "rljob.dev/v1alpha1", "kind": "StepReport", "metadata": {"name": "job"}}
 

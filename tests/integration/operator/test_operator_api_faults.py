@@ -8,13 +8,13 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import kept_running
-from tests.integration.operator.eventually import eventually, holds_for
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.watched_job import WatchedJob
 
 
 @pytest.mark.parametrize(

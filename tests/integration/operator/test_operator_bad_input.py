@@ -9,13 +9,13 @@ import pytest
 from rljob_api.conditions import ConditionType
 from rljob_operator import labels
 from rljob_operator.names import controller_pod_name, worker_pod_name
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient, refusal
-from tests.integration.operator.eventually import eventually, holds_for
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import CPU_NODE, KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.watched_job import WatchedJob
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import CPU_NODE, KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.watched_job import WatchedJob
 
 
 @pytest.fixture(autouse=True)

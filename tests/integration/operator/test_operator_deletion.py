@@ -5,12 +5,12 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import FINALIZER
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import forget_leader, kept_running
-from tests.integration.operator.eventually import eventually, holds_for
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.watched_job import WatchedJob
 
 
 def test_a_running_job_commits_its_step_before_it_goes(job: WatchedJob, kubelet: KubeletHand, namespace: str) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import OPERATOR_NAMESPACE, SETTINGS
-from tests.integration.operator.eventually import eventually, holds_for
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.watched_job import WatchedJob
 
 
 @pytest.fixture

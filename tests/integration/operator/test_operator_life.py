@@ -11,12 +11,12 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator import labels
 from rljob_operator.names import controller_pod_name, worker_pod_name
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import Kubectl
-from tests.integration.operator.eventually import eventually, holds_for
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
-from tests.integration.operator.watched_job import WatchedJob
 
 CONTROLLER, POLICY = controller_pod_name("job"), worker_pod_name("job", "policy", 0)
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljob_cluster.control_plane import ControlPlane
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.installation import install
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import SETTINGS
-from tests.integration.operator.eventually import holds_for
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.installation import install
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess, write_kubeconfig
-from tests.integration.operator.watched_job import WatchedJob
 
 
 def test_it_needs_no_right_elsewhere_and_acts_nowhere_else(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.labels import NODE_HAS_GPUS
-from tests.integration.operator.api_client import ApiClient
-from tests.integration.operator.eventually import eventually, holds_for
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.watched_job import WatchedJob
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.watched_job import WatchedJob
 
 
 def label(api: ApiClient, node: str) -> str | None:

@@ -12,15 +12,15 @@ from rljob_api.exit_codes import ExitCode
 from rljob_operator import labels
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
 from rljob_operator.reconcile.restart_loop import MOST_RESTARTS
-from tests.integration.operator import manifests
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import forget_leader
-from tests.integration.operator.eventually import eventually
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess
 from tests.integration.operator.test_operator_restart import killed_after_each_change, outcome
-from tests.integration.operator.watched_job import WatchedJob
 
 Fail = Callable[[WatchedJob, float], None]
 

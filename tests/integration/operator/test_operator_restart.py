@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from rljob_api.conditions import ConditionType
-from tests.integration.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.recorded_request import RecordedRequest
+from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import forget_leader, restart
-from tests.integration.operator.eventually import eventually
-from tests.integration.operator.fault_proxy import FaultProxy
-from tests.integration.operator.kubelet_hand import KubeletHand
-from tests.integration.operator.operator_process import OperatorProcess
-from tests.integration.operator.recorded_request import RecordedRequest
-from tests.integration.operator.watched_job import WatchedJob
 
 
 def test_a_restarted_operator_adopts_running_jobs_without_a_write(

@@ -12,8 +12,8 @@ from rljob_operator.kube.client import ApiClient as OperatorClient
 from rljob_operator.kube.connection import connect
 from rljob_operator.kube.resources import STEP_REPORTS
 from rljob_operator.kube.watch import Key, Reflector, key_of
-from tests.integration.operator.api_client import ApiClient
-from tests.integration.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.fault_proxy import FaultProxy
 
 INACTIVITY_SECONDS = 4.0
 """A minute and more in an installation: the API server sends a bookmark once a minute."""

@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench.induced_failures import Row, induce, save
+from bench.induced_failures import save
 from rljob_memory.diagnosis import FailureClass
-from tests.gpu.programs.catalogue import Program
+from rljob_testing.induced_failures.catalogue import Program
+from rljob_testing.induced_failures.induce import Row, induce
 
 NOWHERE = Program(FailureClass.UNKNOWN, "no_such_program", lambda folder: None, 5, {}, needs_gpu=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rljob_memory.diagnosis import FailureClass
-from tests.gpu.programs.catalogue import programs
+from rljob_testing.induced_failures.catalogue import programs
 
 
 def test_each_class_of_failure_has_at_least_two_programs() -> None:

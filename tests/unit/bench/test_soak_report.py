@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.soak.faults import Fault
-from bench.soak.lane import JobOutcome
-from bench.soak.report import Footprint, Soak, problems, row, seconds_to_next_step
-from bench.soak.section import section
+from bench.soak_section import section
+from rljob_testing.soak.faults import Fault
+from rljob_testing.soak.job_stream import JobOutcome
+from rljob_testing.soak.report import Footprint, Soak, problems, row, seconds_to_next_step
 from rljob_trainer.ledger.records import FaultRecord, ResponseStatistics, RewardStatistics, StepRecord
 
 MEBIBYTE = 1 << 20

@@ -16,7 +16,7 @@ from rljob_cluster.errors import ClusterError
 from rljob_cluster.machine import innermost_pid
 from rljob_cluster.status import component_name
 from rljob_cluster.supervisor import RESTART_SECONDS
-from tests.patience import PATIENCE_SECONDS
+from rljob_testing.patience import PATIENCE_SECONDS
 
 
 def until(holds: Callable[[], bool]) -> None:

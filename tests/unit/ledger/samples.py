@@ -8,24 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.rollout_batch import RolloutBatch
 
 GIB = 2**30
-PLAN = MemoryPlan(
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=2,
-    kv_cache_bytes=GIB,
-    micro_batch_tokens=4096,
-    logprob_chunk_tokens=8192,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=GIB // 4,
-)
+PLAN = memory_plan(logprob_chunk_tokens=8192)
 
 
 def step_record(step: int, reward: float = 0.5, **changes: Any) -> StepRecord:

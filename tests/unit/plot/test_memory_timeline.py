@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord
@@ -160,18 +160,7 @@ def test_whatever_the_logs_hold_the_columns_cover_the_time_and_no_size_is_negati
 
 # --- the picture ---
 
-PLAN = MemoryPlan(
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=2,
-    kv_cache_bytes=GIB,
-    micro_batch_tokens=1024,
-    logprob_chunk_tokens=256,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=GIB,
-    generation=2,
-)
+PLAN = memory_plan(micro_batch_tokens=1024, logprob_chunk_tokens=256, sync_bucket_bytes=GIB, generation=2)
 
 
 def plan_change(seconds: float, *, preventive: bool = False) -> PlanChange:

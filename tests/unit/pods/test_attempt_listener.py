@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.pods.controller_pod import AttemptListener
 from rljob_trainer.step_report.reporter import NoReportStore
-from tests.unit.trainer.test_role_settings import PLAN
+
+PLAN = memory_plan()
 
 
 def test_a_pod_is_ready_when_the_roles_work_on_a_step_and_not_before(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.termination_message import read_termination_message
+from rljob_testing.memory_plans import memory_plan
+from rljob_testing.runs import write_manifest
 from rljob_trainer.pods.controller_pod import run_controller
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment, WorkerEnvironment
-from tests.runs import write_manifest
 from tests.unit.pods.pod_variables import pod_variables
-from tests.unit.trainer.test_role_settings import PLAN
+
+PLAN = memory_plan()
 
 
 def test_the_contract_is_read_with_its_defaults() -> None:

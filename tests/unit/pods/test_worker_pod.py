@@ -12,7 +12,7 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import read_termination_message
-from tests.runs import RLJOB, write_manifest
+from rljob_testing.runs import RLJOB, write_manifest
 from tests.unit.pods.pod_variables import pod_variables
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine
 from rljob_trainer.policy.config import PolicyMemory
 from rljob_trainer.runtime.placement import RoleHosts
@@ -26,17 +27,7 @@ ONE_GPU = RoleHosts(
     shared_memory_bytes=4 << 30,
     may_compile=True,
 )
-PLAN = MemoryPlan(
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=2,
-    kv_cache_bytes=1 << 30,
-    micro_batch_tokens=4096,
-    logprob_chunk_tokens=512,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=1 << 28,
-)
+PLAN = memory_plan()
 
 
 def policy_memory(plan: MemoryPlan) -> PolicyMemory:

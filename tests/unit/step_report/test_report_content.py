@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import (
     DeviceOutOfMemory,
     HostOutOfMemory,
@@ -20,7 +21,8 @@ from rljob_trainer.step_report.client import encoded
 from rljob_trainer.step_report.content import evidence_of, rank_memory, reward_of, seconds_of
 from rljob_trainer.telemetry.memory import MemorySample
 from tests.unit.ledger.samples import step_record
-from tests.unit.trainer.test_role_settings import PLAN
+
+PLAN = memory_plan()
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -11,15 +11,17 @@ import pytest
 
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import Evidence, StepReport
+from rljob_testing.memory_plans import memory_plan
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.errors import DeviceOutOfMemory
 from rljob_trainer.step_report import reporter as reporter_module
 from rljob_trainer.step_report import schedule as schedule_module
 from rljob_trainer.step_report.api_server import NoAnswer
 from rljob_trainer.step_report.content import evidence_of
 from rljob_trainer.step_report.reporter import StepReporter
-from tests.patience import PATIENCE_SECONDS, Deadline
 from tests.unit.ledger.samples import step_record
-from tests.unit.trainer.test_role_settings import PLAN
+
+PLAN = memory_plan()
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

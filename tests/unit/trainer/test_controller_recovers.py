@@ -19,6 +19,7 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.recovery import Latitude
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -36,7 +37,6 @@ from rljob_trainer.runtime.controller import Controller, LoopSettings
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.task import Task
 from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedRoles
-from tests.unit.trainer.test_role_settings import PLAN
 
 STEPS = 6
 GIB = 1 << 30
@@ -54,9 +54,7 @@ FACTS = MemoryProfile(
     host_memory_bytes=128 * GIB,
     shared_memory_bytes=8 * GIB,
 )
-FIRST_PLAN = PLAN.model_copy(
-    update={"micro_batch_tokens": 1 << 14, "kv_cache_bytes": 16 * GIB, "sync_bucket_bytes": GIB, "generation": 1}
-)
+FIRST_PLAN = memory_plan(micro_batch_tokens=1 << 14, kv_cache_bytes=16 * GIB, sync_bucket_bytes=GIB)
 
 
 class Echo:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_api.memory_plan import MemoryPlan
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Machine
 from rljob_trainer.runtime.placement import RoleHosts
@@ -16,17 +16,7 @@ from rljob_trainer.runtime.role_settings import max_concurrent_sequences, policy
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
-PLAN = MemoryPlan(
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=2,
-    kv_cache_bytes=GIB,
-    micro_batch_tokens=4096,
-    logprob_chunk_tokens=512,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=GIB,
-)
+PLAN = memory_plan(sync_bucket_bytes=GIB)
 CPU = Machine(gpu_memory_bytes=(), host_memory_bytes=16 * GIB, cores=8)
 TWO_GPUS = Machine(gpu_memory_bytes=(80 * GIB, 80 * GIB), host_memory_bytes=256 * GIB, cores=32)
 

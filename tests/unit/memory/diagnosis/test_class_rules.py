@@ -15,6 +15,7 @@ from rljob_memory.evidence import Evidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
 from rljob_memory.evidence.evidence import EngineRecord, MemorySample, MemorySeries
+from rljob_testing.memory_plans import memory_plan
 
 WAKE = Failure(FailureKind.ENGINE_WAKE, activity=Activity.WAKE)
 FULL = DeviceMemory(
@@ -145,16 +146,8 @@ def test_memory_that_an_engine_could_not_map_when_it_made_its_cache_is_the_kv_ca
 
 
 def plan_with(sleep_level: Literal[0, 1, 2]) -> MemoryPlan:
-    return MemoryPlan(
-        empty_cache=True,
-        expandable_segments=True,
-        rollout_sleep_level=sleep_level,
-        kv_cache_bytes=GIB,
-        micro_batch_tokens=1024,
-        logprob_chunk_tokens=256,
-        activation_checkpointing=False,
-        optimizer_offload=False,
-        sync_bucket_bytes=GIB,
+    return memory_plan(
+        rollout_sleep_level=sleep_level, micro_batch_tokens=1024, logprob_chunk_tokens=256, sync_bucket_bytes=GIB
     )
 
 

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import Evidence as ReportedEvidence
 from rljob_api.step_report import RankMemory, StepReport
@@ -25,23 +24,14 @@ from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import FailureKind, Unreadable, read_evidence
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.snapshot import failed_requests
+from rljob_testing.memory_plans import memory_plan
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 80.00 GiB "
     "of which 1.00 GiB is free. Including non-PyTorch memory, this process has 40.00 GiB memory in use. Of the "
     "allocated memory 38.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
 )
-PLAN = MemoryPlan(
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=0,
-    kv_cache_bytes=GIB,
-    micro_batch_tokens=1024,
-    logprob_chunk_tokens=256,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=GIB,
-)
+PLAN = memory_plan(rollout_sleep_level=0, micro_batch_tokens=1024, logprob_chunk_tokens=256, sync_bucket_bytes=GIB)
 
 
 def reported(message: str = MESSAGE) -> ReportedEvidence:

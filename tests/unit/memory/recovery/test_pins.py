@@ -9,19 +9,9 @@ import pytest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_memory.recovery.pins import with_pins
+from rljob_testing.memory_plans import memory_plan
 
-PLAN = MemoryPlan(
-    generation=3,
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=2,
-    kv_cache_bytes=1 << 30,
-    micro_batch_tokens=4096,
-    logprob_chunk_tokens=512,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=1 << 28,
-)
+PLAN = memory_plan(generation=3)
 
 
 def next_plan(memory: dict[str, Any], *, shares_gpu: bool | None = True) -> MemoryPlan:

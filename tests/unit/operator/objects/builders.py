@@ -6,28 +6,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.job import RLJob
-from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.settings import OperatorSettings
+from rljob_testing.memory_plans import memory_plan
 
 Object = dict[str, Any]
 
 NAMESPACE = "research"
 UID = "5f0c1c9a-0f3c-4d55-9f3b-6f2f3a3d6f10"
 
-PLAN = MemoryPlan(
-    generation=3,
-    empty_cache=True,
-    expandable_segments=True,
-    rollout_sleep_level=2,
-    kv_cache_bytes=1 << 30,
-    micro_batch_tokens=4096,
-    logprob_chunk_tokens=512,
-    activation_checkpointing=False,
-    optimizer_offload=False,
-    sync_bucket_bytes=256 << 20,
-)
+PLAN = memory_plan(generation=3)
 
 CHANGE = PlanChange.model_validate(
     {

@@ -9,7 +9,7 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import Evidence
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     SimulatedCluster,
     job_spec,

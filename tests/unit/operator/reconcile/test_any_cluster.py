@@ -15,7 +15,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.status import RLJobStatus
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     POLICY_0,
     POLICY_1,

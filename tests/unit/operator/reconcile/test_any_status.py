@@ -14,7 +14,7 @@ from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,
     POLICY_0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import ConditionType
 from rljob_api.status import RLJobStatus
 from rljob_operator.reconcile.desired import Desired
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
 
 def test_a_spec_that_cannot_be_read_is_told_of_and_goes_on_once_it_is_mended() -> None:

@@ -11,7 +11,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_operator.reconcile.desired import Desired
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.reconcile.desired import Desired
-from tests.unit.operator.reconcile.memory_failures import FACTS
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,
     POLICY_0,
@@ -15,6 +14,7 @@ from tests.unit.operator.reconcile.simulated_cluster import (
     rank_memory,
     reasons,
 )
+from tests.unit.operator.reconcile.memory_failures import FACTS
 
 
 def test_the_first_round_writes_the_attempt_down_and_makes_nothing() -> None:

@@ -8,6 +8,16 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    CPU_NODE,
+    GPU_NODE,
+    PLAN,
+    POLICY_0,
+    POLICY_1,
+    SimulatedCluster,
+    job_spec,
+)
 from tests.unit.operator.reconcile.memory_failures import (
     FACTS,
     FRAGMENTED,
@@ -17,16 +27,6 @@ from tests.unit.operator.reconcile.memory_failures import (
     running,
     status_of,
     trainers_change,
-)
-from tests.unit.operator.reconcile.simulated_cluster import (
-    CONTROLLER,
-    CPU_NODE,
-    GPU_NODE,
-    PLAN,
-    POLICY_0,
-    POLICY_1,
-    SimulatedCluster,
-    job_spec,
 )
 
 # --- a changed plan ---

@@ -11,14 +11,14 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import Evidence
 from rljob_operator.reconcile.observed import ObservedNode
-from tests.unit.operator.reconcile.memory_failures import evidence, running, status_of
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
     GPU_NODE,
     SimulatedCluster,
     job_spec,
 )
+from tests.unit.operator.reconcile.memory_failures import evidence, running, status_of
 
 STRANGER = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.77 GiB. GPU 0 has a total capacity of 139.80 GiB "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rljob_operator.reconcile.teardown import WITHOUT_WORKERS_SECONDS
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0, SETTINGS, SimulatedCluster
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SETTINGS, SimulatedCluster
 
 
 def grace_of_controller(cluster: SimulatedCluster) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
-from tests.unit.operator.reconcile.simulated_cluster import POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
 SPEC = job_spec(trainer={"image": "registry.example/verl:1"})
 

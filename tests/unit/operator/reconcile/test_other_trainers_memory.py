@@ -9,7 +9,7 @@ import pytest
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import Evidence
-from tests.unit.operator.reconcile.simulated_cluster import POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
 GIB = 1 << 30
 FRAGMENTED = (

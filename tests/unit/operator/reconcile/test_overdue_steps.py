@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, SimulatedCluster
+from rljob_testing.simulated_cluster import CONTROLLER, SimulatedCluster
 
 TOLD_AFTER = 10.0
 QUICK, SLOW = {"update": 8.0}, {"rollout": 100.0, "update": 50.0}

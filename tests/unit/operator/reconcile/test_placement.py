@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.reconcile.observed import ObservedNode
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
     GPU_NODE,

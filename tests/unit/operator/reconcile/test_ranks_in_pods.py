@@ -9,8 +9,8 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_operator.reconcile.pod_ranks import first_rank, place_of
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_1, SimulatedCluster, job_spec
 from tests.unit.operator.reconcile.memory_failures import GIB, evidence, running, status_of
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_1, SimulatedCluster, job_spec
 
 ROLLOUT_0, ROLLOUT_1 = "demo-rollout-0", "demo-rollout-1"
 COLOCATED = {"policy": {"replicas": 2, "gpusPerReplica": 8}}

@@ -11,8 +11,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_operator.reconcile.desired import Desired
-from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
-from tests.unit.operator.reconcile.simulated_cluster import (
+from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
     GPU_NODE,
@@ -22,6 +21,7 @@ from tests.unit.operator.reconcile.simulated_cluster import (
     SimulatedCluster,
     job_spec,
 )
+from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
 
 KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU_NODE))
 PENDING = {"exitCode": 80, "message": "policy-1 ran out"}

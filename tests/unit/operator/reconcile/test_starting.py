@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.conditions import ConditionType
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.reconcile.desired import Desired
-from tests.unit.operator.reconcile.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
 
 def test_a_job_that_is_created_suspended_has_no_pods() -> None:

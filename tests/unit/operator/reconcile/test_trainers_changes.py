@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    PLAN,
+    POLICY_1,
+)
 from tests.unit.operator.reconcile.memory_failures import (
     GIB,
     out_of_device_memory,
     running,
     status_of,
     trainers_change,
-)
-from tests.unit.operator.reconcile.simulated_cluster import (
-    CONTROLLER,
-    PLAN,
-    POLICY_1,
 )
 
 

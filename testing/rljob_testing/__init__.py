@@ -1,0 +1,1 @@
+"""Helpers that the tests and the benchmarks of RLJob share. Never shipped."""

@@ -1,0 +1,91 @@
+"""A process that holds memory of the GPU and does nothing: it makes the card smaller for the others.
+
+    python -m rljob_testing.ballast --hold BYTES | --leave BYTES
+
+It speaks to the CUDA driver alone, so it is there in a moment. It says `ready` once it holds the memory, and ends when
+its standard input does, so it never outlives whoever started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LARGEST_CHUNK_BYTES = 1 << 30
+SMALLEST_CHUNK_BYTES = 2 << 20
+
+
+class DriverError(Exception):
+    """The message names the call and the driver's own word for what went wrong."""
+
+
+class CudaDriver:
+    """The few calls of libcuda that it takes to hold memory, on GPU 0."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._call("cuInit", 0)
+        device, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self._call("cuCtxSetCurrent", self._context)
+
+    def allocate(self, size_bytes: int) -> None:
+        """Raises `DriverError`, with `CUDA_ERROR_OUT_OF_MEMORY` where it does not fit."""
+        self._call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
+
+    def free_bytes(self) -> int:
+        """Free memory of the device, whoever uses the rest."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if (status := getattr(self._library, name)(*arguments)) != 0:
+            word = ctypes.c_char_p()
+            self._library.cuGetErrorName(status, ctypes.byref(word))
+            raise DriverError(f"{name} failed: {(word.value or b'?').decode()}")
+
+
+@contextmanager
+def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0) -> Iterator[None]:
+    """Within, another process holds `hold_bytes` of GPU 0 beside its CUDA context, or all but `leave_bytes`."""
+    amount = ["--hold", str(hold_bytes)] if hold_bytes else ["--leave", str(leave_bytes)]
+    command = [sys.executable, "-m", "rljob_testing.ballast", *amount]
+    # A controller, from which it may be started, sees no GPU.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline().strip() != "ready":
+                raise DriverError(f"no ballast ({' '.join(amount)}): is so much of GPU 0 free?")
+            yield
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    amount = parser.add_mutually_exclusive_group(required=True)
+    amount.add_argument("--hold", type=int, metavar="BYTES", help="hold so many bytes")
+    amount.add_argument("--leave", type=int, metavar="BYTES", help="hold all but so many bytes")
+    arguments = parser.parse_args()
+    driver = CudaDriver()
+    left_bytes = arguments.hold if arguments.leave is None else max(driver.free_bytes() - arguments.leave, 0)
+    while left_bytes > 0:
+        chunk_bytes = min(left_bytes, LARGEST_CHUNK_BYTES)
+        driver.allocate(max(chunk_bytes, SMALLEST_CHUNK_BYTES))
+        left_bytes -= chunk_bytes
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

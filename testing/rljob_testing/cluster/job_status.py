@@ -1,0 +1,78 @@
+"""Reading an RLJob as its users do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import yaml
+
+from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.repository import EXAMPLES
+
+Object = dict[str, Any]
+
+
+def digits(name: str = "digits", **spec: Any) -> Object:
+    """The example, with parts of its spec replaced; dictionaries are merged."""
+    job: Object = yaml.safe_load((EXAMPLES / "digits.yaml").read_text())
+    job["metadata"]["name"] = name
+    job["spec"] = _merged(job["spec"], spec)
+    return job
+
+
+def _merged(base: Object, changes: Object) -> Object:
+    result = copy.deepcopy(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both else value
+    return result
+
+
+def status(job: Object) -> Object:
+    found: Object = job.get("status") or {}
+    return found
+
+
+def condition(job: Object, type_: str) -> Object:
+    return next((c for c in status(job).get("conditions", []) if c["type"] == type_), {"status": "Unknown"})
+
+
+def holds(type_: str, reason: str | None = None) -> Any:
+    """Whether a condition of a job is true, and for this reason; for `Kubectl.wait`."""
+
+    def check(job: Object) -> bool:
+        found = condition(job, type_)
+        return bool(found["status"] == "True" and reason in (None, found["reason"]))
+
+    return check
+
+
+def finished(job: Object) -> bool:
+    return any(condition(job, type_)["status"] == "True" for type_ in ("Complete", "Failed"))
+
+
+def attempt(job: Object) -> Object:
+    """The latest one."""
+    found: Object = (status(job).get("attempts") or [{}])[-1]
+    return found
+
+
+def at_step(step: int, attempt_number: int = 1) -> Any:
+    """Whether a StepReport tells of so many committed steps, or more, in this attempt; for `Kubectl.wait`."""
+    return lambda report: report.get("attempt") == attempt_number and (report.get("step") or 0) >= step
+
+
+def event_reasons(kubectl: Kubectl, job: str) -> list[str]:
+    """Reasons of the Events about a job, oldest first."""
+    words = "{range .items[*]}{.reason}{'\\n'}{end}".replace("'", '"')
+    selector = f"involvedObject.kind=RLJob,involvedObject.name={job}"
+    return kubectl(
+        "get",
+        "events",
+        "--field-selector",
+        selector,
+        "--sort-by=.metadata.creationTimestamp",
+        "-o",
+        f"jsonpath={words}",
+    ).split()

@@ -1,0 +1,61 @@
+"""kubectl of this machine's cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.patience import Deadline
+
+PLURALS = {
+    "node": "nodes",
+    "pod": "pods",
+    "pvc": "persistentvolumeclaims",
+    "rljob": "rljobs",
+    "stepreport": "stepreports",
+}
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl of the cluster, as its administrator, in one namespace."""
+
+    program: Path
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def __call__(self, *words: str, input: str | None = None, check: bool = True) -> str:
+        """What it printed; where it fails and `check` is off, what it said."""
+        command = [str(self.program), "--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace, *words]
+        done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, timeout=120)
+        if check and done.returncode != 0:
+            raise AssertionError(f"kubectl {' '.join(words)}: {done.stderr}")
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    def apply(self, *objects: dict[str, Any]) -> str:
+        return self("apply", "-f", "-", input=yaml.safe_dump_all(objects))
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("get", kind, name, "-o", "json"))
+        return found
+
+    def wait(
+        self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 120
+    ) -> dict[str, Any]:
+        """The object, as soon as it is as wanted. Looks without kubectl, which costs 0.1 s of a processor each time."""
+        api, deadline = ApiClient.from_kubeconfig(self.kubeconfig), Deadline(seconds)
+        resource = PLURALS[kind]
+        namespace = None if kind == "node" else self.namespace
+        while not holds(found := api.get(resource, name, namespace)):
+            if deadline.passed:
+                raise AssertionError(f"{kind} {name} is not as expected after {seconds:.0f} s: {found.get('status')}")
+            time.sleep(0.2)
+        return found

@@ -1,0 +1,19 @@
+"""The device that a measurement was made on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def device() -> str:
+    """The first GPU's name, or the processor's and how many of its cores are ours."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except pynvml.NVMLError:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
+        return f"{model}, {len(os.sched_getaffinity(0))} cores"

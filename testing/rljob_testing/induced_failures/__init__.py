@@ -1,0 +1,1 @@
+"""Programs that run out of memory on purpose, and their diagnosis."""

@@ -1,0 +1,88 @@
+"""One GPU for many programs: each waits for its turn, and for an empty card."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pynvml
+import torch
+
+from rljob_testing.induced_failures.catalogue import NotPossibleHere
+
+GIB = 1 << 30
+LOCK_VARIABLE = "INDUCED_FAILURES_LOCK"
+SECONDS_VARIABLE = "INDUCED_FAILURES_SECONDS"
+_EMPTY_SHARE = 0.975
+_SECONDS_UNTIL_EMPTY = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """GPU 0. `free`: what this process can have of it, its own CUDA context taken off."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def free_gib(self) -> float:
+        return self.free_bytes / GIB
+
+
+def has_gpu() -> bool:
+    """Asks NVML: CUDA is left alone, so that a process may still be forked."""
+    return torch.cuda.device_count() > 0
+
+
+def take_turn() -> None:
+    """Wait until no other program uses the GPU; the turn ends with the process, at the latest after its seconds.
+
+    Makes no CUDA context. The programs load their libraries before it, several at once, which is most of their time.
+    Raises `NotPossibleHere` where there is no GPU.
+    """
+    if not has_gpu():
+        raise NotPossibleHere("needs an NVIDIA GPU")
+    if lock := os.environ.get(LOCK_VARIABLE):
+        fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+    faulthandler.dump_traceback_later(float(os.environ.get(SECONDS_VARIABLE, "60")), exit=True)
+
+
+def take_card() -> Card:
+    """Wait for the turn, then for what the last program held to be given back. Makes this process's CUDA context.
+
+    Raises `NotPossibleHere` where there is no GPU, or others hold much of it.
+    """
+    take_turn()
+    deadline = time.monotonic() + _SECONDS_UNTIL_EMPTY
+    while (used := _used_share()) > 1 - _EMPTY_SHARE:
+        if time.monotonic() > deadline:
+            raise NotPossibleHere(f"needs an empty GPU; {used:.0%} of it are in use")
+        time.sleep(0.05)
+    free, total = torch.cuda.mem_get_info(0)
+    return Card(total, free)
+
+
+def _used_share() -> float:
+    """Of the GPU's memory, asked of the driver: on a full card CUDA cannot even begin."""
+    pynvml.nvmlInit()
+    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return float(memory.used / memory.total)
+
+
+def gib(size: float) -> torch.Tensor:
+    """A tensor of so many GiB on the GPU, in bytes that nobody has written."""
+    return torch.empty(int(size * GIB), dtype=torch.uint8, device="cuda")
+
+
+def floats(size_bytes: float) -> torch.Tensor:
+    """A tensor of float32 zeros of so many bytes on the GPU."""
+    return torch.zeros(int(size_bytes) // 4, device="cuda")
+
+
+def memory_log_of(folder: Path) -> Path:
+    """Where a run keeps the memory of its first policy rank."""
+    return folder / "memory" / "policy-0.jsonl"

@@ -1,0 +1,72 @@
+"""Runs a program that runs out of memory on purpose, and has its evidence diagnosed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rljob_testing.bounded_process import run_for
+from rljob_testing.induced_failures.card import LOCK_VARIABLE, SECONDS_VARIABLE
+from rljob_testing.induced_failures.catalogue import SKIPPED_EXIT_CODE, Program
+from rljob_testing.induced_failures.recorded_evidence import pack
+
+DIAGNOSE_SECONDS = 60
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One program's end. `ended`: failed, not diagnosed, skipped, timed out, no failure, or not run. `diagnoses`: as
+    `rljob diagnose --json` prints them, the best first."""
+
+    induced: str
+    program: str
+    ended: str
+    seconds: float
+    diagnoses: list[dict[str, Any]] = field(default_factory=list)
+    note: str = ""
+
+
+def induce(program: Program, output: Path, deadline: float) -> Row:
+    """Run `program` and have its evidence diagnosed. Whatever goes wrong is said in the row."""
+    folder = output / "failures" / str(program.failure_class) / program.name
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    exit_code = run(program, folder, max(deadline - begun, 1.0), output / "gpu.lock")
+    seconds = round(time.monotonic() - begun, 1)
+    log = (folder / "logs" / "program.log").read_text(errors="replace").strip().splitlines()
+    last_line = log[-1][:200] if log else ""
+    row = Row(str(program.failure_class), program.name, "failed", seconds, note=last_line)
+    if exit_code == SKIPPED_EXIT_CODE:
+        return Row(row.induced, row.program, "skipped", seconds, note=last_line)
+    if exit_code is None or any(text.startswith("Timeout (") for text in log):
+        return Row(row.induced, row.program, "timed out", seconds, note=last_line)
+    try:
+        diagnoses = diagnose(folder)
+        pack(folder, output / "recorded", f"{program.title} of rljob_testing.induced_failures")
+    except (subprocess.SubprocessError, ValueError, OSError) as problem:
+        return Row(row.induced, row.program, "failed", seconds, note=f"not diagnosed: {problem}"[:300])
+    if not diagnoses:
+        return Row(row.induced, row.program, "not diagnosed" if exit_code else "no failure", seconds, note=last_line)
+    return Row(row.induced, row.program, "failed", seconds, diagnoses)
+
+
+def run(program: Program, folder: Path, seconds: float, lock: Path) -> int | None:
+    """The exit code of the program, or None where it had to be ended after `seconds`."""
+    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
+    environment |= {LOCK_VARIABLE: str(lock), SECONDS_VARIABLE: str(program.seconds), **program.variables}
+    command = [sys.executable, "-m", "rljob_testing.induced_failures", program.title, str(folder)]
+    return run_for(command, folder / "logs" / "program.log", seconds, environment)
+
+
+def diagnose(folder: Path) -> list[dict[str, Any]]:
+    """What `rljob diagnose --json` says of the folder, without its advice."""
+    command = [sys.executable, "-m", "rljob_trainer", "diagnose", "--json", str(folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DIAGNOSE_SECONDS)
+    return [{name: value for name, value in found.items() if name != "advice"} for found in json.loads(done.stdout)]

@@ -1,0 +1,1 @@
+"""Programs that run out of memory on purpose, at least two for each failure class."""

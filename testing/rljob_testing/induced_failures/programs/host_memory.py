@@ -1,0 +1,77 @@
+"""The container's memory, or the process's share of it, runs out. No GPU takes part."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_testing.induced_failures.catalogue import NotPossibleHere, induces
+
+GIB = 1 << 30
+LIMIT_BYTES = 2 * GIB
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def offload_optimizer_state() -> None:
+    """Two moments of ever more parameters, in host memory."""
+    state = []
+    for layer in range(64):
+        state.append(torch.zeros(GIB // 16))
+        print(f"layer {layer}: {(layer + 1) / 4:.2f} GiB of optimizer state offloaded", flush=True)
+
+
+def offload_in(cgroup: Path) -> None:
+    (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+    offload_optimizer_state()
+
+
+@induces(FailureClass.HOST_MEMORY, needs_gpu=False)
+def killed_at_the_containers_limit(folder: Path) -> None:
+    """The kernel kills the process; what says so is the cgroup's count."""
+    cgroup, events = _memory_cgroup()
+    try:
+        process = multiprocessing.get_context("fork").Process(target=offload_in, args=(cgroup,))
+        process.start()
+        process.join(60)
+        (folder / events).write_text((cgroup / events).read_text())
+        print(f"policy rank 0 (pid {process.pid}) exited: exitcode: {process.exitcode}")
+    finally:
+        _remove(cgroup)
+
+
+@induces(FailureClass.HOST_MEMORY, needs_gpu=False)
+def refused_at_the_processs_limit(folder: Path) -> None:
+    """malloc gets nothing more, and torch says so."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_BYTES, used + LIMIT_BYTES))
+    offload_optimizer_state()
+
+
+def _memory_cgroup() -> tuple[Path, str]:
+    """A new cgroup with a memory limit, and its file of events. Raises `NotPossibleHere`."""
+    version_2 = (_CGROUPS / "cgroup.controllers").exists()
+    parent = _CGROUPS if version_2 else _CGROUPS / "memory"
+    cgroup = parent / f"induced-failure-{os.getpid()}"
+    try:
+        if version_2:
+            (parent / "cgroup.subtree_control").write_text("+memory")
+        cgroup.mkdir()
+        limit = "memory.max" if version_2 else "memory.limit_in_bytes"
+        (cgroup / limit).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        raise NotPossibleHere(f"needs to make a memory cgroup: {error}") from error
+    return cgroup, "memory.events" if version_2 else "memory.oom_control"
+
+
+def _remove(cgroup: Path) -> None:
+    for _ in range(50):
+        try:
+            return cgroup.rmdir()
+        except OSError:
+            time.sleep(0.1)

@@ -1,0 +1,62 @@
+"""The engine's share of the GPU does not fit: at its start, at its wake-up, or its longest request in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_testing.induced_failures.card import floats, memory_log_of, take_card
+from rljob_testing.induced_failures.catalogue import induces
+from rljob_testing.induced_failures.programs.engine import (
+    ENGINE_SECONDS,
+    ENGINE_VARIABLES,
+    load_vllm,
+    policy_process,
+    start_engine,
+)
+from rljob_trainer.telemetry.memory import MemoryLog
+
+
+def keep_weights(folder: Path, size_bytes: int) -> Tensor:
+    """A policy's state, which stays."""
+    weights = floats(size_bytes)
+    MemoryLog(memory_log_of(folder), "cuda").record(1, "update")
+    return weights
+
+
+@induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
+def more_than_the_card(folder: Path) -> None:
+    """A KV cache of so many bytes was asked for."""
+    load_vllm()
+    start_engine(kv_cache_memory_bytes=int(1.2 * take_card().total_bytes))
+
+
+@induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
+def a_share_beside_the_policy(folder: Path) -> None:
+    """vLLM's usual share, beside a policy that was there first."""
+    load_vllm()
+    weights = keep_weights(folder, int(0.4 * take_card().total_bytes))
+    start_engine(gpu_memory_utilization=0.9)
+    del weights
+
+
+@induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
+def too_few_blocks_for_one_request(folder: Path) -> None:
+    """4,096 tokens need 128 MiB."""
+    load_vllm()
+    take_card()
+    start_engine(kv_cache_memory_bytes=64 << 20, max_model_len=4096)
+
+
+@induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
+def wakes_beside_a_policy_that_grew(folder: Path) -> None:
+    """The policy made its optimizer's state while the engine slept."""
+    load_vllm()
+    with policy_process(keep_weights, folder) as policy:
+        card = take_card()
+        engine = start_engine(kv_cache_memory_bytes=int(0.5 * card.total_bytes), enable_sleep_mode=True)
+        engine.sleep(level=2)
+        policy.update(int(0.7 * card.total_bytes))
+        engine.wake_up()

@@ -1,0 +1,34 @@
+"""Parameters and gradients fit; what AdamW keeps of each, or needs for a moment in its step, does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rljob_memory.diagnosis import FailureClass
+from rljob_testing.induced_failures.card import GIB, floats, take_card
+from rljob_testing.induced_failures.catalogue import induces
+
+
+def parameters_with_gradients(size_gib: int) -> list[nn.Parameter]:
+    """Float32 parameters of 1 GiB each, with gradients as a backward pass leaves them."""
+    parameters = [nn.Parameter(floats(GIB)) for _ in range(size_gib)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameters
+
+
+@induces(FailureClass.OPTIMIZER_STATE)
+def state_of_the_first_step(folder: Path) -> None:
+    """Two moments a parameter are made when it is first stepped: four times the parameters in all."""
+    parameters = parameters_with_gradients(int(take_card().free_gib / 3.5))
+    torch.optim.AdamW(parameters).step()
+
+
+@induces(FailureClass.OPTIMIZER_STATE)
+def temporary_copies_of_a_step(folder: Path) -> None:
+    """The state fits; the square root of all second moments at once, as the foreach implementation takes it, not."""
+    parameters = parameters_with_gradients(int(take_card().free_gib / 4.6))
+    torch.optim.AdamW(parameters, foreach=True).step()

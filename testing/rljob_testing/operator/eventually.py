@@ -1,0 +1,42 @@
+"""Waiting for what a running operator does in its own time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rljob_testing.patience import Deadline
+
+Result = TypeVar("Result")
+
+POLL_SECONDS = 0.05
+
+
+def eventually(
+    look: Callable[[], Result], expected: str, timeout: float = 60.0, context: Callable[[], object] | None = None
+) -> Result:
+    """The first truthy result of `look`. An AssertionError raised inside it counts as not yet.
+
+    `expected` says what was waited for, where it does not come in `timeout` seconds; `context`, what there is instead.
+    """
+    deadline = Deadline(timeout)
+    found: object = None
+    while not deadline.passed:
+        try:
+            if result := look():
+                return result
+            found = result
+        except AssertionError as error:
+            found = error
+        time.sleep(POLL_SECONDS)
+    seen = found if context is None else context()
+    raise AssertionError(f"waited {timeout:g} s for: {expected}; found: {seen}")
+
+
+def holds_for(seconds: float, check: Callable[[], bool], expected: str) -> None:
+    """`check` is true all the time: for what must not happen."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert check(), f"expected for {seconds:g} s: {expected}"
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,44 @@
+"""The operator's identity on an API server: its ServiceAccount with exactly the rights that the chart gives it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.repository import CHART
+
+RELEASE = "rljob-operator"
+_RIGHTS = ("serviceaccount", "rbac-operator")
+
+
+def rendered_rights(helm: Path, namespace: str, job_namespaces: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """ServiceAccount, roles and bindings as `helm install` would make them; `job_namespaces` empty: cluster-wide."""
+    only = [argument for name in _RIGHTS for argument in ("--show-only", f"templates/{name}.yaml")]
+    watched = f"namespaces={json.dumps(list(job_namespaces))}"
+    command = [str(helm), "template", RELEASE, str(CHART), "--namespace", namespace, "--set-json", watched, *only]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def install(api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = ()) -> str:
+    """Make the namespace, apply the rights, and return a token of the operator's ServiceAccount."""
+    api.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    rights = rendered_rights(helm, namespace, job_namespaces)
+    for manifest in rights:
+        api.apply(f"{manifest['kind'].lower()}s", manifest, manifest["metadata"].get("namespace"))
+    [account] = [manifest["metadata"]["name"] for manifest in rights if manifest["kind"] == "ServiceAccount"]
+    return token_of(api, namespace, account)
+
+
+def token_of(api: ApiClient, namespace: str, service_account: str) -> str:
+    """A token of the ServiceAccount, good for an hour: what a kubelet would mount into its pods."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    answer = api.create_below("serviceaccounts", service_account, "token", request, namespace)
+    return str(answer["status"]["token"])

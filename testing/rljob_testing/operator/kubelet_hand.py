@@ -1,0 +1,204 @@
+"""The scheduler's and the kubelet's part, played by hand: pods are placed, start, end and go as a test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from rljob_api.termination_message import TerminationMessage
+from rljob_operator import labels
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient, ApiError
+
+Pod = dict[str, Any]
+
+CPU_NODE, GPU_NODE = "cpu-node", "gpu-node"
+
+_ROUND_SECONDS = 0.1
+_HEARTBEAT_SECONDS = 10.0
+
+
+class KubeletHand:
+    """Moves pods through the real API. What healthy nodes do happens by itself in the namespaces that it `follow`s;
+    everything else is said pod by pod."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._namespaces: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._next_heartbeat = 0.0
+
+    def pods(self, namespace: str, role: str | None = None) -> list[Pod]:
+        """All pods of jobs in the namespace, or those of one role, by name."""
+        selector = labels.ROLE if role is None else f"{labels.ROLE}={role}"
+        return sorted(self._api.list("pods", namespace, selector), key=lambda pod: str(pod["metadata"]["name"]))
+
+    def place(self, pod: Pod, node: str) -> None:
+        """What the scheduler does."""
+        namespace, name = _key(pod)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        self._api.create_below("pods", name, "binding", binding, namespace)
+
+    def unschedulable(self, pod: Pod, message: str) -> None:
+        """What the scheduler says where it finds no node."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        self._status(pod, {"phase": "Pending", "conditions": [condition]})
+
+    def run(self, pod: Pod, ready: bool = True) -> None:
+        state = {"running": {"startedAt": _now()}}
+        self._status(pod, _status("Running", state, ready=ready))
+
+    def wait_in_vain(self, pod: Pod, reason: str, message: str) -> None:
+        """The container does not start: ErrImagePull, CreateContainerConfigError, …"""
+        self._status(pod, _status("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False))
+
+    def end(
+        self, pod: Pod, exit_code: int, reason: str = "", message: str | TerminationMessage = "", disruption: str = ""
+    ) -> None:
+        """The container ends. `reason` as the kubelet says it; absent: Completed or Error by the exit code."""
+        text = message if isinstance(message, str) else message.to_json().decode()
+        terminated = {
+            "exitCode": exit_code,
+            "reason": reason or ("Error" if exit_code else "Completed"),
+            "message": text,
+            "finishedAt": _now(),
+        }
+        phase = "Failed" if exit_code else "Succeeded"
+        status = _status(phase, {"terminated": terminated}, ready=False, restarts=_restarts(pod))
+        if disruption:
+            status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": disruption})
+        self._status(pod, status)
+
+    def restart(self, pod: Pod, times: int = 1) -> None:
+        """All its containers start anew, in place."""
+        state = {"running": {"startedAt": _now()}}
+        self._status(pod, _status("Running", state, ready=True, restarts=_restarts(pod) + times))
+
+    def vanish(self, pod: Pod) -> None:
+        """Gone without a word, as when a node is removed."""
+        namespace, name = _key(pod)
+        self._api.delete("pods", name, namespace, grace_seconds=0)
+
+    # --- healthy nodes ---
+
+    def follow(self, namespace: str) -> None:
+        """From now on: place and start pods that are not gated, end and remove those that are being deleted."""
+        self._namespaces.add(namespace)
+
+    def leave(self, namespace: str) -> None:
+        """From now on, only what is said."""
+        self._namespaces.discard(namespace)
+
+    def start(self) -> None:
+        for name, labels_, gpus in ((CPU_NODE, {}, 0), (GPU_NODE, {"nvidia.com/gpu.present": "true"}, 8)):
+            self._api.create("nodes", manifests.node(name, labels_))
+            self.set_gpus(name, gpus)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def set_gpus(self, node: str, gpus: int) -> None:
+        """What a device plugin does as GPUs come and go; 0: the node has never heard of any."""
+        self._api.merge("nodes", node, {"status": manifests.node_status(gpus)}, subresource="status")
+
+    def declare(self, *features: str) -> None:
+        """What the kubelets of both nodes say that they know."""
+        for node in (CPU_NODE, GPU_NODE):
+            self._api.merge("nodes", node, {"status": {"declaredFeatures": list(features)}}, subresource="status")
+
+    def _work(self) -> None:
+        while not self._stop.wait(_ROUND_SECONDS):
+            with suppress(httpx.TransportError), _only_own_mistakes():  # some tests stop the API server
+                self._heartbeat()
+                for pod in self._api.list("pods", selector=labels.ROLE):
+                    if pod["metadata"]["namespace"] in self._namespaces:
+                        self._care_for(pod)
+
+    def _heartbeat(self) -> None:
+        """Without it, the controller manager takes the nodes for lost after 50 s."""
+        if time.monotonic() < self._next_heartbeat:
+            return
+        self._next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
+        for name in (CPU_NODE, GPU_NODE):
+            ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": _now()}
+            self._api.patch_status("nodes", name, {"conditions": [ready]})
+
+    def _care_for(self, pod: Pod) -> None:
+        status = pod["status"]
+        with _only_own_mistakes():
+            if "deletionTimestamp" in pod["metadata"]:
+                if status["phase"] == "Running":
+                    self.end(pod, 143)
+                self.vanish(pod)
+            elif "nodeName" not in pod["spec"]:
+                if not pod["spec"].get("schedulingGates"):
+                    self.place(pod, node_for(pod))
+            elif status["phase"] == "Pending" and not _waits(pod):
+                self.run(pod)
+
+    def _status(self, pod: Pod, status: dict[str, Any]) -> None:
+        namespace, name = _key(pod)
+        self._api.patch_status("pods", name, status, namespace)
+
+
+@contextmanager
+def _only_own_mistakes() -> Iterator[None]:
+    """A pod that has gone or moved on meanwhile, or an API server that is only coming up, is nothing to stop for."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status in (400, 422):
+            raise
+
+
+def node_for(pod: Pod) -> str:
+    """Where the two-node cluster of the tests has room."""
+    limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return GPU_NODE if any("gpu" in resource for resource in limits) else CPU_NODE
+
+
+def _restarts(pod: Pod) -> int:
+    return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
+
+
+def _waits(pod: Pod) -> bool:
+    return any("waiting" in status["state"] for status in pod["status"].get("containerStatuses", []))
+
+
+def _status(phase: str, state: dict[str, Any], *, ready: bool, restarts: int = 0) -> dict[str, Any]:
+    container = {
+        "name": "rljob",
+        "state": state,
+        "ready": ready,
+        "started": "running" in state,
+        "restartCount": restarts,
+        "image": "trainer",
+        "imageID": "trainer",
+    }
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Ready", "status": "True" if ready else "False"},
+    ]
+    return {"phase": phase, "conditions": conditions, "containerStatuses": [container], "startTime": _now()}
+
+
+def _key(pod: Pod) -> tuple[str, str]:
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,126 @@
+"""The real operator as a process: started, killed and started again by tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import yaml
+
+from rljob_testing.patience import Deadline
+
+START_SECONDS = 30.0
+
+
+@dataclass
+class OperatorProcess:
+    """One replica, with its log and its ports. `settings` are options of `rljob-operator run`, by their field names."""
+
+    kubeconfig: Path
+    log: Path
+    probes_port: int
+    metrics_port: int
+    settings: Mapping[str, object] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self, wait: bool = True) -> None:
+        """Return when it is ready: its caches are filled, and it leads or stands by."""
+        assert not self.running, "the operator runs already"
+        given = {**self.settings, "probes_port": self.probes_port, "metrics_port": self.metrics_port}
+        settings = {f"RLJOB_OPERATOR_{name.upper()}": str(value) for name, value in given.items()}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_operator.cli", "run"],
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig), **settings},
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        deadline = Deadline(START_SECONDS)
+        while not deadline.passed:
+            assert self.running, f"the operator ended with code {self.exit_code}; {self.end_of_log()}"
+            if self.probe("readyz") == 200:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"the operator is not ready after {START_SECONDS} s; {self.end_of_log()}")
+
+    def probe(self, path: str) -> int:
+        """HTTP status of /healthz or /readyz; 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.probes_port}/{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL: no good-bye, the Lease is not given back. Returns when it is dead."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def wait_ended(self, timeout: float = 60.0) -> int:
+        """Its exit code. AssertionError where it does not end."""
+        deadline = Deadline(timeout)
+        while self.running:
+            assert not deadline.passed, f"the operator has not ended after {timeout:g} s; {self.end_of_log()}"
+            time.sleep(0.05)
+        assert self._process is not None
+        return self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, as a kubelet sends it; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self.wait_ended()
+
+    @property
+    def process(self) -> psutil.Process:
+        """To be measured."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def cpu_seconds(self) -> float:
+        """User and system time since it started."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def end_of_log(self, lines: int = 15) -> str:
+        tail = self.log.read_text(errors="replace").splitlines()[-lines:]
+        return f"its log {self.log} ends:\n" + "\n".join(tail)
+
+
+def write_kubeconfig(path: Path, url: str, token: str, ca: Path | None = None) -> Path:
+    """A kubeconfig for a token. `ca`: absent where `url` is plain HTTP."""
+    cluster = {"server": url} | ({} if ca is None else {"certificate-authority": str(ca)})
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "tests",
+        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "operator"}}],
+        "clusters": [{"name": "tests", "cluster": cluster}],
+        "users": [{"name": "operator", "user": {"token": token}}],
+    }
+    path.write_text(yaml.safe_dump(config))
+    path.chmod(0o600)
+    return path

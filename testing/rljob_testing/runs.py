@@ -1,0 +1,71 @@
+"""Runs of the real `rljob` command for tests, on manifests made from the example."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_testing.patience import wait_for_end
+from rljob_testing.repository import EXAMPLES
+
+RLJOB = Path(sys.executable).parent / "rljob"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished `rljob run`: its exit code, what it printed, and its output directory."""
+
+    exit_code: int
+    printed: str
+    output: Path
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        lines = (self.output / "ledger.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [line for line in self.ledger if line["kind"] == "step"]
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        return [line for line in self.ledger if line["kind"] == "attempt"]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.output / "summary.json").read_text()))
+
+
+def write_manifest(path: Path, **changes: dict[str, Any]) -> Path:
+    """The digits example with some of its spec replaced: `write_manifest(path, algorithm={"steps": 4})`."""
+    job = yaml.safe_load((EXAMPLES / "digits.yaml").read_text())
+    for section, values in changes.items():
+        job["spec"][section] = {**job["spec"].get(section, {}), **values}
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
+    """Start the real command; its output is captured together."""
+    return subprocess.Popen(
+        [RLJOB, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+
+
+def rljob_run(manifest: Path, output: Path, *options: str | Path, **environment: str) -> Run:
+    """Run the job to its end, whatever that is."""
+    process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options, **environment)
+    printed = wait_for_end(process)
+    return Run(process.returncode, printed, output)

@@ -1,0 +1,310 @@
+"""A cluster in memory: it carries out what reconcile asks for, and its pods do what a test tells them to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rljob_api.conditions import ConditionType
+from rljob_api.job import RLJob
+from rljob_api.status import AttemptStatus, Condition, RLJobStatus
+from rljob_api.step_report import Evidence, RankMemory, StepReport
+from rljob_api.termination_message import TerminationMessage
+from rljob_operator.observe.pod_facts import observed_pod
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import ContainerEnd, Observed, ObservedNode, ObservedPod
+from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.settings import OperatorSettings
+from rljob_testing.memory_plans import memory_plan
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SETTINGS = OperatorSettings(trainer_image="registry.example/trainer:1", trainer_torch_version="2.8.0")
+CPU_NODE = ObservedNode("cpu-node", gpus=0, usable=True)
+GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True)
+PLAN = memory_plan(logprob_chunk_tokens=1024)
+
+
+def job_spec(**overrides: Any) -> dict[str, Any]:
+    """Spec of a small job, in manifest spelling. `steps` goes into algorithm."""
+    algorithm = {"steps": overrides.pop("steps", 60)}
+    spec = {"model": {"uri": "hf://org/name"}, "task": {"name": "digits"}, "algorithm": algorithm}
+    return spec | {"policy": {"replicas": 2}} | overrides
+
+
+class OperatorDied(Exception):
+    """The operator was killed between two writes."""
+
+
+@dataclass
+class SimulatedCluster:
+    spec: dict[str, Any] = field(default_factory=job_spec)
+    settings: OperatorSettings = SETTINGS
+    nodes: tuple[ObservedNode, ...] = (CPU_NODE, GPU_NODE)
+    status: RLJobStatus | None = None
+    pods: dict[str, ObservedPod] = field(default_factory=dict)
+    report: StepReport | None = None
+    now: datetime = START
+    generation: int = 1
+    finalizer: bool = False
+    deleting: bool = False
+    gone: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further fields of what is observed."""
+    events: list[str] = field(default_factory=list)
+    writes: int = 0
+    status_writes: int = 0
+    last: Desired = field(default_factory=Desired)
+    _uids: int = 0
+    _version: int = 0
+
+    # --- the operator ---
+
+    def observe(self) -> Observed:
+        manifest = {"metadata": {"name": "demo", "namespace": "team"}, "spec": self.spec}
+        job = RLJob.model_validate(manifest).model_copy(update={"status": self.status})
+        return Observed(
+            job=None if self.facts.get("problem") else job,
+            stored_status=self.status,
+            namespace="team",
+            name="demo",
+            uid="job-uid",
+            generation=self.generation,
+            created_at=START,
+            deleting=self.deleting,
+            has_finalizer=self.finalizer,
+            pods=tuple(self.pods.values()),
+            step_report=self.report,
+            nodes=self.nodes,
+            fresh_token="token",
+            **self.facts,
+        )
+
+    def snapshot(self) -> tuple[Observed, int]:
+        return self.observe(), self._version
+
+    def round(self, stale: tuple[Observed, int] | None = None, dies_after_writes: int | None = None) -> Desired:
+        """One observe → reconcile → apply. Raises OperatorDied where it dies before all is written."""
+        if self.gone:
+            return Desired()
+        observed, version = stale or self.snapshot()
+        self.last = desired = reconcile(observed, self.settings, self.now)
+        assert reconcile(observed, self.settings, self.now) == desired, "the same observation, another answer"
+        self._apply(desired, version, dies_after_writes)
+        return desired
+
+    def settle(self, most: int = 12) -> Desired:
+        """Rounds until there is nothing left to do. Returns the last."""
+        for _ in range(most):
+            desired = self.round()
+            if replace(desired, look_again_after_seconds=None) == Desired():
+                return desired
+        raise AssertionError(f"still busy after {most} rounds: {self.last}")
+
+    def _apply(self, desired: Desired, version: int, dies_after_writes: int | None) -> None:
+        left = [dies_after_writes]
+
+        def write() -> None:
+            if left[0] is not None:
+                if left[0] == 0:
+                    raise OperatorDied
+                left[0] -= 1
+            self.writes += 1
+
+        if desired.finalizer:
+            write()
+            self.finalizer = True
+        for _ in desired.apply:
+            write()
+        for manifest in desired.create:
+            write()
+            if manifest["kind"] == "Pod":
+                self._create_pod(manifest)
+        for deletion in desired.delete_pods:
+            write()
+            pod = self.pods.get(deletion.name)
+            if pod is not None and pod.uid == deletion.uid:
+                self.delete_pod(pod.name, deletion.grace_seconds)
+        if desired.delete_job:
+            write()
+            self.delete_job()
+        if desired.status is not None:
+            write()
+            if version != self._version:
+                return  # a conflict: somebody wrote meanwhile
+            stored = RLJobStatus.model_validate_json(desired.status.model_dump_json())
+            assert stored == desired.status, "the API server would store something else"
+            self.set_status(stored)
+            self.status_writes += 1
+        self.events += [note.reason for note in desired.events]
+        if desired.finalizer is False:
+            write()
+            self.finalizer, self.gone = False, self.deleting
+
+    def _create_pod(self, manifest: dict[str, Any]) -> None:
+        metadata = manifest["metadata"]
+        if metadata["name"] in self.pods or self.deleting:
+            return
+        self._uids += 1
+        stored = {"uid": f"uid-{self._uids}", "creationTimestamp": self.now.isoformat()}
+        pod = observed_pod({**manifest, "metadata": metadata | stored, "status": {"phase": "Pending"}})
+        assert pod is not None
+        self.pods[pod.name] = pod
+
+    # --- people ---
+
+    def set_status(self, status: RLJobStatus | None) -> None:
+        self.status = status
+        self._version += 1
+
+    def change_spec(self, **overrides: Any) -> None:
+        self.spec = self.spec | overrides
+        self.generation += 1
+        self._version += 1
+
+    def raise_steps(self, steps: int) -> None:
+        self.change_spec(algorithm=self.spec["algorithm"] | {"steps": steps})
+
+    def delete_job(self) -> None:
+        self.deleting = True
+        self.gone = not self.finalizer
+
+    def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
+        """Gracefully: a pod without a node, or one that has ended, goes at once. `grace_seconds`: None is the pod's."""
+        pod = self.pods[name]
+        if pod.node is None or pod.ended:
+            del self.pods[name]
+        else:
+            grace_seconds = self.settings.termination_grace_seconds if grace_seconds is None else grace_seconds
+            self._change(name, deleting=True, deletion_grace_seconds=grace_seconds)
+
+    # --- scheduler and kubelets ---
+
+    def tick(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def place(self, *names: str, node: str | None = None) -> None:
+        for name in names or tuple(self.pods):
+            where = node or ("cpu-node" if self.pods[name].role == "controller" else "gpu-node")
+            self._change(name, node=where, scheduled_at=self.now, unschedulable=None)
+
+    def unschedulable(self, text: str, *names: str) -> None:
+        for name in names:
+            self._change(name, unschedulable=text)
+
+    def start(self, *names: str) -> None:
+        for name in names or tuple(self.pods):
+            self._change(name, phase="Running", started=True, waiting=None)
+
+    def ready(self, *names: str) -> None:
+        for name in names or tuple(self.pods):
+            self._change(name, ready=True)
+
+    def end(
+        self,
+        name: str,
+        exit_code: int,
+        *,
+        sentence: str | None = None,
+        told_code: int | None = None,
+        step: int | None = None,
+        evidence: Evidence | None = None,
+        reason: str = "Error",
+        text: str = "",
+    ) -> None:
+        """`told_code`: of the message, where it is not the container's own."""
+        told = exit_code if told_code is None else told_code
+        message = (
+            TerminationMessage(exit_code=told, message=sentence, step=step, evidence=evidence)
+            if sentence is not None
+            else None
+        )
+        end = ContainerEnd(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
+        self._change(name, phase="Failed" if exit_code else "Succeeded", ready=False, started=True, end=end)
+
+    def restart(self, *names: str) -> None:
+        """All containers of the pods start anew, in place."""
+        for name in names or tuple(self.pods):
+            self._change(name, restart_count=self.pods[name].restart_count + 1, ready=False, end=None)
+
+    def vanish(self, name: str) -> None:
+        del self.pods[name]
+
+    def finish_deletions(self) -> None:
+        """The pods that are being deleted end, and are gone before anyone sees how."""
+        for name in [pod.name for pod in self.pods.values() if pod.deleting]:
+            del self.pods[name]
+
+    def change_pod(self, name: str, **changes: Any) -> None:
+        self._change(name, **changes)
+
+    def _change(self, name: str, **changes: Any) -> None:
+        self.pods[name] = replace(self.pods[name], **changes)
+
+    # --- the trainer ---
+
+    def reports(self, step: int, *, attempt: int | None = None, reward: float = 0.5, **more: Any) -> None:
+        self.report = StepReport.model_validate(
+            {"metadata": {"name": "demo"}, "attempt": attempt or self.attempt.number, "step": step, "reward": reward}
+            | {"plan": PLAN}
+            | more
+        )
+
+    # --- what a test asks ---
+
+    @property
+    def attempt(self) -> AttemptStatus:
+        assert self.status is not None
+        return self.status.attempts[-1]
+
+    def condition(self, type_: ConditionType) -> Condition:
+        assert self.status is not None
+        return next(condition for condition in self.status.conditions if condition.type == type_)
+
+    def holds(self, type_: ConditionType) -> bool:
+        return self.condition(type_).status == "True"
+
+    @property
+    def phase(self) -> str:
+        assert self.status is not None
+        assert self.status.display is not None
+        return self.status.display.phase
+
+    # --- the way to where most tests begin ---
+
+    def run(self) -> SimulatedCluster:
+        """Until the attempt commits steps."""
+        self.settle()
+        self.place()
+        self.start()
+        self.ready()
+        self.settle()
+        return self
+
+    def next_attempt_runs(self) -> SimulatedCluster:
+        """The pods that are to go go, and those of the next attempt start."""
+        for _ in range(4):
+            self.settle()
+            self.finish_deletions()
+        self.tick(400)
+        return self.run()
+
+
+CONTROLLER, POLICY_0, POLICY_1 = "demo-controller", "demo-policy-0", "demo-policy-1"
+
+
+def rank_memory(**overrides: int) -> RankMemory:
+    gib = 1 << 30
+    values = {
+        "reserved_bytes": 20 * gib,
+        "peak_allocated_bytes": 40 * gib,
+        "peak_reserved_bytes": 50 * gib,
+        "device_free_bytes": 55 * gib,
+        "device_total_bytes": 80 * gib,
+    }
+    return RankMemory.model_validate({"role": "policy", "rank": 0} | values | overrides)
+
+
+def reasons(conditions: Sequence[Condition]) -> dict[str, str]:
+    return {condition.type: condition.reason for condition in conditions}

@@ -1,0 +1,121 @@
+"""Asks the cluster, and tells it, also while its API server is away."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_cluster.api_client import ApiClient, admin_client
+from rljob_cluster.layout import ClusterLayout
+from rljob_testing.cluster.installed_operator import NAMESPACE as OPERATOR_NAMESPACE
+
+NAMESPACE = "soak"
+_JOBS = f"/apis/rljob.dev/v1alpha1/namespaces/{NAMESPACE}/rljobs"
+_LOOK_SECONDS = 1.0
+_AWAY_SECONDS = 180.0
+"""An API server that is away for longer does not come back."""
+
+Object = dict[str, Any]
+
+
+class ApiServerAway(Exception):
+    """The API server was asked for minutes, and did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoakCluster:
+    """This machine's cluster, as its administrator."""
+
+    layout: ClusterLayout
+    api: ApiClient
+
+    @classmethod
+    def of_this_machine(cls) -> SoakCluster:
+        layout = ClusterLayout.default()
+        return cls(layout, admin_client(layout.control_plane))
+
+    def listed(self, path: str) -> list[Object]:
+        """The objects below the path of a list, such as /api/v1/pods. Raises ApiServerAway."""
+        found: list[Object] = self._answer(path)["items"]
+        return found
+
+    def jobs(self) -> list[Object]:
+        return self.listed(_JOBS)
+
+    def job(self, name: str) -> Object:
+        return self._answer(f"{_JOBS}/{name}")
+
+    def pods(self) -> list[Object]:
+        """Of the jobs, by name."""
+        return self.listed(f"/api/v1/namespaces/{NAMESPACE}/pods")
+
+    def volumes(self) -> list[Object]:
+        """Of the whole cluster."""
+        return self.listed("/api/v1/persistentvolumes")
+
+    def operator_pods(self) -> list[Object]:
+        selector = "labelSelector=app.kubernetes.io/name=rljob-operator"
+        return self.listed(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods?{selector}")
+
+    def version(self) -> str:
+        return str(self._answer("/version")["gitVersion"])
+
+    def create_namespace(self) -> None:
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
+
+    def delete_namespace(self) -> None:
+        """With all that is in it; returns when it is gone."""
+        self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+
+    def apply(self, manifest: Object) -> None:
+        self.kubectl("apply", "-f", "-", manifest=yaml.safe_dump(manifest))
+
+    def delete(self, kind: str, name: str, *options: str, namespace: str = NAMESPACE) -> None:
+        """Ask for it; does not wait until it is gone."""
+        self.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", *options, namespace=namespace)
+
+    def kubectl(self, *words: str, manifest: str | None = None, namespace: str = NAMESPACE) -> str:
+        """What it printed, as soon as it succeeds. Raises ApiServerAway, with its last words, where it does not."""
+        options = (f"--kubeconfig={self.layout.kubeconfig}", f"--namespace={namespace}", "--request-timeout=10s")
+        command = [str(self.layout.binaries / "kubectl"), *options, *words]
+        end = time.monotonic() + _AWAY_SECONDS
+        while True:
+            done = subprocess.run(command, input=manifest, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout
+            if time.monotonic() > end:
+                raise ApiServerAway(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+            time.sleep(_LOOK_SECONDS)
+
+    def run_folder(self, job: str) -> Path | None:
+        """Where the job's ledger and logs lie on this machine; None where it never had a volume."""
+        claim = (NAMESPACE, f"{job}-checkpoints")
+        return next((folder_of(volume) for volume in self.volumes() if claim_of(volume) == claim), None)
+
+    def _answer(self, path: str) -> Object:
+        end = time.monotonic() + _AWAY_SECONDS
+        while (answer := self.api.get(path)) is None:
+            if time.monotonic() > end:
+                raise ApiServerAway(f"the API server did not give {path} for {_AWAY_SECONDS:.0f} s")
+            time.sleep(_LOOK_SECONDS)
+        found: Object = json.loads(answer)
+        return found
+
+
+def claim_of(volume: Object) -> tuple[str, str]:
+    """Namespace and name of the claim that the volume was made for."""
+    claim = volume["spec"].get("claimRef", {})
+    return claim.get("namespace", ""), claim.get("name", "")
+
+
+def folder_of(volume: Object) -> Path:
+    """The folder of this machine that the volume is."""
+    spec = volume["spec"]
+    return Path((spec.get("hostPath") or spec["local"])["path"])

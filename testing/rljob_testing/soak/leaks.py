@@ -1,0 +1,179 @@
+"""What is there though the pod, the container or the job that it was for is not: on both nodes and in the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_cluster import machine
+from rljob_cluster.commands import run
+from rljob_cluster.errors import ClusterError
+from rljob_cluster.layout import NODES, Node
+from rljob_testing.soak import processes
+from rljob_testing.soak.cluster import NAMESPACE, SoakCluster, claim_of, folder_of
+
+_EVERY_NAMESPACE_HAS = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
+_SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
+_USER_OF_PODS = 10001
+_SHARED_FOLDERS = (Path("/tmp"), Path("/dev/shm"))
+"""Folders of the machine that pods have their own of: what they wrote there would be a hole in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container that containerd knows. `network`: the file of its network namespace, or empty."""
+
+    id: str
+    pod_uid: str
+    network: str
+
+    @classmethod
+    def of(cls, info: dict[str, Any]) -> Container:
+        """From what `ctr containers info` prints."""
+        namespaces = info["Spec"]["linux"]["namespaces"]
+        network = next((found.get("path", "") for found in namespaces if found["type"] == "network"), "")
+        return cls(info["ID"], info["Labels"].get("io.kubernetes.pod.uid", ""), Path(network).name)
+
+
+def remains(cluster: SoakCluster) -> set[str]:
+    """All that is left behind now, one line each. Raises ApiServerAway, and ClusterError where containerd is away."""
+    uids = {pod["metadata"]["uid"] for pod in cluster.listed("/api/v1/pods")}
+    containers = {container.id: container for node in NODES for container in _containers(cluster, node)}
+    networks = {container.network for container in containers.values()}
+    return {
+        *_objects(cluster),
+        *_volumes(cluster),
+        *(f"container {found.id[:12]}" for found in containers.values() if found.pod_uid not in uids),
+        *(f"{what} of pod {uid}" for what, uid in _of_pods(cluster) if uid not in uids),
+        *(f"{what} of container {id_[:12]}" for what, id_ in _of_containers(cluster) if id_ not in containers),
+        *(line for node in NODES for line in _folders_of_no_snapshot(cluster, node)),
+        *(f"network {name}" for name in _network_namespaces() if name not in networks),
+        *(f"{path}, a pod's file" for folder in _SHARED_FOLDERS for path in _files_of_pods(folder)),
+    }
+
+
+def used_bytes(cluster: SoakCluster) -> int:
+    """Disk that the nodes' folders and the volumes hold, beside images and what `remains` counts."""
+    folders = (cluster.layout.state / "nodes", cluster.layout.volumes)
+    return sum(_size(Path(root, file)) for folder in folders for root, _, files in os.walk(folder) for file in files)
+
+
+def ids_in(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Each line of the text in which there is an id, with that id."""
+    for line in text.splitlines():
+        if found := pattern.search(line):
+            yield line, found[0]
+
+
+# --- in the cluster ---
+
+
+def _objects(cluster: SoakCluster) -> set[str]:
+    kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    kept = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    return set(cluster.kubectl("get", kept, "-o", "name").split()) - _EVERY_NAMESPACE_HAS
+
+
+def _volumes(cluster: SoakCluster) -> Iterator[str]:
+    volumes = cluster.volumes()
+    yield from (f"volume {volume['metadata']['name']}" for volume in volumes if claim_of(volume)[0] == NAMESPACE)
+    known = {folder_of(volume) for volume in volumes}
+    yield from (f"folder {path.name} of a volume" for path in cluster.layout.volumes.iterdir() if path not in known)
+
+
+# --- on the nodes ---
+
+
+def _snapshots(cluster: SoakCluster, node: Node) -> str:
+    return _ctr(cluster, node, "snapshots", "list")
+
+
+def _folders_of_no_snapshot(cluster: SoakCluster, node: Node) -> Iterator[str]:
+    known = len(_snapshots(cluster, node).splitlines()) - 1
+    folders = len(list((cluster.layout.node(node).images / _SNAPSHOTS).iterdir()))
+    if folders > known:
+        yield f"{folders - known} folders of no snapshot on {node.name}"
+
+
+def _containers(cluster: SoakCluster, node: Node) -> list[Container]:
+    ids = _ctr(cluster, node, "containers", "list", "--quiet").split()
+    return [container for id_ in ids if (container := _container(cluster, node, id_))]
+
+
+def _container(cluster: SoakCluster, node: Node, id_: str) -> Container | None:
+    """None where it has gone since it was listed."""
+    try:
+        return Container.of(json.loads(_ctr(cluster, node, "containers", "info", id_)))
+    except ClusterError as error:
+        if "not found" not in str(error):
+            raise
+        return None
+
+
+def _of_pods(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
+    """What is a pod's, and the uid of that."""
+    yield from (("control group", group.name.removeprefix("pod")) for group in processes.groups_of_pods())
+    yield from (("mount", uid) for _, uid in ids_in(_mounts(cluster), _POD_UID))
+    for node in NODES:
+        state = cluster.layout.node(node).state
+        yield from (("kubelet's folder", path.name) for path in (state / "kubelet" / "pods").iterdir())
+        yield from (("folder of logs", path.name.rpartition("_")[2]) for path in (state / "pod-logs").iterdir())
+
+
+def _of_containers(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
+    """What is a container's, and the id of that."""
+    yield from (("shim", shim.name) for shim in processes.shims())
+    yield from (("mount", id_) for _, id_ in ids_in(_mounts(cluster), _CONTAINER_ID))
+    for node in NODES:
+        snapshots = ids_in(_snapshots(cluster, node), _CONTAINER_ID)
+        yield from (("snapshot", id_) for line, id_ in snapshots if "Active" in line)
+        for path in (cluster.layout.node(node).state / "addresses").glob("*/*.*.*.*"):
+            if (text := _text(path)) is not None:
+                yield f"address {path.name}", text.partition("\n")[0].strip()
+
+
+def _network_namespaces() -> list[str]:
+    return [path.name for path in Path(f"/proc/{machine.first_process()}/root/run/netns").glob("*")]
+
+
+def _mounts(cluster: SoakCluster) -> str:
+    """Where something is mounted for the nodes. Other mounts of this machine show in the cluster's, too."""
+    mounts = Path(f"/proc/{machine.first_process()}/mounts").read_text().splitlines()
+    return "\n".join(at for _, at, *_ in map(str.split, mounts) if at.startswith(str(cluster.layout.state)))
+
+
+def _files_of_pods(folder: Path) -> Iterable[Path]:
+    for path in folder.iterdir():
+        try:
+            if path.lstat().st_uid == _USER_OF_PODS:
+                yield path
+        except FileNotFoundError:
+            continue
+
+
+def _size(file: Path) -> int:
+    """0 where it is gone."""
+    try:
+        return file.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _text(file: Path) -> str | None:
+    """None where it is gone."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _ctr(cluster: SoakCluster, node: Node, *words: str) -> str:
+    socket = cluster.layout.node(node).containerd_socket
+    return run(cluster.layout.binaries / "ctr", "--address", socket, "--namespace", "k8s.io", *words)

@@ -1,0 +1,154 @@
+"""What a soak comes to: how the jobs ended, how long each fault held them up, and what is wrong. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_testing.cluster.job_status import condition, holds, status
+from rljob_testing.soak.faults import Fault
+from rljob_testing.soak.job_stream import JobOutcome
+from rljob_trainer.ledger.records import FaultRecord, StepRecord
+
+_MAY_GROW_BYTES = 64 << 20
+"""Disk that may be in use beside what was: logs of pods that are still there."""
+_MAY_GROW_SHARE = 1.5
+"""Of the operator's memory when it is idle."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """`disk_bytes`: of nodes and volumes. `operator_bytes`: resident in the operator's process."""
+
+    disk_bytes: int
+    operator_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """All that was seen. `seconds`: in all. `left_behind`: what was there long after the last job had gone."""
+
+    seed: int
+    minutes: float
+    lanes: int
+    seconds: float
+    outcomes: Sequence[JobOutcome]
+    faults: Sequence[Fault]
+    before: Footprint
+    after: Footprint
+    left_behind: Sequence[str]
+    kubernetes: str
+
+
+def problems(soak: Soak) -> list[str]:
+    """Everything that is not as it should be; empty where all jobs are complete and nothing is left."""
+    found = [problem for outcome in soak.outcomes for problem in _problems_of_job(outcome)]
+    found += [f"left behind: {line}" for line in soak.left_behind]
+    if soak.after.disk_bytes > soak.before.disk_bytes + _MAY_GROW_BYTES:
+        found.append(f"disk in use grew from {soak.before.disk_bytes} to {soak.after.disk_bytes} bytes")
+    if soak.after.operator_bytes > soak.before.operator_bytes * _MAY_GROW_SHARE:
+        grown = f"from {soak.before.operator_bytes} to {soak.after.operator_bytes} bytes"
+        found.append(f"the operator's memory grew {grown}")
+    return found
+
+
+def row(soak: Soak) -> Row:
+    """The soak as it is recorded."""
+    jobs = [_job(outcome) for outcome in soak.outcomes]
+    faults = [_fault(fault, soak.outcomes) for fault in soak.faults]
+    changes = [change for outcome in soak.outcomes for change in status(outcome.job).get("planChanges", [])]
+    return {
+        "seed": soak.seed,
+        "minutes_of_faults": soak.minutes,
+        "minutes": round(soak.seconds / 60, 1),
+        "lanes": soak.lanes,
+        "kubernetes": soak.kubernetes,
+        "jobs": len(jobs),
+        "complete": sum(job["ended"] == "Complete" for job in jobs),
+        "steps": sum(job["steps"] for job in jobs),
+        "faults": dict(Counter(fault.kind for fault in soak.faults)),
+        "failures_on_purpose": dict(Counter(name for job in jobs for name in job["failures"])),
+        "attempts": dict(Counter(reason for job in jobs for reason in job["attempts"])),
+        "plan_changes": dict(Counter(change["remedy"]["setting"] for change in changes)),
+        "recovery_seconds_by_fault": _by((fault["kind"], fault["seconds_to_next_step"]) for fault in faults),
+        "recovery_seconds_by_level": _by((change["level"], change.get("secondsToRecover")) for change in changes),
+        "left_behind": list(soak.left_behind),
+        "problems": problems(soak),
+        "disk_bytes": [soak.before.disk_bytes, soak.after.disk_bytes],
+        "operator_bytes": [soak.before.operator_bytes, soak.after.operator_bytes],
+        "each_job": jobs,
+        "each_fault": faults,
+    }
+
+
+def seconds_to_next_step(fault: Fault, outcomes: Iterable[JobOutcome]) -> float | None:
+    """From the fault until the last of the jobs that it may have disturbed had committed a step again.
+
+    None where none had a step left to commit. What else went wrong meanwhile is in it.
+    """
+    waits = []
+    for outcome in outcomes:
+        if outcome.name in fault.jobs:
+            later = [commit for commit in _commits(outcome) if commit > fault.at]
+            waits += [min(later) - fault.at] if later else []
+    return max(waits, default=None)
+
+
+def _problems_of_job(outcome: JobOutcome) -> list[str]:
+    found = [f"{outcome.name}: {outcome.damage}"] if outcome.damage else []
+    wanted = outcome.job["spec"]["algorithm"]["steps"]
+    if not holds("Complete")(outcome.job):
+        message = condition(outcome.job, "Failed").get("message") or "it had not ended when the soak did"
+        return [*found, f"{outcome.name} is not complete: {message}"]
+    committed = [record.step for record in outcome.ledger if isinstance(record, StepRecord)]
+    if committed != list(range(1, wanted + 1)):
+        found.append(f"{outcome.name}: expected steps 1 to {wanted}, each once, found {len(committed)} in its ledger")
+    return found
+
+
+def _job(outcome: JobOutcome) -> Row:
+    seen = status(outcome.job)
+    ended = next((kind for kind in ("Complete", "Failed") if holds(kind)(outcome.job)), "Unfinished")
+    given = [f"{record.fault_class}@{record.phase}" for record in outcome.ledger if isinstance(record, FaultRecord)]
+    return {
+        "name": outcome.name,
+        "ended": ended,
+        "steps": len(_commits(outcome)),
+        "gpus": outcome.job["spec"]["policy"]["gpusPerReplica"],
+        "seconds": round(outcome.seconds, 1),
+        "failures": given,
+        "attempts": [attempt.get("reason", "Unfinished") for attempt in seen.get("attempts", [])],
+        "plan_changes": [change["remedy"]["setting"] for change in seen.get("planChanges", [])],
+    }
+
+
+def _fault(fault: Fault, outcomes: Sequence[JobOutcome]) -> Row:
+    seconds = seconds_to_next_step(fault, outcomes)
+    return {
+        "kind": fault.kind,
+        "target": fault.target,
+        "jobs": list(fault.jobs),
+        "seconds_to_next_step": None if seconds is None else round(seconds, 1),
+    }
+
+
+def _by(pairs: Iterable[tuple[str, float | None]]) -> Row:
+    """Count, median and worst of the numbers, by name."""
+    found: dict[str, list[float]] = {}
+    for name, seconds in pairs:
+        found.setdefault(name, []).extend([] if seconds is None else [seconds])
+    return {
+        name: {"count": len(all_), "median": round(statistics.median(all_), 1), "worst": round(max(all_), 1)}
+        for name, all_ in sorted(found.items())
+        if all_
+    }
+
+
+def _commits(outcome: JobOutcome) -> list[float]:
+    """When each step was committed, in seconds since the epoch."""
+    return [record.committed_at for record in outcome.ledger if isinstance(record, StepRecord)]
