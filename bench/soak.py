@@ -1,7 +1,7 @@
 """Random faults over several jobs on this machine's cluster: do all complete, and is anything left behind?
 
     make demo-cluster    # the cluster, the images, the operator
-    .venv/bin/python -m rljob_testing.soak [--minutes 60] [--seed 1] [--jobs 2] [--output runs/soak]
+    .venv/bin/python -m bench.soak [--minutes 60] [--seed 1] [--jobs 2] [--output runs/soak]
 
 Processes, pods, kubelets, containerd, the API server and the operator are killed or stopped at times that the seed
 draws; jobs besides fail on purpose, of memory and otherwise. Ends with 1 where a job is not complete or something is

@@ -15,7 +15,7 @@ def section(result: Mapping[str, Any]) -> str:
     machine = f"{result['device']}, Kubernetes {row['kubernetes']}"
     return f"""## {row["minutes_of_faults"]:.0f} minutes of random faults
 
-`python -m rljob_testing.soak --minutes {row["minutes_of_faults"]:.0f} --seed {row["seed"]}`, {result["date"]}, {machine}:
+`python -m bench.soak --minutes {row["minutes_of_faults"]:.0f} --seed {row["seed"]}`, {result["date"]}, {machine}:
 {result["note"]}.
 {row["lanes"]} jobs at a time, {row["jobs"]} in all, each also with failures of its own by `spec.faultInjection`:
 {_counted(row["failures_on_purpose"])}.
