@@ -11,5 +11,5 @@ class MeasuredPolicy(PolicyActor):
     """A policy rank whose micro-batches can change their size while its allocator keeps what it has cached."""
 
     def use_budget(self, micro_batch_tokens: int) -> None:
-        memory = replace(self.config.memory, micro_batch_tokens=micro_batch_tokens)
+        memory = self.config.memory.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
         self.config = self._update.config = replace(self.config, memory=memory)

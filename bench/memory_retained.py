@@ -51,7 +51,7 @@ def main(device: Device, micro_batches: int, output: Path) -> None:
             [("detached", True, micro_batches), ("not detached", False, min(256, micro_batches))], start=2
         ):
             with arm(rows, name) as row:
-                rank.change_memory(replace(settings, detach_metrics=detached))
+                rank.change_memory(settings.model_copy(update={"detach_metrics": detached}))
                 rank.update(same_length_rollouts(workload, 1, 2 * WARM_UP))  # compiles the layers anew
                 result = rank.update(same_length_rollouts(workload, step, count))
                 row |= growth(read_memory_log(config.output_dir), step)

@@ -18,10 +18,11 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
@@ -69,17 +70,23 @@ def workload_for(device: Device) -> Workload:
     return QWEN3_0_6B if device == "cuda" else TINY
 
 
-def memory_settings(workload: Workload, **changes: Any) -> PolicyMemory:
-    """What `Auto` comes to on a large GPU, with `changes`."""
+def memory_settings(workload: Workload, **changes: Any) -> MemoryPlan:
+    """The plan that `Auto` results in on a large GPU, with `changes`."""
     settings: Row = {
+        "empty_cache": True,
+        "expandable_segments": True,
+        "rollout_sleep_level": 2,
+        "kv_cache_bytes": workload.kv_cache_bytes,
         "micro_batch_tokens": workload.micro_batch_tokens,
         "logprob_chunk_tokens": workload.logprob_chunk_tokens,
+        "activation_checkpointing": False,
+        "optimizer_offload": False,
         "sync_bucket_bytes": 297 * MIB,
     }
-    return PolicyMemory(**(settings | changes))
+    return MemoryPlan(**(settings | changes))
 
 
-def policy_config(workload: Workload, device: Device, memory: PolicyMemory, output_dir: Path) -> PolicyConfig:
+def policy_config(workload: Workload, device: Device, memory: MemoryPlan, output_dir: Path) -> PolicyConfig:
     return PolicyConfig(
         model_dir=resolve_model(workload.uri),
         output_dir=output_dir,
@@ -137,7 +144,7 @@ class Roles:
         self,
         workload: Workload,
         device: Device,
-        memory: PolicyMemory,
+        memory: MemoryPlan,
         *,
         generated_tokens: int = 16,
         cuda_graphs: bool = False,
@@ -179,7 +186,7 @@ class Roles:
         ray.shutdown()
         self._directory.cleanup()
 
-    def change_memory(self, memory: PolicyMemory) -> None:
+    def change_memory(self, memory: MemoryPlan) -> None:
         """Go on under other settings; what the policy has cached so far goes back to the device."""
         _result(self._policy.change_memory.remote(memory))
 

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 
@@ -132,7 +133,7 @@ def policy_config(model_dir: Path, output_dir: Path, **changes: Any) -> PolicyCo
         "device": "cpu",
         "dtype": "float32",
         "learning_rate": 1e-4,
-        "memory": PolicyMemory(micro_batch_tokens=40, logprob_chunk_tokens=7),
+        "memory": memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7),
         "loss": LossConfig(),
     }
     return PolicyConfig(model_dir=model_dir, output_dir=output_dir, **(settings | changes))

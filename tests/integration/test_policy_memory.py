@@ -10,12 +10,13 @@ import pytest
 import torch
 from policy_processes import policy_config, policy_processes, scored_batch, tiny_model
 
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm import logprobs
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 
-MEMORY = PolicyMemory(micro_batch_tokens=40, logprob_chunk_tokens=7)
+MEMORY = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7)
 
 
 def digest_after_update(config: PolicyConfig) -> str:
@@ -74,7 +75,7 @@ def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> N
 def test_metrics_that_are_not_detached_keep_every_micro_batch_until_the_update_ends(
     tmp_path: Path, detached: bool
 ) -> None:
-    memory = replace(MEMORY, detach_metrics=detached)
+    memory = MEMORY.model_copy(update={"detach_metrics": detached})
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", memory=memory)
     with policy_processes(1, config) as policy:
         [kept] = policy.run(_saved_tensors_kept, scored_batch(1))
@@ -108,7 +109,7 @@ def _saved_tensors_kept(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
 
 def test_memory_settings_change_between_updates(tmp_path: Path) -> None:
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
-    smaller = PolicyMemory(micro_batch_tokens=24, logprob_chunk_tokens=3, activation_checkpointing=True)
+    smaller = memory_plan(micro_batch_tokens=24, logprob_chunk_tokens=3, activation_checkpointing=True)
     with policy_processes(1, config) as policy:
         [before] = policy.run(_what_an_update_does, scored_batch(1))
         policy.call("change_memory", smaller)

@@ -13,9 +13,10 @@ import torch
 from policy_processes import parameters, policy_config, policy_processes, scored_batch, tiny_model
 from transformers import AutoModelForCausalLM
 
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.errors import BadInput
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -169,7 +170,7 @@ def test_token_logprobs_are_those_of_the_whole_logits_whatever_the_ranks(tmp_pat
 def test_activation_checkpointing_changes_no_bit(tmp_path: Path) -> None:
     model_dir, digests = tiny_model(tmp_path / "model"), []
     for enabled in (False, True):
-        memory = PolicyMemory(micro_batch_tokens=40, logprob_chunk_tokens=7, activation_checkpointing=enabled)
+        memory = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7, activation_checkpointing=enabled)
         with policy_processes(1, policy_config(model_dir, tmp_path / "run", memory=memory)) as policy:
             policy.call("update", scored_batch(1))
             digests += policy.call("weights_digest")

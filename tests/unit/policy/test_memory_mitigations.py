@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,12 @@ import pytest
 import structlog
 import torch
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator_settings import setting_problems
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.policy import optimizer as policy_optimizer
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.memory_mitigations import expandable_segments, weight_export
 from rljob_trainer.policy.memory_mitigations.cached_memory import WORTH_A_FLUSH_BYTES, cache_handed_back
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
@@ -141,13 +142,13 @@ class KeptBuffer:
         self.capacity_bytes = capacity_bytes
 
 
-def reserving(bucket_bytes: int) -> PolicyMemory:
-    return PolicyMemory(64, 64, sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
+def reserving(bucket_bytes: int) -> MemoryPlan:
+    return memory_plan(sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
 
 
 def test_switching_makes_classic_memory_for_the_sync_alone_and_gives_it_back(told: list[str]) -> None:
     export = WeightExport(expandable(), largest_parameter_bytes=10)
-    export.arrange(PolicyMemory(64, 64, weight_export="SwitchSegments"))
+    export.arrange(memory_plan(weight_export="SwitchSegments"))
     with export.exporting():
         assert told == [ON, OFF, "flush"]
     assert told[3:] == ["collect", "flush", ON]
@@ -178,7 +179,7 @@ def test_a_reserved_buffer_holds_the_largest_parameter_and_grows_but_does_not_sh
         assert export.buffer is not None
         sizes.append(export.buffer.capacity_bytes)
     assert sizes == [30, 100, 100]
-    export.arrange(PolicyMemory(64, 64))
+    export.arrange(memory_plan())
     assert export.buffer is None
 
 
@@ -233,13 +234,13 @@ def test_a_policy_that_is_told_to_give_its_cache_back_does_so_at_once(
     told: list[str], caching: list[int], tmp_path: Path
 ) -> None:
     """The engine that could not wake beside it is started anew next, before any phase of the policy ends."""
-    hoarding = PolicyMemory(64, 64, empty_cache=False, expandable_segments=False)
+    hoarding = memory_plan(empty_cache=False, expandable_segments=False)
     rank: Any = PolicyRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
     rank._model, rank._update = SimpleNamespace(chunk_tokens=0), SimpleNamespace(config=None)
     rank._weight_export = WeightExport(rank._segments, largest_parameter_bytes=8)
-    rank.change_memory(replace(hoarding, logprob_chunk_tokens=32))
+    rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))
     assert told == []
-    rank.change_memory(replace(hoarding, empty_cache=True))
+    rank.change_memory(hoarding.model_copy(update={"empty_cache": True}))
     assert told == ["flush"]
 
 

@@ -1,17 +1,14 @@
-"""Every setting of the memory plan that bears on the policy reaches it."""
+"""The memory plan reaches the roles."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from pathlib import Path
-
-import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine
-from rljob_trainer.policy.config import PolicyMemory
+from rljob_trainer.roles.colocated import RoleSettings
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.role_settings import role_settings
 
@@ -27,11 +24,10 @@ ONE_GPU = RoleHosts(
     shared_memory_bytes=4 << 30,
     may_compile=True,
 )
-PLAN = memory_plan()
 
 
-def policy_memory(plan: MemoryPlan) -> PolicyMemory:
-    settings = role_settings(
+def roles_under(plan: MemoryPlan) -> RoleSettings:
+    return role_settings(
         SPEC,
         plan,
         model_dir=Path("/model"),
@@ -40,12 +36,13 @@ def policy_memory(plan: MemoryPlan) -> PolicyMemory:
         parameters=10**9,
         allocator_environments={},
     )
-    return settings.policy.memory
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(PolicyMemory)])
-def test_a_change_of_the_plan_changes_that_setting_of_the_policy_and_no_other(name: str) -> None:
-    value = getattr(PLAN, name)
-    other = "ReservedBuffer" if name == "weight_export" else not value if isinstance(value, bool) else value + 1
-    before, after = (asdict(policy_memory(plan)) for plan in (PLAN, PLAN.model_copy(update={name: other})))
-    assert after == before | {name: other}
+def test_a_policy_rank_is_given_the_whole_plan() -> None:
+    plan = memory_plan(micro_batch_tokens=2048, weight_export="ReservedBuffer")
+    assert roles_under(plan).policy.memory == plan
+
+
+def test_an_engine_takes_its_kv_cache_and_sleep_level_from_the_plan() -> None:
+    rollout = roles_under(memory_plan(kv_cache_bytes=5 << 30, rollout_sleep_level=1)).rollout
+    assert (rollout.kv_cache_bytes, rollout.sleep_level) == (5 << 30, 1)

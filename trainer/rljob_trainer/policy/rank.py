@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.policy import checkpoint, export
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass
 from rljob_trainer.policy.memory_mitigations.cached_memory import cache_handed_back
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
@@ -144,7 +145,7 @@ class PolicyRank:
 
     # --- the memory plan ---
 
-    def change_memory(self, memory: PolicyMemory) -> None:
+    def change_memory(self, memory: MemoryPlan) -> None:
         """Go on under other memory settings. The weights, and what is learnt from a batch, stay the same."""
         offload, checkpointing = memory.optimizer_offload, memory.activation_checkpointing
         if not memory.detach_metrics and self.config.memory.detach_metrics:

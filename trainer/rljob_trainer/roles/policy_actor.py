@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from rljob_trainer.policy.config import PolicyMemory
+from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.weight_sync import send_weights
 
@@ -22,7 +22,7 @@ class PolicyActor(PolicyRank):
         with self.weights_for_export() as parameters:
             send_weights(parameters, engines, version, bucket_bytes, self.rank, self.export_buffer)
 
-    def change_memory(self, memory: PolicyMemory) -> None:
+    def change_memory(self, memory: MemoryPlan) -> None:
         """Go on under other memory settings after a failure, with what it left behind freed."""
         # The failure's traceback, which held its tensors, is gone by now but for reference cycles.
         gc.collect()

@@ -18,7 +18,7 @@ from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling,
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Device
 from rljob_trainer.models.checkpoint import ModelShape
-from rljob_trainer.policy.config import PolicyConfig, PolicyMemory
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.roles.colocated import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.runtime.controller import LoopSettings
@@ -164,17 +164,7 @@ def _policy_config(
         temperature=algorithm.temperature,
         updates_per_step=algorithm.updates_per_step,
         seed=algorithm.seed,
-        memory=PolicyMemory(
-            micro_batch_tokens=plan.micro_batch_tokens,
-            logprob_chunk_tokens=plan.logprob_chunk_tokens,
-            activation_checkpointing=plan.activation_checkpointing,
-            optimizer_offload=plan.optimizer_offload,
-            empty_cache=plan.empty_cache,
-            expandable_segments=plan.expandable_segments,
-            detach_metrics=plan.detach_metrics,
-            sync_bucket_bytes=plan.sync_bucket_bytes,
-            weight_export=plan.weight_export,
-        ),
+        memory=plan,
         loss=LossConfig(
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,

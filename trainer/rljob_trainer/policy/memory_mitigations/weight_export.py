@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rljob_trainer.policy.config import PolicyMemory
+from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
 from rljob_trainer.weight_sync.ipc import ReservedBuffer
 
@@ -26,7 +26,7 @@ class WeightExport:
         self._largest_parameter_bytes = largest_parameter_bytes
         self.buffer: ReservedBuffer | None = None
 
-    def arrange(self, memory: PolicyMemory) -> None:
+    def arrange(self, memory: MemoryPlan) -> None:
         """Make the buffer that `memory` asks for, or let go of it. One that is large enough is kept as it is."""
         if memory.weight_export != "ReservedBuffer":
             self.buffer = None
