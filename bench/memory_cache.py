@@ -67,10 +67,10 @@ def _step(roles: Roles, step: int) -> Row:
     memory = result.memory
     return {
         "seconds": result.seconds,
-        "peak_allocated_bytes": memory.peak_allocated,
-        "peak_reserved_bytes": memory.peak_reserved,
-        "reserved_after_bytes": memory.reserved,
-        "device_free_after_bytes": memory.device_free,
+        "peak_allocated_bytes": memory.peak_allocated_bytes,
+        "peak_reserved_bytes": memory.peak_reserved_bytes,
+        "reserved_after_bytes": memory.reserved_bytes,
+        "device_free_after_bytes": memory.device_free_bytes,
     }
 
 

@@ -90,10 +90,10 @@ def _step(roles: Roles, step: int, sleep: bool) -> Row:
         "update_seconds": result.seconds,
         "sync_seconds": sync_seconds,
         "without_generation_seconds": asleep_seconds + result.seconds + sync_seconds,
-        "peak_allocated_bytes": result.memory.peak_allocated,
-        "peak_reserved_bytes": result.memory.peak_reserved,
-        "reserved_after_update_bytes": result.memory.reserved,
-        "reserved_after_sync_bytes": after_sync.get("reserved", 0),
+        "peak_allocated_bytes": result.memory.peak_allocated_bytes,
+        "peak_reserved_bytes": result.memory.peak_reserved_bytes,
+        "reserved_after_update_bytes": result.memory.reserved_bytes,
+        "reserved_after_sync_bytes": after_sync.get("reserved_bytes", 0),
     }
 
 

@@ -77,7 +77,7 @@ def same_length_rollouts(workload: Workload, step: int, sequences: int) -> Rollo
 
 def growth(log: list[Row], step: int) -> Row:
     """Of allocated memory over the micro-batches of `step`, from its memory log."""
-    allocated = [line.get("allocated", 0) for line in log if line["step"] == step and line["micro_batch"] is not None]
+    allocated = [line["allocated_bytes"] for line in log if line["step"] == step and line["micro_batch"] is not None]
     counted = allocated[WARM_UP:]
     return {
         "micro_batches": len(allocated),

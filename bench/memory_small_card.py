@@ -73,12 +73,12 @@ def _run(roles: Roles, row: Row, steps: int) -> None:
             {
                 "generate_seconds": generate_seconds,
                 "sync_seconds": sync_seconds,
-                "peak_allocated_bytes": memory.peak_allocated,
-                "peak_reserved_bytes": memory.peak_reserved,
-                "cached_after_update_bytes": memory.reserved - memory.allocated,
-                "cached_after_sync_bytes": after_sync.get("reserved", 0) - after_sync.get("allocated", 0),
-                "reserved_after_sync_bytes": after_sync.get("reserved", 0),
-                "sync_peak_reserved_bytes": after_sync.get("peak_reserved", 0),
+                "peak_allocated_bytes": memory.peak_allocated_bytes,
+                "peak_reserved_bytes": memory.peak_reserved_bytes,
+                "cached_after_update_bytes": memory.reserved_bytes - memory.allocated_bytes,
+                "cached_after_sync_bytes": after_sync.get("reserved_bytes", 0) - after_sync.get("allocated_bytes", 0),
+                "reserved_after_sync_bytes": after_sync.get("reserved_bytes", 0),
+                "sync_peak_reserved_bytes": after_sync.get("peak_reserved_bytes", 0),
                 "device_used_bytes": device_used_bytes(),
             }
         )

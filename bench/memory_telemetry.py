@@ -33,8 +33,9 @@ from bench.memory_roles import (
 )
 from bench.record import RESULTS, record
 from rljob_memory.evidence import read_evidence
+from rljob_memory.sample import MemorySample
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.telemetry.memory import MemoryLog, MemorySample
+from rljob_trainer.telemetry.memory import MemoryLog
 
 MICRO_BATCH_TOKENS = 2_560
 """Of some 70,000 tokens a step."""
@@ -85,7 +86,9 @@ def both_ways(update: Callable[[], float], updates: int) -> Row:
 
 
 def without_log() -> AbstractContextManager[object]:
-    return mock.patch.multiple(MemoryLog, begin_phase=lambda *_: None, record=lambda *_: MemorySample(device_total=1))
+    return mock.patch.multiple(
+        MemoryLog, begin_phase=lambda *_: None, record=lambda *_: MemorySample(device_total_bytes=1)
+    )
 
 
 def cost_of_samples(directory: Path, device: Device, measured: Row) -> Row:

@@ -242,8 +242,8 @@ def test_the_update_logs_memory_after_each_micro_batch_and_at_its_end(tmp_path: 
     update = [line for line in lines if line["phase"] == "update"]
     assert [line["micro_batch"] for line in update] == [*range(int(result.metrics["micro_batches"])), None]
     assert {line["step"] for line in update} == {5}
-    assert all(line["rss"] > 10_000_000 for line in update)
-    assert result.memory.rss == update[-1]["rss"]
+    assert all(line["rss_bytes"] > 10_000_000 for line in update)
+    assert result.memory.rss_bytes == update[-1]["rss_bytes"]
 
 
 def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ class Situation:
     def policy_cache_bytes(self) -> int | None:
         """Reserved but in no tensor, in the policy process that has most of it, when it was last seen."""
         caches = [
-            sample.reserved_bytes - sample.allocated_bytes
+            cache
             for series in self.evidence.series
-            if series.is_policy and (sample := series.samples[-1]).reserved_bytes is not None
+            if series.is_policy and (cache := series.samples[-1].cache_bytes) is not None
         ]
         return max(caches, default=None)
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.device_memory import GpuProcess
-from rljob_memory.evidence.evidence import EngineRecord, Evidence, MemorySample, MemorySeries
+from rljob_memory.evidence.evidence import EngineRecord, Evidence, MemorySeries
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.first_failure import failure_to_explain
-from rljob_memory.evidence.host import NOTHING_KNOWN, HostRecord
+from rljob_memory.evidence.host import merged
+from rljob_memory.sample import MemorySample
 
 _MOST_FAILURES_KEPT = 512
 _MOST_SERIES = 256
@@ -36,7 +37,7 @@ class Collection:
     engine: EngineRecord = field(default_factory=EngineRecord)
     gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
     barrier_on_gpu_0: bool = False
-    host: HostRecord = NOTHING_KNOWN
+    host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
     versions: dict[str, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
@@ -67,8 +68,8 @@ class Collection:
         if name in self.series:
             self.series[name][-1].append(sample)
 
-    def add_host(self, host: HostRecord) -> None:
-        self.host = self.host.and_also(host)
+    def add_host(self, host: MemorySample) -> None:
+        self.host = merged(self.host, host)
 
     def add_gpu_process(self, gpu: int, process: GpuProcess) -> None:
         processes = self.gpu_processes.setdefault(gpu, [])

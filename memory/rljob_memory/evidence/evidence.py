@@ -8,22 +8,7 @@ from dataclasses import dataclass, field
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.device_memory import GpuProcess
 from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.host import NOTHING_KNOWN, HostRecord
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySample:
-    """One process's memory at one moment. `reserved`: None where only the tensors' memory was logged.
-
-    `time`: seconds since the epoch.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int | None = None
-    step: int | None = None
-    phase: str | None = None
-    micro_batch: int | None = None
-    time: float | None = None
+from rljob_memory.sample import MemorySample
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +53,7 @@ class Evidence:
     engine: EngineRecord = EngineRecord()
     gpu_processes: Mapping[int, tuple[GpuProcess, ...]] = field(default_factory=dict)
     barrier_on_gpu_0: bool = False
-    host: HostRecord = NOTHING_KNOWN
+    host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()

@@ -1,13 +1,13 @@
-"""What is known of the host's memory around a failure: the container's use, limit and kills, and /dev/shm."""
+"""Host memory around a failure: use and limit from copies of cgroup files, /dev/shm from the output of `df`."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from rljob_memory.evidence.sizes import KIB, size_bytes
+from rljob_memory.sample import MemorySample
 
 _NEARLY_FULL = 0.95
 _LONGEST_FILE_BYTES = 1 << 14
@@ -20,64 +20,44 @@ _DF = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HostRecord:
-    """Bytes; None where nothing tells. `used`: the most that was seen. `oom_kills`: by the kernel, of the container."""
-
-    used_bytes: int | None = None
-    limit_bytes: int | None = None
-    oom_kills: int = 0
-    shm_used_bytes: int | None = None
-    shm_size_bytes: int | None = None
-
-    @property
-    def nearly_full(self) -> bool:
-        return _is_nearly_full(self.used_bytes, self.limit_bytes)
-
-    @property
-    def shm_nearly_full(self) -> bool:
-        return _is_nearly_full(self.shm_used_bytes, self.shm_size_bytes)
-
-    def and_also(self, other: HostRecord) -> HostRecord:
-        """Both, of the same container: the most that either saw in use, the latest that either knows of the rest."""
-        return HostRecord(
-            used_bytes=_most(self.used_bytes, other.used_bytes),
-            limit_bytes=other.limit_bytes or self.limit_bytes,
-            oom_kills=max(self.oom_kills, other.oom_kills),
-            shm_used_bytes=_most(self.shm_used_bytes, other.shm_used_bytes),
-            shm_size_bytes=other.shm_size_bytes or self.shm_size_bytes,
-        )
+def merged(one: MemorySample, other: MemorySample) -> MemorySample:
+    """Host memory of the same container in both: the most that was in use, the latest value of every other number."""
+    return MemorySample(
+        host_used_bytes=max(one.host_used_bytes, other.host_used_bytes),
+        host_limit_bytes=other.host_limit_bytes or one.host_limit_bytes,
+        oom_kills=max(one.oom_kills, other.oom_kills),
+        shared_memory_used_bytes=max(one.shared_memory_used_bytes, other.shared_memory_used_bytes),
+        shared_memory_bytes=other.shared_memory_bytes or one.shared_memory_bytes,
+    )
 
 
-NOTHING_KNOWN = HostRecord()
+def is_nearly_full(used_bytes: int, limit_bytes: int) -> bool:
+    """False if the limit is 0, which means unknown."""
+    return used_bytes >= _NEARLY_FULL * limit_bytes > 0
 
 
-def read_cgroup_file(path: Path, stream: BinaryIO) -> HostRecord | None:
-    """Of a copy of a cgroup's file, by its name; None where it is none, or has no number (`max`: no limit)."""
+def read_cgroup_file(path: Path, stream: BinaryIO) -> MemorySample | None:
+    """The number in a copy of a cgroup's file, by its name; None for other files. A limit of `max` is left 0."""
     if path.name not in _USED_FILES | _LIMIT_FILES:
         return None
     text = stream.read(_LONGEST_FILE_BYTES).strip()
     if not text.isdigit() or (number := int(text)) >= _NO_LIMIT_BYTES:
-        return HostRecord()
-    return HostRecord(used_bytes=number) if path.name in _USED_FILES else HostRecord(limit_bytes=number)
+        return MemorySample()
+    if path.name in _USED_FILES:
+        return MemorySample(host_used_bytes=number)
+    return MemorySample(host_limit_bytes=number)
 
 
-def shared_memory_of(line: str) -> HostRecord | None:
-    """Of a line of `df`, with or without `-h`, about /dev/shm."""
+def shared_memory_of(line: str) -> MemorySample | None:
+    """The sizes in a line of `df` about /dev/shm, with or without `-h`; None for other lines."""
     match = _DF.match(line)
     if match is None:
         return None
-    return HostRecord(shm_used_bytes=_df_bytes(match["used"]), shm_size_bytes=_df_bytes(match["size"]))
+    return MemorySample(
+        shared_memory_used_bytes=_df_bytes(match["used"]) or 0, shared_memory_bytes=_df_bytes(match["size"]) or 0
+    )
 
 
 def _df_bytes(text: str) -> int | None:
-    """Without a unit, df counts KiB; with one it means the binary unit."""
+    """A number without a unit counts KiB; a unit means the binary one."""
     return int(text) * KIB if text.isdigit() else size_bytes(f"{text}iB")
-
-
-def _is_nearly_full(used: int | None, limit: int | None) -> bool:
-    return used is not None and limit is not None and used >= _NEARLY_FULL * limit > 0
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((size for size in (one, other) if size is not None), default=None)

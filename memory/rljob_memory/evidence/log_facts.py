@@ -8,10 +8,10 @@ from dataclasses import replace
 from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence.collection import Collection
 from rljob_memory.evidence.device_memory import GpuProcess
-from rljob_memory.evidence.evidence import MemorySample
 from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
 from rljob_memory.evidence.sizes import SIZE, size_bytes
+from rljob_memory.sample import MemorySample
 
 _GB = r"(\d{1,9}(?:\.\d{1,6})?)"
 _SLEPT = re.compile(rf"Sleep mode freed (-?[\d.]{{1,9}}) GiB memory, {_GB} GiB memory is still in use")
@@ -72,21 +72,25 @@ def _note_memory(collection: Collection, line: LogLine) -> bool:
     text = line.text
     if match := _VERL_MEMORY.search(text):
         name, allocated, reserved = f"{line.writer} {match[1].strip()}".strip(), match[2], match[3]
-        sample = MemorySample(round(float(allocated) * GIB), round(float(reserved) * GIB))
+        sample = _sample_of_gib(allocated, reserved)
         collection.add_sample(name or "log", sample)
         return True
     if match := _DEEPSPEED_MEMORY.search(text):
-        sample = MemorySample(round(float(match[1]) * GIB), round(float(match[3]) * GIB))
-        collection.add_sample(line.writer or "log", sample)
+        collection.add_sample(line.writer or "log", _sample_of_gib(match[1], match[3]))
         return True
     if "out of memory" not in text and (match := _ANY_MEMORY.search(text)):
         allocated_bytes = size_bytes(match[1])
         reserved_match = _RESERVED.search(text)
         if allocated_bytes is not None:
             reserved_bytes = size_bytes(reserved_match[1]) if reserved_match else None
-            collection.add_sample(line.writer or "log", MemorySample(allocated_bytes, reserved_bytes))
+            sample = MemorySample(allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes or 0)
+            collection.add_sample(line.writer or "log", sample)
             return True
     return False
+
+
+def _sample_of_gib(allocated: str, reserved: str) -> MemorySample:
+    return MemorySample(allocated_bytes=round(float(allocated) * GIB), reserved_bytes=round(float(reserved) * GIB))
 
 
 def _note_process(collection: Collection, text: str) -> bool:

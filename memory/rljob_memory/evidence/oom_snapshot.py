@@ -6,14 +6,15 @@ The trainer's processes write it as `oom/<role>-<rank>-step<k>.json`; any other 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rljob_memory.evidence.activity import activity_of
 from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sample import current_name
 
 MOST_SEGMENTS = 20
 MOST_BLOCKS = 50
@@ -44,6 +45,12 @@ class Layout(_Part):
     largest_blocks_bytes: list[int] = Field(default_factory=list, max_length=MOST_BLOCKS)
 
 
+def _with_current_names(counters: object) -> object:
+    if not isinstance(counters, dict):
+        return counters
+    return {current_name(name) if isinstance(name, str) else name: value for name, value in counters.items()}
+
+
 class OomSnapshot(_Part):
     """One failed request. Bytes; `time` is seconds since the epoch.
 
@@ -65,13 +72,13 @@ class OomSnapshot(_Part):
     allowed_bytes: int = Field(default=0, ge=0)
     device_free_bytes: int = Field(ge=0)
     device_total_bytes: int = Field(default=0, ge=0)
-    counters: dict[str, int] = {}
+    counters: Annotated[dict[str, int], BeforeValidator(_with_current_names)] = {}
     layout: Layout | None = None
     stack: list[str] = Field(default_factory=list, max_length=MOST_STACK_LINES)
     versions: dict[str, str] = {}
 
     def device_memory(self) -> DeviceMemory:
-        allocated, reserved = self.counters.get("allocated"), self.counters.get("reserved")
+        allocated, reserved = self.counters.get("allocated_bytes"), self.counters.get("reserved_bytes")
         return DeviceMemory(
             self.requested_bytes,
             gpu=self.gpu,

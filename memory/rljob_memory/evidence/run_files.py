@@ -11,41 +11,32 @@ from pydantic import ValidationError
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.collection import Collection
-from rljob_memory.evidence.evidence import MemorySample
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.host import HostRecord
 from rljob_memory.evidence.log_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_memory.sample import MemorySample
 
 
 def read_memory_log(collection: Collection, stream: BinaryIO, name: str) -> None:
-    """A process's `memory/<role>-<rank>.jsonl`. A line that is torn, or none of these, is passed over.
+    """Read a process's `memory/<role>-<rank>.jsonl`. A line that is torn, or is not a sample, is skipped.
 
-    A process begins with a sample of its phase `load`; that of an earlier attempt ended there.
+    A process begins with a sample of its phase `load`; the process of an earlier attempt ended there.
     """
-    host_before: tuple[float | None, HostRecord] | None = None
+    before: MemorySample | None = None
     for value in _json_lines(stream):
-        allocated = _whole_number(value, "allocated")
-        if allocated is None:
+        sample = MemorySample.from_line(value)
+        if sample is None:
             continue
-        sample = MemorySample(
-            allocated,
-            _whole_number(value, "reserved"),
-            step=_whole_number(value, "step"),
-            phase=value["phase"] if isinstance(value.get("phase"), str) else None,
-            micro_batch=_whole_number(value, "micro_batch"),
-            time=_seconds(value.get("time")),
-        )
         if sample.phase == "load":
             collection.begin_series(name)
-        # On a machine without a GPU every sample of the allocator is 0 and says nothing.
-        if _whole_number(value, "device_total"):
+        # On a machine without a GPU every sample of the allocator is 0 and has no meaning.
+        if sample.device_total_bytes:
             collection.add_sample(name, sample)
-        if (host := _host_record(value)) is not None:
-            collection.add_host(host)
-            if host_before is not None:
-                _look_for_kills(collection, host_before, host, name)
-            host_before = sample.time, host
+        if sample.host_limit_bytes:
+            collection.add_host(sample)
+            if before is not None:
+                _look_for_kills(collection, before, sample, name)
+            before = sample
 
 
 def read_ledger(collection: Collection, stream: BinaryIO) -> None:
@@ -75,36 +66,19 @@ def read_oom_snapshot(collection: Collection, text: str, source: str) -> bool:
     return True
 
 
-def _look_for_kills(
-    collection: Collection, before: tuple[float | None, HostRecord], after: HostRecord, source: str
-) -> None:
-    """The kernel's count rises only by a kill; a new container begins from 0."""
-    time, host = before
-    if after.oom_kills <= host.oom_kills or after.limit_bytes != host.limit_bytes:
+def _look_for_kills(collection: Collection, before: MemorySample, after: MemorySample, source: str) -> None:
+    """The kernel's count grows only by a kill; a new container begins at 0."""
+    if after.oom_kills <= before.oom_kills or after.host_limit_bytes != before.host_limit_bytes:
         return
-    sizes = {"used_bytes": host.used_bytes, "limit_bytes": host.limit_bytes}
     collection.add_failure(
         Failure(
             FailureKind.HOST,
-            text=f"oom_kill rose from {host.oom_kills} to {after.oom_kills}",
-            sizes={name: size for name, size in sizes.items() if size is not None},
-            # It was after this sample, and before whatever was started in the killed process's place.
-            clock=None if time is None else ("epoch", time),
+            text=f"oom_kill rose from {before.oom_kills} to {after.oom_kills}",
+            sizes={"used_bytes": before.host_used_bytes, "limit_bytes": before.host_limit_bytes},
+            # It was after this sample, and before the start of the process that replaced the killed one.
+            clock=None if before.time is None else ("epoch", before.time),
             source=source,
         )
-    )
-
-
-def _host_record(value: Mapping[str, Any]) -> HostRecord | None:
-    limit = _whole_number(value, "host_limit")
-    if limit is None:
-        return None
-    return HostRecord(
-        used_bytes=_whole_number(value, "host_used") or 0,
-        limit_bytes=limit,
-        oom_kills=_whole_number(value, "oom_kills") or 0,
-        shm_used_bytes=_whole_number(value, "shm_used") or 0,
-        shm_size_bytes=_whole_number(value, "shm_size"),
     )
 
 
@@ -124,11 +98,6 @@ def _json_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
-
-
-def _whole_number(value: Mapping[str, Any], name: str) -> int | None:
-    number = value.get(name)
-    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
 
 
 def _seconds(value: Any) -> float | None:

@@ -1,6 +1,5 @@
-"""Whether memory will run out before it does: from the samples of each step, in how many steps, and of which class."""
+"""Early warning: in how many steps memory will run out, and of which class, from the samples of each step."""
 
 from rljob_memory.forecast.forecast import Forecast, worth_preventing
-from rljob_memory.forecast.samples import Sample
 
-__all__ = ["Forecast", "Sample", "worth_preventing"]
+__all__ = ["Forecast", "worth_preventing"]

@@ -1,15 +1,15 @@
-"""Watches a job's memory from step to step, and says before it happens that memory will run out."""
+"""Watches a job's memory from step to step, and reports that it will run out before it does."""
 
 from __future__ import annotations
 
 from rljob_api.plan_change import DiagnosisStatus
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis.classes import FailureClass
-from rljob_memory.forecast.samples import History, StepSamples
-from rljob_memory.forecast.signs import Sign, signs
+from rljob_memory.forecast.growth_signals import GrowthSignal, growth_signals
+from rljob_memory.forecast.phase_series import StepHistory, StepSamples
 
 _FARTHEST = 10
-"""No further ahead than ten times what was seen: a line through 12 steps says nothing of the 2,000th."""
+"""No further ahead than ten times the observed steps: a line through 12 steps does not predict the 2,000th."""
 _SOON_STEPS = 20
 _SURE = 0.7
 _FIRM_BONUS = 0.05
@@ -18,17 +18,17 @@ _LONG_STEPS = 16
 _RETRIES_BONUS = 0.1
 
 _PREVENTABLE = frozenset({FailureClass.RETAINED_GRAPH, FailureClass.ALLOCATOR_CACHE, FailureClass.FRAGMENTATION})
-"""Something live acts on these; the others take new pods, which only a failure is worth."""
+"""A live change acts on these; the others take new pods, which only a failure justifies."""
 
 
 class Forecast:
-    """Feed it each committed step; then ask. Asking costs next to nothing while nothing rises."""
+    """Give it each committed step, then ask for the pressure. That costs next to nothing while no memory grows."""
 
     def __init__(self, steps: int | None = None) -> None:
-        """`steps`: of the whole job. What would run out only after the last is no news."""
+        """`steps`: of the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
         self._step = 0
-        self._history = History()
+        self._history = StepHistory()
 
     def observe(self, step: int, samples: StepSamples) -> None:
         """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase."""
@@ -36,21 +36,21 @@ class Forecast:
         self._history.add(samples)
 
     def forget(self) -> None:
-        """The processes are new, or work under another plan: what was seen before says nothing of what comes."""
+        """Drop the history: the processes are new, or work under another plan."""
         self._history.clear()
 
     def pressure(self) -> MemoryPressure | None:
-        """What runs out first, if it goes on like this; None where nothing will before the job is done."""
+        """The memory that is projected to run out first; None if none will before the job is done."""
         series = list(self._history.series())
-        seen = [sign for sign in signs(series) if sign.steps_left <= self._horizon(sign)]
+        seen = [signal for signal in growth_signals(series) if signal.steps_left <= self._horizon(signal)]
         if not seen:
             return None
-        first = min(seen, key=lambda sign: (sign.steps_left, -sign.confidence))
+        first = min(seen, key=lambda signal: (signal.steps_left, -signal.confidence))
         return MemoryPressure(
             diagnosis=DiagnosisStatus(
                 class_name=str(first.failure_class),
                 confidence=_confidence(first),
-                message=f"{first.sentence}: enough for {_steps(first.steps_left)}.",
+                message=f"{first.message}, enough for {_steps(first.steps_left)}.",
                 numbers=first.numbers(),
             ),
             role=first.series.role,
@@ -58,23 +58,24 @@ class Forecast:
             steps_left=first.steps_left,
         )
 
-    def _horizon(self, sign: Sign) -> int:
-        farthest = _FARTHEST * sign.rise.values
+    def _horizon(self, signal: GrowthSignal) -> int:
+        farthest = _FARTHEST * signal.trend.values
         return farthest if self._steps is None else min(farthest, self._steps - self._step)
 
 
 def worth_preventing(pressure: MemoryPressure) -> bool:
-    """Whether to change the plan now: it is near, it is sure enough, and a live change can act on it."""
+    """True if the plan should be changed now: the failure is near and sure enough, and a live change acts on it."""
     diagnosis = pressure.diagnosis
     return diagnosis.class_name in _PREVENTABLE and diagnosis.confidence >= _SURE and pressure.steps_left <= _SOON_STEPS
 
 
-def _confidence(sign: Sign) -> float:
-    """More where the rise is firm and long, and where the allocator has already had to give its cache back to go on."""
-    retried = sign.series.last.alloc_retries > sign.series.samples[0].alloc_retries
-    bonus = _FIRM_BONUS * sign.rise.firm + _LONG_BONUS * (sign.rise.values >= _LONG_STEPS) + _RETRIES_BONUS * retried
-    return round(min(sign.confidence + bonus, 0.95), 2)
+def _confidence(signal: GrowthSignal) -> float:
+    """Higher if the trend is firm and long, and if the allocator already had to give its cache back."""
+    trend, series = signal.trend, signal.series
+    has_retried = series.last.alloc_retries > series.samples[0].alloc_retries
+    bonus = _FIRM_BONUS * trend.is_firm + _LONG_BONUS * (trend.values >= _LONG_STEPS) + _RETRIES_BONUS * has_retried
+    return round(min(signal.confidence + bonus, 0.95), 2)
 
 
 def _steps(count: int) -> str:
-    return "1 step more" if count == 1 else f"{count} steps more"
+    return "1 more step" if count == 1 else f"{count} more steps"

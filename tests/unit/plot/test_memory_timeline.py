@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord
 from rljob_trainer.plot import plot_run
+from rljob_trainer.plot.memory_logs import logged_samples
 from rljob_trainer.plot.memory_timeline import Level, Timeline, memory_timeline
 from rljob_trainer.plot.timeline_marks import timeline_marks
 from tests.unit.ledger.samples import GIB, step_record
@@ -46,9 +48,16 @@ ROLLOUT = [
 ]
 
 
+def sample(line: dict[str, Any]) -> MemorySample:
+    found = MemorySample.from_line({"allocated": 0, **line})
+    assert found is not None
+    return found
+
+
 def timeline_of(policy: list[dict[str, Any]], rollout: list[dict[str, Any]], attempts: list[float] = []) -> Timeline:  # noqa: B006
-    samples = [*(("policy-0", one) for one in policy), *(("rollout-0", one) for one in rollout)]
-    timeline = memory_timeline(samples, attempts)
+    timeline = memory_timeline(
+        [*(("policy-0", sample(one)) for one in policy), *(("rollout-0", sample(one)) for one in rollout)], attempts
+    )
     assert timeline is not None
     return timeline
 
@@ -101,21 +110,24 @@ def test_an_attempts_processes_are_gone_when_the_next_begins() -> None:
     assert set(at(timeline, 105)) == {"policy"}
 
 
-def test_logs_that_do_not_say_when_phases_began_are_drawn_from_line_to_line() -> None:
+def test_logs_without_the_begin_of_phases_are_drawn_from_line_to_line(tmp_path: Path) -> None:
     old = [{name: value for name, value in one.items() if name not in ("began", "asleep")} for one in POLICY]
-    assert at(timeline_of(old, []), 30)["policy"] == (40, 45)
+    (tmp_path / "policy-0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in old))
+    timeline = memory_timeline(logged_samples(tmp_path), [])
+    assert timeline is not None
+    assert at(timeline, 30)["policy"] == (40, 45)
 
 
 def test_without_a_gpu_resident_memory_is_drawn() -> None:
-    sample = {"time": BEGUN + 5, "began": BEGUN, "step": 1, "phase": "update", "micro_batch": None}
-    timeline = timeline_of([sample | {"rss": GIB, "peak_rss": 2 * GIB, "host_limit": 4 * GIB}], [])
+    line = {"time": BEGUN + 5, "began": BEGUN, "step": 1, "phase": "update", "micro_batch": None}
+    timeline = timeline_of([line | {"rss": GIB, "peak_rss": 2 * GIB, "host_limit": 4 * GIB}], [])
     assert (timeline.counts, timeline.limit_bytes, timeline.fullest.total) == ("host", 4 * GIB, 2 * GIB)
 
 
 def test_of_several_gpus_the_fullest_is_drawn() -> None:
     fuller = [one | {"peak_reserved": 70 * GIB} for one in POLICY]
     timeline = memory_timeline(
-        [("policy-0", POLICY[0]), ("policy-0", POLICY[1]), *(("policy-1", one) for one in fuller)], []
+        [*(("policy-0", sample(one)) for one in POLICY), *(("policy-1", sample(one)) for one in fuller)], []
     )
     assert timeline is not None
     assert timeline.rank == 1
@@ -144,7 +156,7 @@ lines = st.fixed_dictionaries(
 def test_whatever_the_logs_hold_the_columns_cover_the_time_and_no_size_is_negative(
     samples: list[tuple[str, dict[str, Any]]], attempts: list[float]
 ) -> None:
-    timeline = memory_timeline(samples, attempts)
+    timeline = memory_timeline([(actor, sample(one)) for actor, one in samples], attempts)
     if timeline is None:
         assert all(actor == "odd" or one.get("micro_batch") is not None for actor, one in samples)
         return

@@ -101,6 +101,12 @@ def write_memory_log(run: Path, actor: str, samples: list[dict[str, Any]], devic
     (run / "memory").mkdir(exist_ok=True)
     with (run / "memory" / f"{actor}.jsonl").open("w") as log:
         for micro_batch, sample in enumerate(samples):
-            line = {"step": 1, "phase": "update", "micro_batch": micro_batch, "device_total": device_total, **sample}
-            log.write(json.dumps(line) + "\n")
+            line = {
+                "step": 1,
+                "phase": "update",
+                "micro_batch": micro_batch,
+                "device_total": device_total,
+                "allocated": 0,
+            }
+            log.write(json.dumps(line | sample) + "\n")
         log.write('{"step": 2, "pha')

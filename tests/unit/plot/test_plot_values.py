@@ -72,7 +72,9 @@ def test_peaks_are_the_highest_of_all_ranks_and_micro_batches(tmp_path: Path) ->
             {"step": 1, "phase": "update", "micro_batch": 1, "device_total": 80 * GIB, "peak_reserved": GIB},
             {"step": 2, "phase": "sync", "micro_batch": None, "device_total": 80 * GIB, "reserved": GIB},
         ]
-        (tmp_path / f"policy-{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (tmp_path / f"policy-{rank}.jsonl").write_text(
+            "".join(json.dumps({"allocated": 0, **line}) + "\n" for line in lines)
+        )
     peaks = memory_peaks(tmp_path, [step_record(1)])
     assert peaks.by_role == {"policy": {"update": {1: 4 * GIB}, "sync": {2: GIB}}}
     assert (peaks.counts, peaks.device_total_bytes) == ("device", 80 * GIB)

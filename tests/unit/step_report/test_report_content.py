@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport
+from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import (
     DeviceOutOfMemory,
@@ -18,8 +19,7 @@ from rljob_trainer.errors import (
     WorkerLost,
 )
 from rljob_trainer.step_report.client import encoded
-from rljob_trainer.step_report.content import evidence_of, rank_memory, reward_of, seconds_of
-from rljob_trainer.telemetry.memory import MemorySample
+from rljob_trainer.step_report.content import evidence_of, memory_of_ranks, reward_of, seconds_of
 from tests.unit.ledger.samples import step_record
 
 PLAN = memory_plan()
@@ -29,15 +29,16 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 def sample(free: int = 10, peak_rss: int = 7) -> MemorySample:
     return MemorySample(
-        *(1, 2, 3, 4),
-        **{"device_free": free, "device_total": 80, "rss": 6, "peak_rss": peak_rss},
-        **{"alloc_retries": 5, "outside_torch": 8, "asleep": 9},
-        **{"host_used": 11, "host_limit": 12, "oom_kills": 13, "shm_used": 14, "shm_size": 15},
+        **{"allocated_bytes": 1, "reserved_bytes": 2, "peak_allocated_bytes": 3, "peak_reserved_bytes": 4},
+        **{"device_free_bytes": free, "device_total_bytes": 80, "rss_bytes": 6, "peak_rss_bytes": peak_rss},
+        **{"alloc_retries": 5, "outside_torch_bytes": 8, "asleep_bytes": 9},
+        **{"host_used_bytes": 11, "host_limit_bytes": 12, "oom_kills": 13},
+        **{"shared_memory_used_bytes": 14, "shared_memory_bytes": 15},
     )
 
 
 def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
-    [policy, rollout] = rank_memory({"policy-1": {"update": sample()}, "rollout-0": {"rollout": sample()}})
+    [policy, rollout] = memory_of_ranks({"policy-1": {"update": sample()}, "rollout-0": {"rollout": sample()}})
     assert (policy.role, policy.rank, policy.phase) == ("policy", 1, "update")
     assert (rollout.role, rollout.rank, rollout.phase) == ("rollout", 0, "rollout")
     assert policy.model_dump(exclude={"role", "rank", "phase"}) == {
@@ -61,7 +62,7 @@ def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
 
 def test_of_too_many_processes_those_nearest_to_their_limit_are_told() -> None:
     ranks = range(MAX_RANKS_REPORTED + 50)
-    told = rank_memory({f"policy-{rank}": {"update": sample(free=1000 - rank)} for rank in ranks})
+    told = memory_of_ranks({f"policy-{rank}": {"update": sample(free=1000 - rank)} for rank in ranks})
     assert len(told) == MAX_RANKS_REPORTED
     assert {entry.rank for entry in told} == set(range(50, MAX_RANKS_REPORTED + 50))
 
@@ -117,5 +118,5 @@ def test_a_report_of_eight_gpus_is_small() -> None:
     gpu = MemorySample(*(80 * 2**30 - index for index in range(19)))
     phases: dict[str, Phase] = {"policy": "update", "rollout": "rollout"}
     memory = {f"{role}-{rank}": {phase: gpu} for rank in range(8) for role, phase in phases.items()}
-    report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=9, plan=PLAN, memory=rank_memory(memory))
+    report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=9, plan=PLAN, memory=memory_of_ranks(memory))
     assert len(encoded(report)) < 11_000

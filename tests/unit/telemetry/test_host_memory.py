@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from rljob_memory.sample import MemorySample
 from rljob_trainer.telemetry import host_memory as module
-from rljob_trainer.telemetry.host_memory import HostMemory, host_memory
+from rljob_trainer.telemetry.host_memory import host_memory
 
 MIB = 1 << 20
 GIB = 1 << 30
 
-Tree = Callable[[dict[str, str], dict[str, str]], HostMemory]
+Tree = Callable[[dict[str, str], dict[str, str]], MemorySample]
 
 
 @pytest.fixture
 def in_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     """Lays out `files` under /sys/fs/cgroup, with the process at `paths` (by controller), and reads them."""
 
-    def read(paths: dict[str, str], files: dict[str, str]) -> HostMemory:
+    def read(paths: dict[str, str], files: dict[str, str]) -> MemorySample:
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
@@ -49,7 +50,7 @@ def test_version_2_gives_the_working_set_the_limit_and_the_kernels_kills(in_cgro
             "kubepods/pod1/main/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",
         },
     )
-    assert (memory.used, memory.limit, memory.oom_kills) == (3 * GIB - MIB, 4 * GIB, 2)
+    assert (memory.host_used_bytes, memory.host_limit_bytes, memory.oom_kills) == (3 * GIB - MIB, 4 * GIB, 2)
 
 
 def test_the_lowest_limit_on_the_way_up_counts(in_cgroup: Tree) -> None:
@@ -62,7 +63,7 @@ def test_the_lowest_limit_on_the_way_up_counts(in_cgroup: Tree) -> None:
             "pod/memory.max": f"{2 * GIB}",
         },
     )
-    assert (memory.used, memory.limit) == (GIB - MIB, 2 * GIB)
+    assert (memory.host_used_bytes, memory.host_limit_bytes) == (GIB - MIB, 2 * GIB)
 
 
 def test_version_1_says_the_same_in_other_files(in_cgroup: Tree) -> None:
@@ -75,23 +76,23 @@ def test_version_1_says_the_same_in_other_files(in_cgroup: Tree) -> None:
             "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         },
     )
-    assert (memory.used, memory.limit, memory.oom_kills) == (GIB - MIB, 2 * GIB, 1)
+    assert (memory.host_used_bytes, memory.host_limit_bytes, memory.oom_kills) == (GIB - MIB, 2 * GIB, 1)
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
 def test_without_a_limit_the_machine_counts(in_cgroup: Tree, limit: str) -> None:
     memory = in_cgroup({"": "/"}, {"memory.current": f"{GIB}", "memory.max": limit, "memory.stat": STAT})
-    assert (memory.used, memory.limit) == (5 * GIB, 64 * GIB)
+    assert (memory.host_used_bytes, memory.host_limit_bytes) == (5 * GIB, 64 * GIB)
 
 
 def test_without_cgroups_the_machine_counts(in_cgroup: Tree) -> None:
     memory = in_cgroup({}, {})
-    assert (memory.used, memory.limit, memory.oom_kills) == (5 * GIB, 64 * GIB, 0)
+    assert (memory.host_used_bytes, memory.host_limit_bytes, memory.oom_kills) == (5 * GIB, 64 * GIB, 0)
 
 
 def test_this_machine_has_some_memory_in_use_and_a_limit() -> None:
     memory = host_memory()
-    assert 0 < memory.used < memory.limit
+    assert 0 < memory.host_used_bytes < memory.host_limit_bytes
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a /dev/shm")
@@ -104,4 +105,4 @@ def test_what_lies_in_shared_memory_is_counted() -> None:
         with mmap.mmap(file.fileno(), 32 * MIB) as mapped:
             mapped.write(b"x" * 32 * MIB)
             after = host_memory()
-    assert after.shm_size >= after.shm_used >= before.shm_used + 31 * MIB
+    assert after.shared_memory_bytes >= after.shared_memory_used_bytes >= before.shared_memory_used_bytes + 31 * MIB

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.telemetry.allocator import AllocatorCounters, counters_of
+from rljob_trainer.telemetry.allocator import sample_of_stats
 from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, reset_peaks, sample_memory
 
 MIB = 1 << 20
@@ -27,10 +28,10 @@ def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
     before = sample_memory("cpu")
     held = np.ones(64 * MIB, np.uint8)
     after = sample_memory("cpu")
-    assert after.rss - before.rss > 50 * MIB
-    assert after.peak_rss >= after.rss
-    assert (after.allocated, after.reserved, after.device_total) == (0, 0, 0)
-    assert 0 < after.host_used <= after.host_limit
+    assert after.rss_bytes - before.rss_bytes > 50 * MIB
+    assert after.peak_rss_bytes >= after.rss_bytes
+    assert (after.allocated_bytes, after.reserved_bytes, after.device_total_bytes) == (0, 0, 0)
+    assert 0 < after.host_used_bytes <= after.host_limit_bytes
     del held
 
 
@@ -38,9 +39,9 @@ def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
 def test_peaks_are_since_the_last_reset() -> None:
     held = np.ones(200 * MIB, np.uint8)
     del held
-    high = sample_memory("cpu").peak_rss
+    high = sample_memory("cpu").peak_rss_bytes
     reset_peaks("cpu")
-    assert sample_memory("cpu").peak_rss < high - 100 * MIB
+    assert sample_memory("cpu").peak_rss_bytes < high - 100 * MIB
 
 
 def test_the_log_is_one_json_line_a_sample_and_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_the_log_is_one_json_line_a_sample_and_goes_on_where_it_was(tmp_path: Pa
     first, second = lines_of(path)
     assert begun <= first["time"] <= time.time()
     assert (first["step"], first["phase"], first["micro_batch"]) == (3, "update", 0)
-    assert (second["phase"], second["micro_batch"], second["rss"]) == ("sync", None, sample.rss)
+    assert (second["phase"], second["micro_batch"], second["rss_bytes"]) == ("sync", None, sample.rss_bytes)
 
 
 def test_a_micro_batch_costs_only_what_one_call_each_tells(tmp_path: Path) -> None:
@@ -60,8 +61,8 @@ def test_a_micro_batch_costs_only_what_one_call_each_tells(tmp_path: Path) -> No
     log.record(1, "update")
     micro_batch, end_of_phase = lines_of(tmp_path / "policy-0.jsonl")
     of_the_line = {"time", "began", "step", "phase", "micro_batch"}
-    assert set(micro_batch) == of_the_line | {"allocated", "reserved", "device_total", "rss"}
-    assert {"host_used", "host_limit", "peak_rss"} <= set(end_of_phase)
+    assert set(micro_batch) == of_the_line | {"allocated_bytes", "reserved_bytes", "device_total_bytes", "rss_bytes"}
+    assert {"host_used_bytes", "host_limit_bytes", "peak_rss_bytes"} <= set(end_of_phase)
 
 
 def test_each_sample_says_when_its_phase_began(tmp_path: Path) -> None:
@@ -78,14 +79,14 @@ def test_each_sample_says_when_its_phase_began(tmp_path: Path) -> None:
 def test_the_log_knows_what_its_process_is_at(tmp_path: Path) -> None:
     log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
     log.begin_phase(4, "update")
-    assert (log.where.step, log.where.phase, log.where.micro_batch) == (4, "update", None)
+    assert (log.progress.step, log.progress.phase, log.progress.micro_batches_done) == (4, "update", None)
     log.record(4, "update", 0)
-    assert log.where.micro_batch == 1, "as many are done"
-    begun = log.where.phases_begun
+    assert log.progress.micro_batches_done == 1, "as many are done"
+    begun = log.progress.phases_begun
     log.record(4, "update")
-    assert (log.where.step, log.where.phase) == (4, None), "between two phases"
+    assert (log.progress.step, log.progress.phase) == (4, None), "between two phases"
     log.begin_phase(4, "update")
-    assert log.where.phases_begun == begun + 1, "the same phase once more is another try"
+    assert log.progress.phases_begun == begun + 1, "the same phase once more is another try"
 
 
 def test_what_was_logged_outlives_a_killed_process(tmp_path: Path) -> None:
@@ -137,20 +138,20 @@ def test_the_counters_are_of_all_pools_together() -> None:
         "num_ooms": 1,
         "oversize_segments": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
     }
-    assert counters_of(stats) == AllocatorCounters(
-        allocated=100,
-        reserved=400,
-        peak_allocated=700,
-        peak_reserved=800,
-        active=120,
-        inactive_split=90,
+    assert sample_of_stats(stats) == MemorySample(
+        allocated_bytes=100,
+        reserved_bytes=400,
+        peak_allocated_bytes=700,
+        peak_reserved_bytes=800,
+        active_bytes=120,
+        inactive_split_bytes=90,
         alloc_retries=3,
         ooms=1,
     )
 
 
 def test_what_a_version_of_torch_does_not_count_is_zero() -> None:
-    assert counters_of({"allocated_bytes": {"all": {"current": 5}}}) == AllocatorCounters(allocated=5)
+    assert sample_of_stats({"allocated_bytes": {"all": {"current": 5}}}) == MemorySample(allocated_bytes=5)
 
 
 class Gpu:
@@ -175,14 +176,19 @@ class Gpu:
 def test_a_sample_of_a_gpu_is_of_the_allocator_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     Gpu(monkeypatch)
     sample = quick_sample("cuda")
-    assert (sample.allocated, sample.reserved, sample.peak_allocated, sample.peak_reserved) == (30, 40, 33, 44)
-    assert (sample.device_free, sample.device_total) == (35, 80)
+    assert (sample.allocated_bytes, sample.reserved_bytes, sample.peak_allocated_bytes, sample.peak_reserved_bytes) == (
+        30,
+        40,
+        33,
+        44,
+    )
+    assert (sample.device_free_bytes, sample.device_total_bytes) == (35, 80)
 
 
 def test_before_the_gpu_is_used_a_sample_makes_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
     Gpu(monkeypatch).initialized = False
     sample = quick_sample("cuda")
-    assert (sample.reserved, sample.device_total) == (0, 0)
+    assert (sample.reserved_bytes, sample.device_total_bytes) == (0, 0)
 
 
 def test_a_sleeping_engine_has_given_back_what_torch_still_counts(
@@ -193,10 +199,10 @@ def test_a_sleeping_engine_has_given_back_what_torch_still_counts(
     with log.behind_torch():
         gpu.free += 25 + 4
         gpu.reserved -= 4  # of its own cache, in passing
-    assert log.record(1, "update").asleep == 25
+    assert log.record(1, "update").asleep_bytes == 25
     with log.behind_torch():
         gpu.free -= 10
-    assert log.record(1, "sync").asleep == 15
+    assert log.record(1, "sync").asleep_bytes == 15
     with log.behind_torch():
         gpu.free -= 16
-    assert log.record(1, "rollout").asleep == 0
+    assert log.record(1, "rollout").asleep_bytes == 0

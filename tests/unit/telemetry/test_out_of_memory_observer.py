@@ -62,7 +62,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Observer, 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=80 * GIB))
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: SNAPSHOT)
     log = MemoryLog(tmp_path / "memory" / "policy-2.jsonl", "cpu")
-    attach_out_of_memory_observer(tmp_path / "oom", "policy", 2, lambda: log.where)
+    attach_out_of_memory_observer(tmp_path / "oom", "policy", 2, lambda: log.progress)
     [observer] = attached
     return observer, log
 
@@ -77,7 +77,7 @@ def test_a_failed_request_is_written_down_with_where_and_what_was_held(
     record = OomSnapshot.model_validate_json((tmp_path / "oom" / "policy-2-step7.json").read_text())
     assert (record.role, record.rank, record.step, record.phase, record.micro_batch) == ("policy", 2, 7, "update", 4)
     assert (record.requested_bytes, record.device_free_bytes) == (700 * MIB, 30 * MIB)
-    assert record.counters["reserved"] == 2125 * MIB
+    assert record.counters["reserved_bytes"] == 2125 * MIB
     assert record.layout is not None
     assert record.layout.largest_free_block_bytes == 600 * MIB
     assert record.layout.segments[0].size_bytes == GIB + 601 * MIB, "the largest first"

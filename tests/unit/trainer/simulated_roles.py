@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.plan_change import Role
+from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
-from rljob_trainer.telemetry.memory import MemorySample
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "

@@ -129,10 +129,10 @@ def test_each_fault_happens_in_the_role_whose_memory_it_is() -> None:
 
 
 def test_host_memory_is_taken_only_where_a_limit_protects_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_memory.sample import MemorySample
     from rljob_trainer.errors import BadInput
     from rljob_trainer.roles import faults
-    from rljob_trainer.telemetry.host_memory import HostMemory
 
-    monkeypatch.setattr(faults, "host_memory", lambda: HostMemory(limit=1 << 62))
+    monkeypatch.setattr(faults, "host_memory", lambda: MemorySample(host_limit_bytes=1 << 62))
     with pytest.raises(BadInput, match="expected a container with a memory limit"):
         ArmedFault.of(Fault.parse("HostMemory@sync:1"), "cpu").strike(StruckRole())

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import MemoryPressure, StepReport
+from rljob_memory.sample import MemorySample
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.reporter import StepReporter
-from rljob_trainer.telemetry.memory import MemorySample
 from tests.unit.ledger.samples import plan_change, plan_change_record
 from tests.unit.trainer.test_controller_recovers import FACTS
 
@@ -53,12 +53,12 @@ def rising(step: int) -> Mapping[str, Mapping[Phase, MemorySample]]:
     """Tensors grow by 4 GiB a step on a card of 80."""
     allocated = (10 + 4 * step) * GIB
     sample = MemorySample(
-        allocated=allocated,
-        reserved=allocated,
-        peak_allocated=allocated,
-        peak_reserved=allocated,
-        device_free=80 * GIB - allocated,
-        device_total=80 * GIB,
+        allocated_bytes=allocated,
+        reserved_bytes=allocated,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=allocated,
+        device_free_bytes=80 * GIB - allocated,
+        device_total_bytes=80 * GIB,
     )
     return {"policy-0": {"update": sample}}
 

@@ -1,4 +1,4 @@
-"""Peak memory by phase over the steps, a panel a role: which phase needs it, and does it grow?"""
+"""Peak memory of each phase over the steps, one panel per role: which phase needs it, and does it grow?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTED = {
 
 
 def draw_memory(peaks: MemoryPeaks) -> Figure:
-    """A line a phase, in GiB; the GPU's own size is drawn where the lines come near it."""
+    """One line per phase, in GiB; the size of the GPU is drawn if the lines come near it."""
     roles = sorted(peaks.by_role, key=lambda role: (role not in _ROLE_ORDER, role))
     highest, role, phase = max(
         (max(by_step.values()), role, phase) for role in roles for phase, by_step in peaks.by_role[role].items()

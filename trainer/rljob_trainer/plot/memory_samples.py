@@ -1,4 +1,4 @@
-"""The peaks of a run's memory, by role, phase and step, from the processes' own logs or else from the ledger."""
+"""Peak memory of a run by role, phase and step, from the memory logs of its processes or else from the ledger."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord, role_of
 from rljob_trainer.plot.memory_logs import logged_samples
 
@@ -17,34 +18,39 @@ Peaks = dict[str, dict[str, dict[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeaks:
-    """`counts`: `device` is what torch's allocator reserved on a GPU, `host` resident memory.
-
-    `device_total_bytes`: of one GPU, 0 where the run used none or did not say.
-    """
+    """Peak memory of a run."""
 
     by_role: Peaks
+
     counts: Literal["device", "host"]
+    """`device`: memory that torch's allocator reserved on a GPU. `host`: resident memory."""
+
     device_total_bytes: int = 0
+    """Memory of one GPU; 0 if the run used none or did not record it."""
 
 
 def memory_peaks(directory: Path, steps: Sequence[StepRecord]) -> MemoryPeaks:
     """The highest sample of each role, phase and step over its ranks and micro-batches.
 
-    `directory`: of the logs `<role>-<rank>.jsonl`; where they hold nothing, the committed `steps` tell.
+    `directory`: of the logs `<role>-<rank>.jsonl`. If they hold nothing, the peaks of the committed `steps` count.
     """
     samples = list(logged_samples(directory))
     if not samples:
         return _from_ledger(steps)
-    device_total_bytes = max(sample.get("device_total", 0) for _, sample in samples)
-    keys = ("peak_reserved", "reserved") if device_total_bytes else ("peak_rss", "rss")
+    device_total_bytes = max(sample.device_total_bytes for _, sample in samples)
     peaks: Peaks = defaultdict(lambda: defaultdict(dict))
     for actor, sample in samples:
-        by_step = peaks[role_of(actor)][sample["phase"]]
-        # What a sleeping engine has given back, torch still counts.
-        asleep_bytes = sample.get("asleep", 0) if device_total_bytes else 0
-        size_bytes = max(*(sample.get(key, 0) for key in keys)) - asleep_bytes
-        by_step[sample["step"]] = max(by_step.get(sample["step"], 0), size_bytes)
+        if sample.phase is None or sample.step is None:
+            continue
+        by_step = peaks[role_of(actor)][sample.phase]
+        peak_bytes = _device_peak_bytes(sample) if device_total_bytes else max(sample.peak_rss_bytes, sample.rss_bytes)
+        by_step[sample.step] = max(by_step.get(sample.step, 0), peak_bytes)
     return MemoryPeaks(peaks, "device" if device_total_bytes else "host", device_total_bytes)
+
+
+def _device_peak_bytes(sample: MemorySample) -> int:
+    # torch still counts what a sleeping engine has given back.
+    return max(sample.peak_reserved_bytes, sample.reserved_bytes) - sample.asleep_bytes
 
 
 def _from_ledger(steps: Sequence[StepRecord]) -> MemoryPeaks:

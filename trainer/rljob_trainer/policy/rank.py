@@ -59,7 +59,7 @@ class PolicyRank:
         self._memory_log.begin_phase(self._step, "load")
         if self.config.device == "cuda":
             attach_out_of_memory_observer(
-                self.config.output_dir / "oom", "policy", self.rank, lambda: self._memory_log.where
+                self.config.output_dir / "oom", "policy", self.rank, lambda: self._memory_log.progress
             )
         if self.config.device == "cpu":
             _make_deterministic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_trainer.telemetry.memory import MemorySample
+from rljob_memory.sample import MemorySample
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.forecast import Forecast, worth_preventing
+from rljob_memory.sample import MemorySample
 from rljob_trainer.recovery.sentences import pressure_line
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.telemetry.memory import MemorySample
 
 
 class EarlyWarning:

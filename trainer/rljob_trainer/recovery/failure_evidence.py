@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -18,13 +18,12 @@ from rljob_memory.evidence import Evidence as FoundEvidence
 from rljob_memory.evidence import Unreadable, read_evidence
 from rljob_memory.evidence.documents import evidence_of_report
 from rljob_memory.recovery import diagnosed, diagnosis_status
+from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.step_report.content import evidence_of, rank_memory
-from rljob_trainer.telemetry.memory import MemorySample
 
 _LAST_LINES_BYTES = 64 << 10
 _PHASES: frozenset[str] = frozenset(get_args(Phase))
-_SAMPLE_FIELDS = {field.name for field in fields(MemorySample)}
 
 
 def gather_evidence(
@@ -57,10 +56,9 @@ def latest_memory(directory: Path, role: Role, rank: int) -> RankMemory | None:
     """The last sample in the memory log of a process, of whatever phase of a step; None where there is none."""
     log = directory / "memory" / f"{role}-{rank}.jsonl"
     for line in _last_lines(log):
-        if line.get("phase") in _PHASES:
-            sample = MemorySample(**{name: value for name, value in line.items() if name in _SAMPLE_FIELDS})
-            [memory] = rank_memory({log.stem: {line["phase"]: sample}})
-            return memory
+        sample = MemorySample.from_line(line)
+        if sample is not None and (phase := line.get("phase")) in _PHASES:
+            return rank_memory(role, rank, phase, sample)
     return None
 
 

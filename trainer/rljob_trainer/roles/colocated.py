@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from rljob_api.plan_change import Role
+from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError
 from rljob_trainer.hardware import Bundle
 from rljob_trainer.phase_clock import PartClock
@@ -17,7 +18,6 @@ from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.role_processes import RoleProcesses, placement_group
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
-from rljob_trainer.telemetry.memory import MemorySample
 
 POLICY = "rljob_trainer.roles.policy_actor:PolicyActor"
 ENGINE = "rljob_trainer.roles.rollout_actor:RolloutActor"

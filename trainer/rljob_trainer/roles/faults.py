@@ -114,7 +114,7 @@ def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
 
 def _exhaust_host_memory() -> NoReturn:
     """Take memory, and touch it, until the kernel ends this process. Raises `BadInput` outside a limited container."""
-    limit_bytes, machine_bytes = host_memory().limit, psutil.virtual_memory().total
+    limit_bytes, machine_bytes = host_memory().host_limit_bytes, psutil.virtual_memory().total
     if limit_bytes >= machine_bytes:
         raise BadInput(
             "expected a container with a memory limit for a fault of class HostMemory, found that this one may use the "

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rljob_memory.sample import MemorySample
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.telemetry.memory import MemoryLog, MemorySample
+from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
 
@@ -32,7 +33,7 @@ class RolloutActor(RolloutEngine):
     def start(self) -> None:
         self._memory_log.begin_phase(self._step, "load")
         if self._config.device == "cuda":
-            attach_out_of_memory_observer(self._oom_directory, "rollout", self.rank, lambda: self._memory_log.where)
+            attach_out_of_memory_observer(self._oom_directory, "rollout", self.rank, lambda: self._memory_log.progress)
         super().start()
         self._memory_log.record(self._step, "load")
 

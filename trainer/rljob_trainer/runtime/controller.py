@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from rljob_api.plan_change import Phase
+from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import group_advantages
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import TrainerError
@@ -38,7 +39,6 @@ from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.step_record import memory_by_phase, step_record
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.task import Task
-from rljob_trainer.telemetry.memory import MemorySample
 
 Result = TypeVar("Result")
 

@@ -154,7 +154,7 @@ class LocalPlacement:
             ranks=ranks,
             torch_version=torch_version(),
             bundles=bundles,
-            shared_memory_bytes=host_memory().shm_size,
+            shared_memory_bytes=host_memory().shared_memory_bytes,
             may_compile=torch_may_compile(),
         )
         return self._hosts

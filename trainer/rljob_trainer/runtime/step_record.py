@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 
 from rljob_api.plan_change import Phase
+from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import uniform_groups
 from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.phase_clock import PhaseClock
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch
-from rljob_trainer.telemetry.memory import MemorySample
 
 
 def step_record(
@@ -27,7 +27,7 @@ def step_record(
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
     uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
-    on_device = any(update.memory.device_total for update in updates.values())
+    on_device = any(update.memory.device_total_bytes for update in updates.values())
     return StepRecord(
         step=batch.step,
         attempt=attempt,
@@ -60,7 +60,7 @@ def memory_by_phase(
 
 
 def _peak(sample: MemorySample, on_device: bool) -> int:
-    return sample.peak_reserved if on_device else sample.peak_rss
+    return sample.peak_reserved_bytes if on_device else sample.peak_rss_bytes
 
 
 def _counts(on_device: bool) -> Literal["device", "host"]:

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, PhaseSeconds, RankMemory
+from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError
 from rljob_trainer.ledger.records import StepRecord
-from rljob_trainer.telemetry.memory import MemorySample
 
 _OUT_OF_MEMORY = (DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted)
 _LONGEST_MESSAGE = 4096
+_REPORTED_NUMBERS = tuple(RankMemory.model_fields.keys() - {"role", "rank", "phase"})
 _ROLES: dict[str, Role] = {"policy": "policy", "rollout": "rollout"}
 
 
@@ -26,10 +27,17 @@ def seconds_of(record: StepRecord) -> PhaseSeconds:
     return PhaseSeconds.model_validate(record.seconds)
 
 
-def rank_memory(memory: Mapping[str, Mapping[Phase, MemorySample]]) -> list[RankMemory]:
-    """One entry a process and phase; of more than 256, those that come closest to their limit."""
+def rank_memory(role: Role, rank: int, phase: Phase, sample: MemorySample) -> RankMemory:
+    """A sample in the form of the API."""
+    return RankMemory(role=role, rank=rank, phase=phase, **{name: getattr(sample, name) for name in _REPORTED_NUMBERS})
+
+
+def memory_of_ranks(memory: Mapping[str, Mapping[Phase, MemorySample]]) -> list[RankMemory]:
+    """One entry per process and phase; of more than 256, those that come closest to their limit."""
     entries = [
-        _rank_memory(actor, phase, sample) for actor, phases in memory.items() for phase, sample in phases.items()
+        rank_memory(*role_and_rank(actor), phase, sample)
+        for actor, phases in memory.items()
+        for phase, sample in phases.items()
     ]
     if len(entries) <= MAX_RANKS_REPORTED:
         return entries
@@ -60,27 +68,3 @@ def role_and_rank(actor: str | None) -> tuple[Role, int]:
         return "controller", 0
     name, _, rank = actor.rpartition("-")
     return _ROLES[name], int(rank)
-
-
-def _rank_memory(actor: str, phase: Phase, sample: MemorySample) -> RankMemory:
-    role, rank = role_and_rank(actor)
-    return RankMemory(
-        role=role,
-        rank=rank,
-        phase=phase,
-        allocated_bytes=sample.allocated,
-        reserved_bytes=sample.reserved,
-        peak_allocated_bytes=sample.peak_allocated,
-        peak_reserved_bytes=sample.peak_reserved,
-        device_free_bytes=sample.device_free,
-        device_total_bytes=sample.device_total,
-        outside_torch_bytes=sample.outside_torch,
-        asleep_bytes=sample.asleep,
-        alloc_retries=sample.alloc_retries,
-        peak_rss_bytes=sample.peak_rss,
-        host_used_bytes=sample.host_used,
-        host_limit_bytes=sample.host_limit,
-        oom_kills=sample.oom_kills,
-        shared_memory_used_bytes=sample.shm_used,
-        shared_memory_bytes=sample.shm_size,
-    )

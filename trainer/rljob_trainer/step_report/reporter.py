@@ -13,12 +13,12 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReport
+from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.api_server import NoAnswer
-from rljob_trainer.step_report.content import rank_memory, reward_of, seconds_of
+from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of
 from rljob_trainer.step_report.schedule import SendSchedule
-from rljob_trainer.telemetry.memory import MemorySample
 
 _WARN_EVERY_SECONDS = 60.0
 
@@ -75,7 +75,7 @@ class StepReporter(RunListener):
         self._say(phase=phase)
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
-        self._say(step=record.step, memory=rank_memory(memory), **_of_step(record))
+        self._say(step=record.step, memory=memory_of_ranks(memory), **_of_step(record))
 
     def failed(self, evidence: Evidence) -> None:
         self._say(urgent=True, last_evidence=evidence)

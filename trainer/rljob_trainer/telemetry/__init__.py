@@ -1,1 +1,1 @@
-"""What a process tells about itself."""
+"""Memory of a process: how it is measured, logged and recorded at a failure."""

@@ -1,4 +1,4 @@
-"""The machine's memory as a process's container has it: use and limit of its cgroup, kills by the kernel, /dev/shm."""
+"""Host memory of a process's container: use and limit of its cgroup, kills by the kernel, /dev/shm."""
 
 from __future__ import annotations
 
@@ -8,40 +8,31 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from rljob_memory.sample import MemorySample
+
 _SYS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupFiles:
-    """The names of one version's files. `reclaimable`: the line of `stat` with what the kernel can drop at once."""
+    """File names of one version of cgroups."""
 
     used: str
     limit: str
     events: str
     reclaimable: str
+    """Line of memory.stat with the page cache that the kernel can drop at once."""
 
 
 _V2 = CgroupFiles("memory.current", "memory.max", "memory.events", "inactive_file")
 _V1 = CgroupFiles("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control", "total_inactive_file")
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Bytes. `used` is the working set as the kubelet counts it: without the page cache that can be dropped at once.
+def host_memory() -> MemorySample:
+    """Memory of this process's container and of /dev/shm, as it is now. A number that the system does not report is 0.
 
-    `limit`: of the cgroup, or the machine's memory where no limit is lower. `oom_kills`: processes of the cgroup that
-    the kernel has killed for its memory, ever. `shm_…`: of /dev/shm.
+    Used memory is the working set as the kubelet counts it: without the page cache that can be dropped at once.
     """
-
-    used: int = 0
-    limit: int = 0
-    oom_kills: int = 0
-    shm_used: int = 0
-    shm_size: int = 0
-
-
-def host_memory() -> HostMemory:
-    """As it is now. What this system does not tell is 0."""
     machine_used, machine_total = _machine()
     used, limit, oom_kills = machine_used, machine_total, 0
     if found := _own_cgroup():
@@ -52,12 +43,19 @@ def host_memory() -> HostMemory:
             limit = cgroup_limit
             reclaimable = _lines(directory / "memory.stat").get(files.reclaimable, 0)
             used = max(_number(directory / files.used) - reclaimable, 0)
-    return HostMemory(used, limit, oom_kills, *_shared_memory())
+    shm_used, shm_size = _shared_memory()
+    return MemorySample(
+        host_used_bytes=used,
+        host_limit_bytes=limit,
+        oom_kills=oom_kills,
+        shared_memory_used_bytes=shm_used,
+        shared_memory_bytes=shm_size,
+    )
 
 
 @cache
 def _own_cgroup() -> tuple[Path, CgroupFiles] | None:
-    """The cgroup of this process, where it can be seen; else the root that the container shows, which is the same."""
+    """The cgroup of this process if it is visible, else the root that the container shows, which is the same."""
     paths = _cgroup_paths()
     for root, path, files in ((_SYS, paths.get(""), _V2), (_SYS / "memory", paths.get("memory"), _V1)):
         for directory in (root / (path or "").lstrip("/"), root):
@@ -78,7 +76,7 @@ def _cgroup_paths() -> dict[str, str]:
 
 
 def _limit(directory: Path, files: CgroupFiles) -> int:
-    """The lowest of the cgroup and of those that it lies in; 0 where none is set."""
+    """The lowest limit of the cgroup and of those that contain it; 0 if none is set."""
     within = [directory, *(parent for parent in directory.parents if parent.is_relative_to(_SYS))]
     limits = [limit for parent in within if (limit := _number(parent / files.limit))]
     return min(limits, default=0)
@@ -100,14 +98,14 @@ def _shared_memory() -> tuple[int, int]:
 
 
 def _number(path: Path) -> int:
-    """0 for `max`, and where there is no such file."""
+    """0 for `max`, and if there is no such file."""
     with suppress(OSError, ValueError):
         return int(path.read_text())
     return 0
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """The number after the first word of each line; empty where there is no such file."""
+    """The number after the first word of each line; empty if there is no such file."""
     with suppress(OSError, ValueError):
         return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
     return {}

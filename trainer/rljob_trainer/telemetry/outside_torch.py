@@ -1,4 +1,4 @@
-"""What this process holds of its GPU beside torch's allocator: the CUDA context, NCCL, cuBLAS, loaded kernels."""
+"""GPU memory of this process beside torch's allocator: the CUDA context, NCCL, cuBLAS, loaded kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class OutsideTorch:
-    """Make it before this process touches its GPU: what the GPU has in use by then is others'."""
+    """Create it before this process touches its GPU: memory in use by then counts as that of other processes."""
 
     def __init__(self) -> None:
         self._handle = _first_visible_gpu()
@@ -16,10 +16,11 @@ class OutsideTorch:
         self._calibrated: int | None = None
 
     def measure(self, held_bytes: int) -> int:
-        """Bytes now. `held_bytes`: of the GPU, by torch's allocator.
+        """Bytes in use now. `held_bytes`: GPU memory that torch's allocator holds.
 
-        NVML knows each process's use, but by the process ids of the host, and so not in a container. There it is what
-        came into use on the GPU between the making of this and the first call, which nobody else may use it in.
+        NVML knows the use of each process, but by process ids of the host, which a container does not know. There the
+        result is the memory that came into use between construction and the first call; no other process may use the
+        GPU in that time.
         """
         if self._calibrated is not None:
             return self._calibrated
@@ -31,7 +32,7 @@ class OutsideTorch:
 
 
 def _first_visible_gpu() -> Any:
-    """NVML's handle of the GPU that CUDA calls 0; None where there is none. No context is made for it."""
+    """NVML's handle of the GPU that CUDA calls 0; None if there is none. It takes no CUDA context."""
     import pynvml
 
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()

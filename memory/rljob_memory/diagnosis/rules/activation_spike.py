@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.growth import allocated_growth
 from rljob_memory.diagnosis.situation import Situation
-from rljob_memory.diagnosis.trend import allocated_rise
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import FailureKind
@@ -33,7 +33,7 @@ def activation_spike(situation: Situation) -> Diagnosis | None:
     if failure.phase == "update":
         confidence = max(confidence, 0.55)
     confidence = max(confidence, _by_numbers(device))
-    if any(series.is_policy and allocated_rise(series) for series in situation.evidence.series):
+    if any(series.is_policy and allocated_growth(series) for series in situation.evidence.series):
         # Which pass found the card full is chance then.
         confidence = min(confidence, 0.5)
     if situation.foreign_bytes > (device.allocated_bytes or 0):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.growth import allocated_growth, reserved_growth
 from rljob_memory.diagnosis.situation import Situation
-from rljob_memory.diagnosis.trend import allocated_rise, reserved_rise
 from rljob_memory.estimate import GIB
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import FailureKind
@@ -61,14 +61,15 @@ def allocator_cache(situation: Situation) -> Diagnosis | None:
 def _rising_cache(situation: Situation) -> Diagnosis | None:
     """What torch holds rises step by step, and what is in tensors does not."""
     for series in situation.evidence.series:
-        found = reserved_rise(series) if series.is_policy else None
-        if found and not allocated_rise(series):
+        found = reserved_growth(series) if series.is_policy else None
+        if found and not allocated_growth(series):
+            first, last = found.trend.first_bytes, found.trend.last_bytes
             return Diagnosis(
                 FailureClass.ALLOCATOR_CACHE,
                 0.85,
-                f"What the policy's torch had reserved rose from {human_bytes(found.first_bytes)} to "
-                f"{human_bytes(found.last_bytes)} while its tensors took no more; {_sentence(situation.failure.kind)}",
-                {"reserved_first_bytes": found.first_bytes, "reserved_last_bytes": found.last_bytes},
+                f"Memory reserved by the policy's torch grew from {human_bytes(first)} to {human_bytes(last)} while "
+                f"its tensors took no more; {_sentence(situation.failure.kind)}",
+                {"reserved_first_bytes": first, "reserved_last_bytes": last},
             )
     return None
 

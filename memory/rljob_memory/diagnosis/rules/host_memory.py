@@ -11,6 +11,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.evidence.sizes import human_bytes
 
 _ONE_OF_SEVERAL = "potential root causes"
@@ -41,7 +42,7 @@ def _killed(situation: Situation) -> Diagnosis:
     host = situation.evidence.host
     if host.oom_kills:
         confidence, why = 0.9, f"the kernel has killed {host.oom_kills} of the container's for its memory"
-    elif host.nearly_full:
+    elif is_nearly_full(host.host_used_bytes, host.host_limit_bytes):
         confidence, why = 0.8, "the container was at its memory limit"
     else:
         confidence = 0.4 if _ONE_OF_SEVERAL in situation.failure.text else 0.55
@@ -53,8 +54,8 @@ def _killed(situation: Situation) -> Diagnosis:
 
 def _host_numbers(situation: Situation) -> dict[str, int]:
     host = situation.evidence.host
-    known = {"used_bytes": host.used_bytes, "limit_bytes": host.limit_bytes, "oom_kills": host.oom_kills or None}
-    return {name: value for name, value in known.items() if value is not None}
+    known = {"used_bytes": host.host_used_bytes, "limit_bytes": host.host_limit_bytes, "oom_kills": host.oom_kills}
+    return {name: value for name, value in known.items() if value}
 
 
 def _sizes(situation: Situation) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.growth import allocated_growth
 from rljob_memory.diagnosis.situation import Situation
-from rljob_memory.diagnosis.trend import allocated_rise
 from rljob_memory.evidence.failure import FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
@@ -22,24 +22,25 @@ _OF_THE_GPU = frozenset(
 def retained_graph(situation: Situation) -> Diagnosis | None:
     if situation.failure.kind not in _OF_THE_GPU | {FailureKind.UNSAID}:
         return None
-    rises = [
-        (found, series)
+    growths = [
+        (growth, series)
         for series in situation.evidence.series
-        if series.is_policy and (found := allocated_rise(series))
+        if series.is_policy and (growth := allocated_growth(series))
     ]
-    if not rises:
+    if not growths:
         return None
-    found, series = max(rises, key=lambda pair: pair[0].growth_bytes)
+    growth, series = max(growths, key=lambda pair: pair[0].trend.growth_bytes)
+    trend = growth.trend
     return Diagnosis(
         FailureClass.RETAINED_GRAPH,
-        0.88 if found.unit == "micro-batch" else 0.75,
-        f"Memory in tensors of {series.name} rose from {human_bytes(found.first_bytes)} to "
-        f"{human_bytes(found.last_bytes)} over {found.samples} samples, "
-        f"{human_bytes(found.bytes_a_unit)} a {found.unit}",
+        0.88 if growth.unit == "micro-batch" else 0.75,
+        f"Memory in tensors of {series.name} grew from {human_bytes(trend.first_bytes)} to "
+        f"{human_bytes(trend.last_bytes)} over {trend.values} samples, "
+        f"{human_bytes(trend.mean_growth_bytes)} per {growth.unit}",
         {
-            "allocated_first_bytes": found.first_bytes,
-            "allocated_last_bytes": found.last_bytes,
-            "growth_a_sample_bytes": found.bytes_a_unit,
-            "samples": found.samples,
+            "allocated_first_bytes": trend.first_bytes,
+            "allocated_last_bytes": trend.last_bytes,
+            "growth_a_sample_bytes": trend.mean_growth_bytes,
+            "samples": trend.values,
         },
     )

@@ -9,6 +9,7 @@ from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.evidence.sizes import human_bytes
 
 
@@ -34,9 +35,10 @@ def shared_memory(situation: Situation) -> Diagnosis | None:
 
 def _bus_error(situation: Situation) -> Diagnosis:
     host = situation.evidence.host
-    if host.shm_used_bytes is None or not host.shm_size_bytes:
+    if not host.shared_memory_bytes:
         confidence, why = 0.7, "most often that is a full /dev/shm"
     else:
-        confidence = 0.9 if host.shm_nearly_full else 0.4
-        why = f"{human_bytes(host.shm_used_bytes)} of /dev/shm's {human_bytes(host.shm_size_bytes)} were in use"
+        used, size = host.shared_memory_used_bytes, host.shared_memory_bytes
+        confidence = 0.9 if is_nearly_full(used, size) else 0.4
+        why = f"{human_bytes(used)} of /dev/shm's {human_bytes(size)} were in use"
     return Diagnosis(FailureClass.SHARED_MEMORY, confidence, f"A process died of a bus error; {why}")

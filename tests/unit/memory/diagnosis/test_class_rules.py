@@ -9,12 +9,13 @@ import pytest
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
-from rljob_memory.diagnosis.trend import rise
 from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import Evidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
-from rljob_memory.evidence.evidence import EngineRecord, MemorySample, MemorySeries
+from rljob_memory.evidence.evidence import EngineRecord, MemorySeries
+from rljob_memory.sample import MemorySample
+from rljob_memory.trend import past_growth
 from rljob_testing.memory_plans import memory_plan
 
 WAKE = Failure(FailureKind.ENGINE_WAKE, activity=Activity.WAKE)
@@ -36,7 +37,8 @@ def best(evidence: Evidence) -> Diagnosis:
 
 def series(allocated: Sequence[int], reserved: Sequence[int], phase: str = "update") -> MemorySeries:
     samples = [
-        MemorySample(a, r, step, phase) for step, (a, r) in enumerate(zip(allocated, reserved, strict=True), start=1)
+        MemorySample(allocated_bytes=a, reserved_bytes=r, step=step, phase=phase)
+        for step, (a, r) in enumerate(zip(allocated, reserved, strict=True), start=1)
     ]
     return MemorySeries("policy-0", tuple(samples))
 
@@ -118,8 +120,8 @@ def test_nothing_is_diagnosed_where_nothing_failed() -> None:
     ],
     ids=["flat", "a little", "to and fro", "too few", "one step up"],
 )
-def test_what_is_no_steady_growth_is_no_rise(values: list[int]) -> None:
-    assert rise(values, "step") is None
+def test_what_is_no_steady_growth_is_no_trend(values: list[int]) -> None:
+    assert past_growth(values) is None
 
 
 def test_a_pass_that_finds_the_card_full_of_kept_graphs_is_not_taken_for_the_cause() -> None:

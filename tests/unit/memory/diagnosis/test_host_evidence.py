@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rljob_memory.diagnosis import FailureClass, diagnose
 from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import read_evidence
-from rljob_memory.evidence.host import HostRecord, shared_memory_of
+from rljob_memory.evidence.host import merged, shared_memory_of
+from rljob_memory.sample import MemorySample
 
 KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
 BUS_ERROR = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.\n"
@@ -47,7 +48,7 @@ def test_a_kill_at_the_containers_limit_is_the_kernels(tmp_path: Path) -> None:
 
 def test_no_limit_says_nothing(tmp_path: Path) -> None:
     run = write(tmp_path, {"train.log": KILLED, "memory.max": "max\n", "memory.limit_in_bytes": "9223372036854771712"})
-    assert read_evidence(run).host == HostRecord()
+    assert read_evidence(run).host == MemorySample()
 
 
 def test_the_kernels_count_that_rises_is_a_failure_with_what_was_in_use(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_bus_error_beside_a_full_shared_memory_is_its_fault_and_beside_an_empt
     ],
 )
 def test_df_is_understood_with_and_without_units(line: str, used: int, size: int) -> None:
-    assert shared_memory_of(line) == HostRecord(shm_used_bytes=used, shm_size_bytes=size)
+    assert shared_memory_of(line) == MemorySample(shared_memory_used_bytes=used, shared_memory_bytes=size)
 
 
 @given(st.text(max_size=120))
@@ -91,19 +92,19 @@ def test_other_lines_are_no_df(line: str) -> None:
 
 
 records = st.builds(
-    HostRecord,
-    used_bytes=st.none() | st.integers(0, GIB),
-    limit_bytes=st.none() | st.integers(1, GIB),
+    MemorySample,
+    host_used_bytes=st.integers(0, GIB),
+    host_limit_bytes=st.integers(0, GIB),
     oom_kills=st.integers(0, 3),
-    shm_used_bytes=st.none() | st.integers(0, GIB),
-    shm_size_bytes=st.none() | st.integers(1, GIB),
+    shared_memory_used_bytes=st.integers(0, GIB),
+    shared_memory_bytes=st.integers(0, GIB),
 )
 
 
 @given(records, records)
-def test_two_records_together_forget_nothing(one: HostRecord, other: HostRecord) -> None:
-    both = one.and_also(other)
+def test_two_records_together_forget_nothing(one: MemorySample, other: MemorySample) -> None:
+    both = merged(one, other)
     assert both.oom_kills == max(one.oom_kills, other.oom_kills)
     for mine in (one, other):
-        assert mine.used_bytes is None or (both.used_bytes or 0) >= mine.used_bytes
-        assert mine.limit_bytes is None or both.limit_bytes is not None
+        assert both.host_used_bytes >= mine.host_used_bytes
+        assert not mine.host_limit_bytes or both.host_limit_bytes

@@ -6,7 +6,8 @@ import json
 import random
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,33 +18,32 @@ from hypothesis import strategies as st
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.estimate import GIB, MIB
 from rljob_memory.forecast import Forecast, worth_preventing
-from rljob_memory.forecast.trend import kendall_tau, rising, theil_sen_slope
+from rljob_memory.sample import MemorySample, current_name
+from rljob_memory.trend import kendall_tau, ongoing_growth, theil_sen_slope
 
 CARD = 80 * GIB
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A policy of 10 GiB that needs 30 more in the update, on a card whose engine sleeps in 10."""
+PLAIN = MemorySample(
+    allocated_bytes=10 * GIB,
+    reserved_bytes=11 * GIB,
+    peak_allocated_bytes=40 * GIB,
+    peak_reserved_bytes=42 * GIB,
+    device_free_bytes=59 * GIB,
+    device_total_bytes=CARD,
+    rss_bytes=4 * GIB,
+    host_used_bytes=20 * GIB,
+    host_limit_bytes=128 * GIB,
+    shared_memory_used_bytes=GIB,
+    shared_memory_bytes=16 * GIB,
+)
+"""A policy of 10 GiB that needs 30 more in the update, on a card whose engine sleeps in 10."""
 
-    allocated: int = 10 * GIB
-    reserved: int = 11 * GIB
-    peak_allocated: int = 40 * GIB
-    peak_reserved: int = 42 * GIB
-    inactive_split: int = 0
-    asleep: int = 0
-    alloc_retries: int = 0
-    device_free: int = 59 * GIB
-    device_total: int = CARD
-    rss: int = 4 * GIB
-    host_used: int = 20 * GIB
-    host_limit: int = 128 * GIB
-    shm_used: int = GIB
-    shm_size: int = 16 * GIB
+Memory = partial(replace, PLAIN)
 
 
 def warned(
-    steps: Iterable[Memory], *, total: int | None = None, phase: str = "update"
+    steps: Iterable[MemorySample], *, total: int | None = None, phase: str = "update"
 ) -> Iterator[MemoryPressure | None]:
     """What is said after each step."""
     forecast = Forecast(steps=total)
@@ -62,12 +62,12 @@ def first_warning(said: Iterable[MemoryPressure | None]) -> tuple[int, MemoryPre
 def test_tensors_that_stay_are_seen_and_the_steps_left_are_right() -> None:
     leak = 512 * MIB
 
-    def at(step: int) -> Memory:
+    def at(step: int) -> MemorySample:
         return Memory(
-            allocated=10 * GIB + step * leak,
-            reserved=11 * GIB + step * leak,
-            peak_allocated=40 * GIB + step * leak,
-            device_free=59 * GIB - step * leak,
+            allocated_bytes=10 * GIB + step * leak,
+            reserved_bytes=11 * GIB + step * leak,
+            peak_allocated_bytes=40 * GIB + step * leak,
+            device_free_bytes=59 * GIB - step * leak,
         )
 
     step, pressure = first_warning(warned(at(step) for step in range(1, 40)))
@@ -75,7 +75,7 @@ def test_tensors_that_stay_are_seen_and_the_steps_left_are_right() -> None:
     assert pressure.diagnosis.class_name == "RetainedGraph"
     runs_out = next(s for s in range(1, 200) if 10 * GIB + 40 * GIB + s * leak > CARD)
     assert step + pressure.steps_left == pytest.approx(runs_out, abs=2)
-    assert "512 MiB a step" in pressure.diagnosis.message
+    assert "512 MiB per step" in pressure.diagnosis.message
 
 
 def test_a_cache_that_is_not_handed_back_is_seen_by_what_it_leaves_the_engine() -> None:
@@ -83,8 +83,15 @@ def test_a_cache_that_is_not_handed_back_is_seen_by_what_it_leaves_the_engine() 
     forecast = Forecast()
     for step in range(1, 13):
         cache = step * GIB
-        policy = Memory(reserved=29 * GIB + cache, peak_reserved=42 * GIB, device_free=51 * GIB - cache)
-        engine = Memory(allocated=40 * GIB, reserved=40 * GIB, peak_reserved=40 * GIB, device_free=14 * GIB - cache)
+        policy = Memory(
+            reserved_bytes=29 * GIB + cache, peak_reserved_bytes=42 * GIB, device_free_bytes=51 * GIB - cache
+        )
+        engine = Memory(
+            allocated_bytes=40 * GIB,
+            reserved_bytes=40 * GIB,
+            peak_reserved_bytes=40 * GIB,
+            device_free_bytes=14 * GIB - cache,
+        )
         forecast.observe(step, {"policy-0": {"update": policy}, "rollout-0": {"rollout": engine}})
         if pressure := forecast.pressure():
             break
@@ -95,15 +102,17 @@ def test_a_cache_that_is_not_handed_back_is_seen_by_what_it_leaves_the_engine() 
 
 def test_a_cache_that_cannot_be_handed_back_is_fragmentation() -> None:
     said = warned(
-        Memory(reserved=(15 + step) * GIB, inactive_split=(4 + step) * GIB, device_free=(55 - step) * GIB)
+        Memory(
+            reserved_bytes=(15 + step) * GIB, inactive_split_bytes=(4 + step) * GIB, device_free_bytes=(55 - step) * GIB
+        )
         for step in range(20)
     )
     assert first_warning(said)[1].diagnosis.class_name == "Fragmentation"
 
 
 def test_a_peak_that_grows_without_larger_tensors_is_fragmentation_surer_once_the_allocator_had_to_retry() -> None:
-    def at(step: int, retries: int) -> Memory:
-        return Memory(peak_reserved=42 * GIB + step * GIB, alloc_retries=retries)
+    def at(step: int, retries: int) -> MemorySample:
+        return Memory(peak_reserved_bytes=42 * GIB + step * GIB, alloc_retries=retries)
 
     calm = first_warning(warned(at(step, 0) for step in range(12)))[1]
     pressed = first_warning(warned(at(step, step) for step in range(12)))[1]
@@ -112,10 +121,17 @@ def test_a_peak_that_grows_without_larger_tensors_is_fragmentation_surer_once_th
 
 
 def test_host_memory_and_shared_memory_are_watched_on_a_cpu_too() -> None:
-    no_gpu = Memory(0, 0, 0, 0, device_free=0, device_total=0)
-    host = warned(replace(no_gpu, host_used=(20 + 3 * step) * GIB) for step in range(12))
+    no_gpu = Memory(
+        allocated_bytes=0,
+        reserved_bytes=0,
+        peak_allocated_bytes=0,
+        peak_reserved_bytes=0,
+        device_free_bytes=0,
+        device_total_bytes=0,
+    )
+    host = warned(replace(no_gpu, host_used_bytes=(20 + 3 * step) * GIB) for step in range(12))
     assert first_warning(host)[1].diagnosis.class_name == "HostMemory"
-    shared = warned(replace(no_gpu, shm_used=step * GIB) for step in range(12))
+    shared = warned(replace(no_gpu, shared_memory_used_bytes=step * GIB) for step in range(12))
     step, pressure = first_warning(shared)
     assert pressure.diagnosis.class_name == "SharedMemory"
     assert step + pressure.steps_left == pytest.approx(17, abs=1)
@@ -129,10 +145,10 @@ def test_a_leak_in_the_noise_of_a_tenth_of_it_is_seen_before_it_kills(leak_mib: 
     assume(dies_at >= 12)
     samples = [
         Memory(
-            allocated=10 * GIB + grown,
-            reserved=11 * GIB + grown,
-            peak_allocated=40 * GIB + grown,
-            device_free=59 * GIB - grown,
+            allocated_bytes=10 * GIB + grown,
+            reserved_bytes=11 * GIB + grown,
+            peak_allocated_bytes=40 * GIB + grown,
+            device_free_bytes=59 * GIB - grown,
         )
         for step in range(1, dies_at)
         for grown in [step * leak + noise.randint(-leak // 10, leak // 10)]
@@ -149,16 +165,16 @@ def test_a_leak_in_the_noise_of_a_tenth_of_it_is_seen_before_it_kills(leak_mib: 
 def test_noise_is_no_warning(seed: int, width: int) -> None:
     noise = random.Random(seed)
 
-    def at() -> Memory:
+    def at() -> MemorySample:
         held, peak = noise.randint(0, width), noise.randint(0, 2 * width)
         return Memory(
-            allocated=10 * GIB + noise.randint(0, width // 8),
-            reserved=12 * GIB + held,
-            peak_allocated=40 * GIB + peak,
-            peak_reserved=42 * GIB + peak + noise.randint(0, width),
-            device_free=58 * GIB - held,
-            host_used=20 * GIB + noise.randint(0, width),
-            shm_used=noise.randint(0, width),
+            allocated_bytes=10 * GIB + noise.randint(0, width // 8),
+            reserved_bytes=12 * GIB + held,
+            peak_allocated_bytes=40 * GIB + peak,
+            peak_reserved_bytes=42 * GIB + peak + noise.randint(0, width),
+            device_free_bytes=58 * GIB - held,
+            host_used_bytes=20 * GIB + noise.randint(0, width),
+            shared_memory_used_bytes=noise.randint(0, width),
         )
 
     assert not any(warned(at() for _ in range(40)))
@@ -168,7 +184,8 @@ def test_noise_is_no_warning(seed: int, width: int) -> None:
 def test_what_the_first_steps_take_once_is_no_warning(jumps: list[int]) -> None:
     grown = [0, jumps[0], sum(jumps)] + [sum(jumps)] * 30
     samples = [
-        Memory(allocated=10 * GIB + more, reserved=20 * GIB + more, device_free=50 * GIB - more) for more in grown
+        Memory(allocated_bytes=10 * GIB + more, reserved_bytes=20 * GIB + more, device_free_bytes=50 * GIB - more)
+        for more in grown
     ]
     assert not any(warned(samples))
 
@@ -181,7 +198,13 @@ def test_a_cache_that_settles_in_steps_is_warned_of_at_most_while_it_grows() -> 
         largest, samples = 0, []
         for _step in range(60):
             largest = max(largest, noise.randint(0, 8 * GIB))
-            samples.append(Memory(reserved=12 * GIB + largest, peak_reserved=42 * GIB, device_free=58 * GIB - largest))
+            samples.append(
+                Memory(
+                    reserved_bytes=12 * GIB + largest,
+                    peak_reserved_bytes=42 * GIB,
+                    device_free_bytes=58 * GIB - largest,
+                )
+            )
         false_alarms += any(warned(samples))
     assert false_alarms <= 4, f"{false_alarms} of 200 jobs that were never in danger"
 
@@ -189,11 +212,21 @@ def test_a_cache_that_settles_in_steps_is_warned_of_at_most_while_it_grows() -> 
 def test_a_recorded_run_that_went_well_is_no_warning() -> None:
     """examples/digits.yaml on a CPU: 60 steps, on a machine that other programs used too."""
     forecast = Forecast(steps=60)
-    nothing = Memory(0, 0, 0, 0, device_free=0, device_total=0)
+    nothing = Memory(
+        allocated_bytes=0,
+        reserved_bytes=0,
+        peak_allocated_bytes=0,
+        peak_reserved_bytes=0,
+        device_free_bytes=0,
+        device_total_bytes=0,
+    )
     for line in (Path(__file__).parent / "digits_on_cpu.jsonl").read_text().splitlines():
         recorded = json.loads(line)
         samples = {
-            actor: {phase: replace(nothing, **sizes) for phase, sizes in phases.items()}
+            actor: {
+                phase: replace(nothing, **{current_name(name): size for name, size in sizes.items()})
+                for phase, sizes in phases.items()
+            }
             for actor, phases in recorded["samples"].items()
         }
         forecast.observe(recorded["step"], samples)
@@ -201,20 +234,23 @@ def test_a_recorded_run_that_went_well_is_no_warning() -> None:
 
 
 def test_growth_that_the_job_outlives_is_no_warning() -> None:
-    slow = [Memory(allocated=10 * GIB + step * 100 * MIB, device_free=59 * GIB) for step in range(60)]
+    slow = [Memory(allocated_bytes=10 * GIB + step * 100 * MIB, device_free_bytes=59 * GIB) for step in range(60)]
     assert any(warned(slow))
     assert not any(warned(slow, total=70))
 
 
 def test_nothing_is_foretold_further_than_ten_times_what_was_seen() -> None:
-    slow = [Memory(shm_used=step * 20 * MIB) for step in range(20)]
+    slow = [Memory(shared_memory_used_bytes=step * 20 * MIB) for step in range(20)]
     assert not any(warned(slow)), "800 steps away"
 
 
 def test_an_engine_that_sleeps_has_given_its_memory_back() -> None:
     """torch counts what a sleeping engine gave back as reserved still."""
     said = warned(
-        (Memory(reserved=(20 + step) * GIB, asleep=(9 + step) * GIB, device_free=59 * GIB) for step in range(20)),
+        (
+            Memory(reserved_bytes=(20 + step) * GIB, asleep_bytes=(9 + step) * GIB, device_free_bytes=59 * GIB)
+            for step in range(20)
+        ),
         phase="rollout",
     )
     assert not any(said)
@@ -222,7 +258,7 @@ def test_an_engine_that_sleeps_has_given_its_memory_back() -> None:
 
 def test_a_new_plan_begins_a_new_series() -> None:
     forecast = Forecast()
-    rising_samples = [Memory(shm_used=step * GIB) for step in range(1, 12)]
+    rising_samples = [Memory(shared_memory_used_bytes=step * GIB) for step in range(1, 12)]
     for step, sample in enumerate(rising_samples, start=1):
         forecast.observe(step, {"policy-0": {"update": sample}})
     assert forecast.pressure() is not None
@@ -234,7 +270,7 @@ def test_a_new_plan_begins_a_new_series() -> None:
 
 
 def pressure_of(class_name: str, confidence: float, steps_left: int) -> MemoryPressure:
-    _, found = first_warning(warned(Memory(shm_used=step * GIB) for step in range(9)))
+    _, found = first_warning(warned(Memory(shared_memory_used_bytes=step * GIB) for step in range(9)))
     diagnosis = found.diagnosis.model_copy(update={"class_name": class_name, "confidence": confidence})
     return found.model_copy(update={"diagnosis": diagnosis, "steps_left": steps_left})
 
@@ -274,7 +310,7 @@ def test_the_slope_stands_a_wild_value_in_five(start: int, slope: int, count: in
 
 @given(st.lists(st.integers(0, 2**40), max_size=32), st.integers(0, 2**30))
 def test_a_rise_is_one(values: list[int], least: int) -> None:
-    rise = rising(values, least)
+    rise = ongoing_growth(values, least)
     if rise is not None:
         assert rise.slope > 0
         assert rise.last - rise.first >= least
@@ -284,7 +320,7 @@ def test_a_rise_is_one(values: list[int], least: int) -> None:
 def test_asking_is_cheap_for_a_node_of_eight_gpus() -> None:
     forecast = Forecast()
     for step in range(40):
-        sample = Memory(allocated=10 * GIB + step * MIB)
+        sample = Memory(allocated_bytes=10 * GIB + step * MIB)
         forecast.observe(
             step, {f"{role}-{rank}": {"update": sample} for rank in range(8) for role in ("policy", "rollout")}
         )

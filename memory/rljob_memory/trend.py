@@ -1,0 +1,120 @@
+"""Growth of memory over the samples of one process, told from noise, warm-up and a series that has settled.
+
+Two questions are asked of a series. After a failure: did it grow (`past_growth`)? Before one: does it grow steadily and
+is it still growing (`ongoing_growth`)? Both rest on Kendall's tau of the values with their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import median
+
+from rljob_memory.estimate import MIB
+
+_LEAST_TAU = 0.8
+"""Nine pairs in ten grow."""
+
+_LEAST_PAST_VALUES = 8
+_MOST_PAST_VALUES = 128
+_LEAST_PAST_GROWTH_BYTES = 256 * MIB
+_LEAST_PAST_GROWTH_SHARE = 0.05
+
+_LEAST_ONGOING_VALUES = 10
+_LEAST_STEADY_VALUES = 6
+"""A series that grows by the same amount each time needs fewer: of 720 orders of 6 values only one grows throughout."""
+_LEAST_TAU_OF_LATER_HALF = 0.7
+_STEADY_FACTOR = 2.0
+_NOT_SLOWING = 0.8
+"""With these, one job in eighty whose cache only follows ever rarer record lengths is taken for one that grows; growth
+at random steps is found after 11 of them (medians of simulated jobs)."""
+_FIRM_TAU = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A series of sizes that grows."""
+
+    first_bytes: int
+    last_bytes: int
+
+    values: int
+    """Number of values."""
+
+    slope_bytes: float
+    """Growth from one value to the next: the median over all pairs (Theil and Sen)."""
+
+    is_firm: bool
+    """Nearly every pair of values grows."""
+
+    @property
+    def growth_bytes(self) -> int:
+        return self.last_bytes - self.first_bytes
+
+    @property
+    def mean_growth_bytes(self) -> int:
+        """Growth from one value to the next, on average."""
+        return self.growth_bytes // (self.values - 1)
+
+
+def past_growth(values: Sequence[int]) -> Trend | None:
+    """The trend of the latest 128 values if they grew: nine pairs in ten, by 256 MiB and 5 % in all.
+
+    With the least number of values, 8, batches of random length look like that one time in a thousand (p = 0.0009).
+    """
+    values = values[-_MOST_PAST_VALUES:]
+    if len(values) < _LEAST_PAST_VALUES:
+        return None
+    growth = values[-1] - values[0]
+    if growth < max(_LEAST_PAST_GROWTH_BYTES, _LEAST_PAST_GROWTH_SHARE * values[0]):
+        return None
+    tau = kendall_tau(values)
+    return _trend(values, tau) if tau >= _LEAST_TAU else None
+
+
+def ongoing_growth(values: Sequence[int], least_growth_bytes: float) -> Trend | None:
+    """The trend of `values` if they grow by at least `least_growth_bytes` from first to last and are still growing.
+
+    Nine pairs in ten grow, the later half grows too, and hardly slower than the earlier. A series that settles, however
+    many steps up it took, fails the last condition.
+    """
+    if len(values) < _LEAST_STEADY_VALUES or values[-1] - values[0] < max(least_growth_bytes, 1):
+        return None
+    tau = kendall_tau(values)
+    if not _is_steady(values) and (
+        len(values) < _LEAST_ONGOING_VALUES or tau < _LEAST_TAU or not _is_still_growing(values)
+    ):
+        return None
+    return _trend(values, tau)
+
+
+def kendall_tau(values: Sequence[int]) -> float:
+    """The share of pairs that grow minus the share that shrink, from -1 to 1. Needs at least two values."""
+    pairs = list(combinations(values, 2))
+    return sum((later > earlier) - (later < earlier) for earlier, later in pairs) / len(pairs)
+
+
+def theil_sen_slope(values: Sequence[int]) -> float:
+    """The median of the slopes between all pairs of values; one outlier in four does not move it."""
+    numbered = combinations(enumerate(values), 2)
+    return median((later - earlier) / (j - i) for (i, earlier), (j, later) in numbered)
+
+
+def _trend(values: Sequence[int], tau: float) -> Trend:
+    return Trend(values[0], values[-1], len(values), theil_sen_slope(values), tau >= _FIRM_TAU)
+
+
+def _is_steady(values: Sequence[int]) -> bool:
+    """True if every increment is much like the others."""
+    increments = [later - earlier for earlier, later in pairwise(values)]
+    usual = median(increments)
+    return all(usual / _STEADY_FACTOR <= increment <= usual * _STEADY_FACTOR for increment in increments) and usual > 0
+
+
+def _is_still_growing(values: Sequence[int]) -> bool:
+    middle = len(values) // 2
+    earlier, later = values[: middle + 1], values[middle:]
+    if kendall_tau(later) < _LEAST_TAU_OF_LATER_HALF:
+        return False
+    return theil_sen_slope(later) >= _NOT_SLOWING * max(theil_sen_slope(earlier), 0.0)
