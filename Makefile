@@ -66,11 +66,11 @@ images: model ## Build the images of operator, trainer and model (DEVICE=gpu: th
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator $(TYPED_BENCHMARKS)
+	$(BIN)/mypy $(PARTS) images/image_build charts $(TYPED)
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
-	$(BIN)/python -m bench.tables --check
+	$(BIN)/python -m bench.report.pages --check
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
@@ -92,17 +92,17 @@ lock-check: setup ## Fail where the requirement files do not match the parts' me
 
 .PHONY: bench-overhead
 bench-overhead: setup ## Time a step of `rljob run` beside a bare loop, on this machine
-	$(BIN)/python bench/overhead.py
+	$(BIN)/python -m bench.programs.overhead
 
 .PHONY: bench-operator
 bench-operator: setup ## Run 1,000 jobs at once past the operator on 50 pretended nodes, and one alone
 	$(BIN)/python -m rljob_cluster build --fake-nodes
-	$(BIN)/python -m bench.operator_scale
-	$(BIN)/python -m bench.operator_single_job
+	$(BIN)/python -m bench.programs.operator_scale
+	$(BIN)/python -m bench.programs.operator_single_job
 
 .PHONY: bench-soak
 bench-soak: demo-cluster ## Let random faults strike jobs on this machine's cluster for an hour (root)
-	$(BIN)/python -m bench.soak
+	$(BIN)/python -m bench.programs.soak
 
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs
@@ -110,8 +110,7 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
-TYPED_BENCHMARKS := bench/operator_scale.py bench/operator_single_job.py bench/cluster_job.py bench/gpu_cluster $(wildcard bench/memory_*.py) bench/device_memory.py \
-  bench/induced_failures.py bench/confusion_matrix.py bench/recovered_jobs.py bench/recovery_rows.py bench/recovery_sections.py bench/freed_bytes.py bench/soak.py tests/gpu
+TYPED := bench tests/integration/operator tests/gpu
 PARTS := crds memory operator trainer cluster probe testing
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster

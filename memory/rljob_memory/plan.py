@@ -37,7 +37,7 @@ _LARGEST_LOGPROB_CHUNK_BYTES = 256 * MIB
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _SMALLEST_KV_CACHE_BYTES = 64 * MIB
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
-"""Between syncs this keeps no buffer; bench/memory_small_card.py measures both."""
+"""Between syncs this keeps no buffer; bench/programs/memory_small_card.py measures both."""
 
 
 def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, workload: Workload) -> MemoryPlan:

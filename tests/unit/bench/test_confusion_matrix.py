@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.confusion_matrix import inserted, score, table
-from bench.tables import between_marks
+from bench.report.confusion_matrix import inserted, score, table
+from bench.report.pages import between_marks
 
 
 def row(induced: str, *said: tuple[str, float], program: str = "program") -> dict[str, Any]:

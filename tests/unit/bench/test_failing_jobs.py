@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.recovered_jobs import JOBS, read_jobs, recorded_rows, unrecorded
-from bench.recovery_rows import FailingJob
+from bench.harness.recovery_rows import FailingJob
+from bench.programs.recovered_jobs import JOBS, read_jobs, recorded_rows, unrecorded
 from rljob_api.fault_injection import FaultInjection
 from rljob_api.manifest import load_manifest
 from rljob_api.memory_plan import MemoryPlan
@@ -17,7 +17,7 @@ from rljob_memory.diagnosis import FailureClass
 
 GOOD_PLAN = yaml.safe_load((JOBS / "plan.yaml").read_text())
 FAILING = read_jobs(JOBS, GOOD_PLAN)
-REHEARSAL = JOBS.parent / "rehearsal"
+REHEARSAL = JOBS / "rehearsal"
 REHEARSED_PLAN = yaml.safe_load((REHEARSAL / "plan.yaml").read_text())
 
 

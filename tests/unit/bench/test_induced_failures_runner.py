@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench.induced_failures import save
+from bench.programs.induced_failures import save
 from rljob_memory.diagnosis import FailureClass
 from rljob_testing.induced_failures.catalogue import Program
 from rljob_testing.induced_failures.induce import Row, induce

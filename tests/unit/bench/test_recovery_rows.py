@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.recovery_rows import FailingJob, Run, line, merged, row_of, row_of_job, table
+from bench.harness.recovery_rows import FailingJob, Run, line, merged, row_of, row_of_job
+from bench.report.recoveries import table
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord

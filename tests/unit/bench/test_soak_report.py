@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.soak_section import section
+from bench.report.soak import section
 from rljob_testing.soak.faults import Fault
 from rljob_testing.soak.job_stream import JobOutcome
 from rljob_testing.soak.report import Footprint, Soak, problems, row, seconds_to_next_step

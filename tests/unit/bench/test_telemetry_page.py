@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from bench import telemetry_cost
+from bench.report import telemetry_cost
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.sample import MemorySample
 from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, sample_memory

@@ -1,0 +1,1 @@
+"""Measurements of RLJob; README.md is the index."""

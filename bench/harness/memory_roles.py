@@ -1,0 +1,266 @@
+"""One policy rank and one rollout engine on one GPU, as `rljob run` makes them, for the programs that measure memory.
+
+They are Ray actors of the trainer's own classes, kept for all arms of a program: an arm changes the policy's memory
+settings in the living process. The rollouts that the policy learns from are drawn, so that their lengths are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.allocator import allocator_environment
+from rljob_trainer.hardware import torch_version
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
+from rljob_trainer.rollout.config import RolloutConfig, engine_environment
+from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
+
+Device = Literal["cpu", "cuda"]
+Row = dict[str, Any]
+
+GIB = 1 << 30
+MIB = 1 << 20
+CALL_SECONDS = 240
+"""No call of these programs takes longer, the start of an engine included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a step consists of. `longest`: tokens of the longest sequence, prompt and response together."""
+
+    uri: str
+    vocabulary: int
+    prompts: int
+    group_size: int
+    prompt_tokens: int
+    longest: int
+    micro_batch_tokens: int
+    logprob_chunk_tokens: int
+    kv_cache_bytes: int
+
+
+QWEN3_0_6B = Workload(
+    uri="random://qwen3?hidden=1024&intermediate=3072&layers=28&heads=16&kvHeads=8&headDim=128&vocabulary=151936&tied=true",
+    vocabulary=151_936,
+    prompts=16,
+    group_size=8,
+    prompt_tokens=16,
+    longest=1024,
+    micro_batch_tokens=16_384,
+    logprob_chunk_tokens=384,
+    kv_cache_bytes=8 * GIB,
+)
+TINY = Workload("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
+
+
+def workload_for(device: Device) -> Workload:
+    return QWEN3_0_6B if device == "cuda" else TINY
+
+
+def memory_settings(workload: Workload, **changes: Any) -> MemoryPlan:
+    """The plan that `Auto` results in on a large GPU, with `changes`."""
+    settings: Row = {
+        "empty_cache": True,
+        "expandable_segments": True,
+        "rollout_sleep_level": 2,
+        "kv_cache_bytes": workload.kv_cache_bytes,
+        "micro_batch_tokens": workload.micro_batch_tokens,
+        "logprob_chunk_tokens": workload.logprob_chunk_tokens,
+        "activation_checkpointing": False,
+        "optimizer_offload": False,
+        "sync_bucket_bytes": 297 * MIB,
+    }
+    return MemoryPlan(**(settings | changes))
+
+
+def policy_config(workload: Workload, device: Device, memory: MemoryPlan, output_dir: Path) -> PolicyConfig:
+    return PolicyConfig(
+        model_dir=resolve_model(workload.uri),
+        output_dir=output_dir,
+        device=device,
+        dtype="bfloat16" if device == "cuda" else "float32",
+        learning_rate=1e-6,
+        memory=memory,
+    )
+
+
+def rollout_config(workload: Workload, device: Device, *, generated_tokens: int, cuda_graphs: bool) -> RolloutConfig:
+    return RolloutConfig(
+        model_dir=resolve_model(workload.uri),
+        device=device,
+        dtype="bfloat16" if device == "cuda" else "float32",
+        max_model_len=workload.longest,
+        max_num_seqs=workload.prompts * workload.group_size,
+        kv_cache_bytes=workload.kv_cache_bytes,
+        max_response_tokens=generated_tokens,
+        sleep_level=2,
+        ignore_eos=True,
+        engine_args={} if cuda_graphs or device == "cpu" else {"enforce_eager": True},
+    )
+
+
+def drawn_rollouts(workload: Workload, step: int) -> RolloutBatch:
+    """Scored rollouts of a step; the lengths of the responses are drawn, the same for the same step."""
+    draw = np.random.default_rng(step)
+    completions = workload.prompts * workload.group_size
+    lengths = draw.integers(workload.longest // 16, workload.longest - workload.prompt_tokens, completions)
+    return RolloutBatch(
+        step=step,
+        group_size=workload.group_size,
+        prompt_ids=[_token_ids(draw, workload, workload.prompt_tokens) for _ in range(workload.prompts)],
+        response_ids=[_token_ids(draw, workload, length) for length in lengths],
+        rollout_logprobs=[np.full(length, -np.log(workload.vocabulary), np.float32) for length in lengths],
+        finished=np.ones(completions, np.bool_),
+    ).scored(*normal_scores(draw, completions))
+
+
+def _token_ids(draw: np.random.Generator, workload: Workload, count: int) -> Any:
+    return draw.integers(3, workload.vocabulary, count).astype(np.int32)
+
+
+def normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
+    """Rewards and advantages, [completions] each."""
+    rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
+    return rewards, advantages
+
+
+class Roles:
+    """A policy rank and an engine that share a GPU. Entered, they are loaded and hold the same weights."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        memory: MemoryPlan,
+        *,
+        generated_tokens: int = 16,
+        cuda_graphs: bool = False,
+    ) -> None:
+        """`generated_tokens`: of each completion. `cuda_graphs`: the engine starts later and generates faster."""
+        self._workload, self._device = workload, device
+        self._directory = tempfile.TemporaryDirectory(prefix="rljob-bench-")
+        self._policy_config = policy_config(workload, device, memory, Path(self._directory.name))
+        self._rollout_config = rollout_config(
+            workload, device, generated_tokens=generated_tokens, cuda_graphs=cuda_graphs
+        )
+        self._policy: Any = None
+        self._engine: Any = None
+        self._version = 0
+
+    def __enter__(self) -> Self:
+        from bench.harness.measured_policy import MeasuredPolicy
+        from rljob_trainer.roles.rollout_actor import RolloutActor
+
+        gpu = self._device == "cuda"
+        start_local_ray(cpus=4, gpus=int(gpu), object_store_bytes=object_store_bytes(512 * MIB))
+        allocator = {role: allocator_environment(role, torch_version()) for role in ("policy", "rollout")}
+        engine_environment_here = engine_environment(self._device) | allocator["rollout"]
+        self._policy = _actor(MeasuredPolicy, gpu, allocator["policy"]).remote(0, 1, self._policy_config)
+        self._engine = _actor(RolloutActor, gpu, engine_environment_here).remote(
+            0, self._rollout_config, self._policy_config.output_dir
+        )
+        _result(self._policy.connect.remote(*_result(self._policy.rendezvous.remote())))
+        _result(self._policy.load.remote())
+        _result(self._engine.start.remote())
+        self.sync()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import ray
+
+        ray.shutdown()
+        self._directory.cleanup()
+
+    def change_memory(self, memory: MemoryPlan) -> None:
+        """Go on under other settings; what the policy has cached so far goes back to the device."""
+        _result(self._policy.change_memory.remote(memory))
+
+    def use_budget(self, micro_batch_tokens: int) -> None:
+        """Go on with micro-batches of another size; what is cached stays."""
+        _result(self._policy.use_budget.remote(micro_batch_tokens))
+
+    def generate(self) -> float:
+        """Generate a step's completions; seconds."""
+        prompts = [[3 + prompt % 50] * self._workload.prompt_tokens for prompt in range(self._workload.prompts)]
+        begun = time.perf_counter()
+        _result(self._engine.generate.remote(prompts, self._workload.group_size, list(range(len(prompts)))))
+        return time.perf_counter() - begun
+
+    def sleep(self) -> float:
+        """Send the engine to sleep; seconds."""
+        return self._timed(self._engine.sleep)
+
+    def update(self, step: int) -> UpdateResult:
+        """Learn from the step's drawn rollouts."""
+        result: UpdateResult = _result(self._policy.update.remote(drawn_rollouts(self._workload, step)))
+        return result
+
+    def wake_weights(self) -> float:
+        return self._timed(self._engine.wake_weights)
+
+    def sync(self) -> float:
+        """Send the weights to the engine; seconds."""
+        self._version += 1
+        begun = time.perf_counter()
+        _result(self._policy.sync.remote([self._engine], self._version))
+        return time.perf_counter() - begun
+
+    def wake_kv_cache(self) -> float:
+        return self._timed(self._engine.wake_kv_cache)
+
+    def policy_memory(self) -> list[Row]:
+        """The policy's memory log so far."""
+        return read_memory_log(self._policy_config.output_dir)
+
+    def _timed(self, method: Any) -> float:
+        begun = time.perf_counter()
+        _result(method.remote())
+        return time.perf_counter() - begun
+
+
+def read_memory_log(output_dir: Path) -> list[Row]:
+    """The lines of the policy's memory log, a number that is 0 left out of them."""
+    return [json.loads(line) for line in (output_dir / "memory" / "policy-0.jsonl").read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def arm(rows: list[Row], name: str) -> Iterator[Row]:
+    """A row of the record, filled by the block; an arm that fails says so in its row, and the others go on."""
+    row: Row = {"arm": name}
+    rows.append(row)
+    begun = time.perf_counter()
+    try:
+        yield row
+    except Exception as error:
+        cause = getattr(error, "cause", None) or error  # Ray's own error wraps it
+        row["error"] = f"{type(cause).__name__}: {cause}"[:1000]
+    row["seconds"] = time.perf_counter() - begun
+    print(f"{name}: {row.get('error', 'done')} ({row['seconds']:.0f} s)", flush=True)
+
+
+def _actor(role: type, gpu: bool, environment: dict[str, str]) -> Any:
+    import ray
+
+    resources = {"num_cpus": 1, "num_gpus": 0.5} if gpu else {"num_cpus": 1}
+    return ray.remote(role).options(**resources, runtime_env={"env_vars": environment})
+
+
+def _result(reference: Any) -> Any:
+    import ray
+
+    return ray.get(reference, timeout=CALL_SECONDS)

@@ -1,0 +1,156 @@
+"""What the memory log adds to the policy's update, and what a snapshot of a failed request takes.
+
+    python -m bench.programs.memory_telemetry
+
+Records `bench/results/memory_telemetry.json`. One rank, a model of Qwen3-0.6B's shape, some 30 micro-batches an update;
+updates with the log and without it take turns, so that whatever else changes meets both alike. The difference of two
+such medians is coarser than what it is to show, so the samples are also timed by themselves. A request of twice the
+GPU's memory then fails, twice in the same phase: the first leaves a snapshot. About 45 s on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from unittest import mock
+
+from bench.harness.memory_roles import (
+    GIB,
+    QWEN3_0_6B,
+    TINY,
+    Device,
+    Row,
+    arm,
+    drawn_rollouts,
+    memory_settings,
+    policy_config,
+    read_memory_log,
+)
+from bench.harness.record import RESULTS, record
+from rljob_memory.evidence import read_evidence
+from rljob_memory.sample import MemorySample
+from rljob_trainer.policy.rank import PolicyRank
+from rljob_trainer.telemetry.memory import MemoryLog
+
+MICRO_BATCH_TOKENS = 2_560
+"""Of some 70,000 tokens a step."""
+WARM_UP = 2
+SAMPLES_TIMED = 200
+PHASES_A_STEP = 3
+"""Of the policy: update, sync, and now and then a checkpoint. The engine takes as many, in a process of its own."""
+
+
+def main(device: Device, updates: int, output: Path) -> None:
+    workload = QWEN3_0_6B if device == "cuda" else TINY
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        tokens = MICRO_BATCH_TOKENS if device == "cuda" else workload.longest
+        config = policy_config(workload, device, memory_settings(workload, micro_batch_tokens=tokens), directory)
+        rank = PolicyRank(0, 1, config)
+        rank.connect(*rank.rendezvous())
+        rank.load()
+        batch = drawn_rollouts(workload, 1)
+        with arm(rows, "log on and off in turn") as row:
+            row |= both_ways(lambda: rank.update(batch).seconds, updates)
+        with arm(rows, "samples alone") as row:
+            row |= cost_of_samples(directory, device, rows[0])
+        if device == "cuda":
+            with arm(rows, "snapshot of a failed request") as row:
+                row |= cost_of_a_snapshot(directory)
+    note = f"{updates} updates each way; shares are of the update alone, which is a part of the step"
+    print(record("memory_telemetry", rows, note, output))
+
+
+def both_ways(update: Callable[[], float], updates: int) -> Row:
+    """Medians of the update's seconds with the log and without, in turn."""
+    seconds: dict[str, list[float]] = {"on": [], "off": []}
+    for number in range(WARM_UP + updates):
+        for way, log in (("on", nullcontext()), ("off", without_log())):
+            with log:
+                taken = update()
+            if number >= WARM_UP:
+                seconds[way].append(taken)
+    on, off = statistics.median(seconds["on"]), statistics.median(seconds["off"])
+    return {
+        "update_seconds_on": on,
+        "update_seconds_off": off,
+        "difference_percent": 100 * (on - off) / off,
+        "spread_percent": 100 * (max(seconds["off"]) - min(seconds["off"])) / off,
+    }
+
+
+def without_log() -> AbstractContextManager[object]:
+    return mock.patch.multiple(
+        MemoryLog, begin_phase=lambda *_: None, record=lambda *_: MemorySample(device_total_bytes=1)
+    )
+
+
+def cost_of_samples(directory: Path, device: Device, measured: Row) -> Row:
+    """Microseconds of each kind of sample, and what an update's come to."""
+    logged = read_memory_log(directory)
+    micro_batches = max(line["micro_batch"] or 0 for line in logged) + 1
+    log = MemoryLog(directory / "timed" / "policy-0.jsonl", device)
+    log.begin_phase(1, "update")
+    micro_batch_us = microseconds(lambda: log.record(1, "update", 0))
+    phase_us = microseconds(lambda: whole_phase(log))
+    step_seconds = 1e-6 * (micro_batches * micro_batch_us + PHASES_A_STEP * phase_us)
+    return {
+        "micro_batches": micro_batches,
+        "micro_batch_microseconds": micro_batch_us,
+        "phase_microseconds": phase_us,
+        "share_percent": 100 * step_seconds / measured["update_seconds_off"],
+        "line_bytes": (directory / "timed" / "policy-0.jsonl").stat().st_size // (2 * SAMPLES_TIMED),
+        "outside_torch_bytes": next(line.get("outside_torch", 0) for line in logged if line["phase"] == "load"),
+    }
+
+
+def whole_phase(log: MemoryLog) -> None:
+    log.begin_phase(1, "update")
+    log.record(1, "update")
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    for _ in range(SAMPLES_TIMED):
+        call()
+    return 1e6 * (time.perf_counter() - begun) / SAMPLES_TIMED
+
+
+def cost_of_a_snapshot(directory: Path) -> Row:
+    """Milliseconds that a failed request takes with a snapshot and without, and what the snapshot says."""
+    import torch
+
+    request_bytes = 2 * torch.cuda.get_device_properties(0).total_memory
+    milliseconds = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        try:
+            torch.empty(request_bytes, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            milliseconds.append(1e3 * (time.perf_counter() - begun))
+    [snapshot] = (directory / "oom").glob("*.json")
+    failure = read_evidence(directory).failure
+    assert failure is not None
+    assert failure.device is not None
+    return {
+        "milliseconds_with": milliseconds[0],
+        "milliseconds_without": milliseconds[1],
+        "json_bytes": snapshot.stat().st_size,
+        "pickle_bytes": sum(path.stat().st_size for path in (directory / "oom").glob("*.pickle")),
+        "requested_gib": failure.device.requested_bytes / GIB,
+        "largest_free_block_bytes": failure.device.largest_cached_block_bytes,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: a tiny model, to try it out")
+    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,187 @@
+"""A thousand RLJobs at once on fifty pretended nodes: how long, how many writes, how much memory and CPU.
+
+    python -m bench.programs.operator_scale [--jobs 1000] [--nodes 50]
+
+Control plane, KWOK and the operator share this machine. Each job has one controller and one worker pod. KWOK starts
+what the scheduler has placed; when all jobs run, this script plays the trainers: every controller reports its last step
+and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from bench.harness.operator_cluster import (
+    NAMESPACE,
+    MemoryWatch,
+    control_plane,
+    installed_operator,
+    operator_requests,
+    processes,
+    writes,
+)
+from bench.harness.record import record
+from rljob_api.exit_codes import ExitCode
+from rljob_cluster.control_plane import ControlPlane
+from rljob_operator.labels import ROLE
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient, Object
+from rljob_testing.operator.go_modules import module_files
+from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.watched_job import WatchedJob
+
+BASE_PORT = 24100
+KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"
+KWOK_STAGES = "kustomize/stage/{}/*.yaml"
+CLIENTS = 8
+_LOOK_SECONDS = 5.0
+"""A look is a listing of all jobs: seldom, so that it does not take part in what is measured."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=50)
+    arguments = parser.parse_args()
+    row = measure(arguments.jobs, arguments.nodes)
+    name = "operator_scale" if arguments.jobs == 1000 else f"operator_scale_{arguments.jobs}"
+    print(record(name, [row], f"{arguments.jobs} RLJobs of two pods at once on {arguments.nodes} KWOK nodes"))
+
+
+def measure(jobs: int, nodes: int) -> dict[str, Any]:
+    with control_plane(BASE_PORT, scheduler=True) as plane, kwok(plane):
+        api = ApiClient.from_kubeconfig(plane.kubeconfig)
+        make_nodes(api, nodes)
+        operator = installed_operator(plane, BASE_PORT + 10)
+        operator.start()
+        idle_bytes = operator.process.memory_info().rss
+        with MemoryWatch(processes(operator)) as memory:
+            began = time.time()
+            in_parallel(lambda number: api.create("rljobs", small_job(f"job-{number}"), NAMESPACE), range(jobs))
+            submitted = time.time() - began
+            running = wait_until_all(api, jobs, "Running")
+            until_running = operator_requests(operator)
+            pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in job_pods(api)]
+            running_cpu_seconds = operator.cpu_seconds()
+
+            ended = time.time()
+            in_parallel(lambda name: end(api, name), [job["metadata"]["name"] for job in running])
+            complete = wait_until_all(api, jobs, "Complete")
+            in_all = operator_requests(operator)
+            cpu_seconds = operator.cpu_seconds()
+        operator.stop()
+    ready = [seconds_after(began, transition(job, "Running")) for job in running]
+    return {
+        "jobs": jobs,
+        "nodes": nodes,
+        "submitted_seconds": submitted,
+        "last_pod_created_seconds": max(pods),
+        "median_running_seconds": statistics.median(ready),
+        "all_running_seconds": max(ready),
+        "all_complete_seconds_after_last_report": max(
+            seconds_after(ended, transition(j, "Complete")) for j in complete
+        ),
+        "writes_per_job_until_running": writes(until_running) / jobs,
+        "writes_per_job": writes(in_all) / jobs,
+        "reads": sum(in_all.values()) - writes(in_all),
+        "requests_until_running": by_name(until_running),
+        "requests": by_name(in_all),
+        "operator_cpu_seconds_until_running": running_cpu_seconds,
+        "operator_cpu_seconds": cpu_seconds,
+        "operator_idle_bytes": idle_bytes,
+        "peak_bytes": memory.peak_bytes,
+    }
+
+
+@contextmanager
+def kwok(plane: ControlPlane) -> Iterator[None]:
+    """KWOK plays the kubelets of all nodes, with the stages of its own module."""
+    stages = [
+        argument
+        for folder in ("node/fast", "node/heartbeat-with-lease", "pod/fast")
+        for file in module_files(KWOK_MODULE, KWOK_STAGES.format(folder))
+        if file.name != "kustomization.yaml"
+        for argument in ("--config", str(file))
+    ]
+    program = plane.kubectl.with_name("kwok")
+    command = [str(program), "--kubeconfig", str(plane.kubeconfig), "--manage-all-nodes", *stages]
+    with (plane.directory / "kwok.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def make_nodes(api: ApiClient, count: int) -> None:
+    for number in range(count):
+        api.create("nodes", manifests.node(f"node-{number}", {"type": "kwok"}))
+    while not all(is_ready(node) for node in api.list("nodes")):
+        time.sleep(_LOOK_SECONDS)
+
+
+def is_ready(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def small_job(name: str) -> Object:
+    """One controller and one worker, without a GPU, on a volume that is there."""
+    return manifests.job(
+        name, policy={"gpusPerReplica": 0}, checkpoint={"volume": {"nfs": {"server": "nfs.example", "path": "/jobs"}}}
+    )
+
+
+def end(api: ApiClient, name: str) -> None:
+    """What the controller of a job does last: its report, its termination message."""
+    job = WatchedJob(api, KubeletHand(api), NAMESPACE, name)
+    job.report(step=10)
+    job.end_controller(ExitCode.COMPLETE, step=10)
+
+
+def in_parallel(work: Callable[[Any], object], items: Any) -> None:
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(work, items))
+
+
+def wait_until_all(api: ApiClient, count: int, condition: str) -> list[Object]:
+    """The jobs, once the condition is true of `count` of them."""
+    while True:
+        there = [job for job in api.list("rljobs", NAMESPACE) if transition(job, condition)]
+        print(f"{condition}: {len(there)}/{count}", flush=True)
+        if len(there) == count:
+            return there
+        time.sleep(_LOOK_SECONDS)
+
+
+def transition(job: Object, condition: str) -> str:
+    """When the condition became true; empty where it has not."""
+    conditions = job.get("status", {}).get("conditions", [])
+    return next((c["lastTransitionTime"] for c in conditions if c["type"] == condition and c["status"] == "True"), "")
+
+
+def job_pods(api: ApiClient) -> list[Object]:
+    return api.list("pods", NAMESPACE, ROLE)
+
+
+def seconds_after(began: float, timestamp: str) -> float:
+    """Kubernetes keeps whole seconds: up to one too few."""
+    return datetime.fromisoformat(timestamp).timestamp() - began
+
+
+def by_name(requests: Counter[tuple[str, str]]) -> dict[str, int]:
+    return {f"{verb} {resource}": count for (verb, resource), count in sorted(requests.items())}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the probe costs a program that it is put into: start-up, the import of torch, and a step of a training loop.
+
+    python -m bench.programs.probe_overhead [--rounds 7]
+
+With and without it in turn. Processor time, not time on the clock, and of the steps of a run the fastest: other
+programs on the machine disturb these least. A step is about a millisecond of AdamW on a small MLP on the CPU: shorter
+than anybody trains, so that what a step costs would show. Counts besides how often the probe's code runs within the
+steps. Records `bench/results/probe_overhead.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.harness.record import record
+from rljob_testing.repository import ROOT
+
+SITE = ROOT / "probe" / "rljob_probe" / "site"
+STARTS = 10
+
+LOOP = """
+import json, sys, time
+begun = time.process_time()
+import torch
+import_seconds = time.process_time() - begun
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(16, 64)
+
+def step():
+    begun = time.process_time()
+    (model(data) - data).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.process_time() - begun
+
+step_seconds = min(step() for _ in range(5000))
+probe_calls = 0
+
+def count(frame, event, argument):
+    global probe_calls
+    probe_calls += event == "call" and "rljob_probe" in frame.f_code.co_filename
+
+sys.setprofile(count)
+for _ in range(50):
+    step()
+sys.setprofile(None)
+result = {"import_seconds": import_seconds, "step_seconds": step_seconds, "probe_calls_in_50_steps": probe_calls}
+print(json.dumps(result))
+"""
+
+
+def main(rounds: int) -> None:
+    arms: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(rounds):
+            for arm, results in arms.items():
+                results.append(measured(environment(arm, Path(directory))))
+    rows: list[dict[str, Any]] = [
+        {"arm": arm, **{name: statistics.median(r[name] for r in results) for name in results[0]}}
+        for arm, results in arms.items()
+    ]
+    fastest = {arm: min(r["step_seconds"] for r in results) for arm, results in arms.items()}
+    step_percent = 100 * (fastest["with"] / fastest["without"] - 1)
+    rows.append({"arm": "added", **{name: rows[1][name] - rows[0][name] for name in arms["with"][0]}})
+    rows[-1]["step_percent"] = step_percent
+    path = record("probe_overhead", rows, f"AdamW on a small MLP, 5,000 steps, {rounds} rounds of both arms in turn")
+    for row in rows:
+        times = (f"{name} {1e3 * value:.3f} ms" for name, value in row.items() if name.endswith("seconds"))
+        print(f"{row['arm']:<8}", *times, f"probe calls {row['probe_calls_in_50_steps']:.0f}", sep="  ")
+    print(f"the fastest step takes {step_percent:+.3f} %")
+    print(path)
+
+
+def environment(arm: str, directory: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if arm == "without":
+        return inherited
+    return inherited | {
+        "PYTHONPATH": str(SITE),
+        "RLJOB_TERMINATION_LOG": str(directory / "termination-log"),
+        "RLJOB_PROBE_NOTES": str(directory / "notes"),
+    }
+
+
+def measured(variables: dict[str, str]) -> dict[str, float]:
+    before = children_seconds()
+    for _ in range(STARTS):
+        subprocess.run([sys.executable, "-c", "pass"], env=variables, check=True)
+    start_seconds = (children_seconds() - before) / STARTS
+    loop = subprocess.run([sys.executable, "-c", LOOP], env=variables, check=True, capture_output=True, text=True)
+    return {"start_seconds": start_seconds, **json.loads(loop.stdout)}
+
+
+def children_seconds() -> float:
+    """Processor time of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,121 @@
+"""A job in pods runs out of GPU memory, and goes on under another memory plan: seen on one machine, and recorded.
+
+    python -m bench.programs.recovery_in_pods --fault ActivationSpike@update:4 --out DIRECTORY
+
+Starts a control plane, containerd, one real kubelet and the operator, applies an RLJob whose pods use this machine's
+Python, follows it to its end, and ends everything. README.md says what the machine needs. One without a GPU tells the
+same story, with failures that are only said to be of memory.
+
+Writes to `--out`: recovery_in_pods.json (seconds by part, the pods before and after, plan changes, attempts), watch.txt
+(`kubectl get rljobs -w`), describe.txt (`kubectl describe rljob`, and the Events with their times), ledger.jsonl, and
+logs.txt (the ends of all logs). Exit code 0: the job is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from bench.harness.gpu_cluster import host_pods
+from bench.harness.gpu_cluster.job import story_job
+from bench.harness.gpu_cluster.namespaces import again_in_own_namespaces, in_own_namespaces, set_up
+from bench.harness.gpu_cluster.one_node import OneNodeCluster
+from bench.harness.gpu_cluster.printed_watch import printed_watch
+from bench.harness.gpu_cluster.recording import Recording
+from bench.harness.gpu_cluster.report import write_account
+from rljob_api.fault_injection import Fault
+from rljob_cluster.binaries import binary_directory
+from rljob_testing.ballast import ballast
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.repository import ROOT
+from rljob_trainer.hardware import torch_version
+
+STATE = Path("/tmp/rljob-gpu-cluster")
+CRDS = ROOT / "crds" / "manifests"
+
+
+def main(options: argparse.Namespace) -> int:
+    if not in_own_namespaces():
+        return again_in_own_namespaces()
+    deadline = time.monotonic() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    set_up(STATE, options.binaries)
+    cluster = OneNodeCluster(options.binaries, STATE)
+    job = story_job(cluster.layout, options.fault or [], options.model)
+    recording = Recording(cluster, job.name)
+    start_seconds: dict[str, float] = {}
+    try:
+        start(cluster, start_seconds)
+        recording.begin()
+        with printed_watch(cluster.kubectl, options.out / "watch.txt", lambda: recording.seconds):
+            with neighbour(options.neighbour):
+                cluster.apply(job.manifest)
+                recording.follow("plan_changed", deadline)
+            recording.follow("complete", deadline)
+    finally:
+        write_account(cluster, job, options.neighbour, recording, start_seconds, options.out)
+    return 0 if recording.complete else 1
+
+
+def start(cluster: OneNodeCluster, seconds: dict[str, float]) -> None:
+    """The cluster and the operator; how long each took goes to `seconds`."""
+    with timed("control plane", seconds):
+        cluster.start_control_plane()
+    with timed("node", seconds):
+        cluster.start_node(host_pods.image())
+    with timed("operator", seconds):
+        cluster.install(CRDS)
+        operator(cluster).start()
+
+
+def operator(cluster: OneNodeCluster) -> OperatorProcess:
+    """Outside of the cluster, with an administrator's rights."""
+    settings = {
+        "trainer_image": host_pods.IMAGE,
+        "trainer_image_pull_policy": "Never",
+        "trainer_torch_version": torch_version(),
+        "leader_election": False,
+        "metrics_auth": False,
+        "status_interval_seconds": 1,
+        "log_format": "text",
+    }
+    return OperatorProcess(cluster.layout.kubeconfig, cluster.layout.logs / "operator.log", 8081, 8080, settings)
+
+
+def neighbour(leaves_gib: float | None) -> AbstractContextManager[None]:
+    """Another program on the GPU, which leaves the job so much of its memory; none where that is None."""
+    return nullcontext() if leaves_gib is None else ballast(leave_bytes=int(leaves_gib * 2**30))
+
+
+@contextmanager
+def timed(part: str, seconds: dict[str, float]) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds[part] = round(time.monotonic() - began, 1)
+    print(f"{part}: {seconds[part]} s", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", type=Path, default=binary_directory(), help="folder of the cluster's programs")
+    parser.add_argument("--out", type=Path, required=True, help="where the record goes")
+    parser.add_argument("--model", help="URI of another model than job.yaml's")
+    parser.add_argument(
+        "--fault",
+        type=Fault.parse,
+        action="append",
+        metavar="CLASS@PHASE:STEP",
+        help="a failure on purpose, such as ActivationSpike@update:4; repeatable",
+    )
+    parser.add_argument(
+        "--neighbour",
+        type=float,
+        metavar="GIB",
+        help="until the plan is first changed, another process holds all of the GPU's memory but so much",
+    )
+    parser.add_argument("--seconds", type=float, default=330, help="the story is broken off then")
+    sys.exit(main(parser.parse_args()))

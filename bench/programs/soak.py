@@ -1,0 +1,51 @@
+"""Random faults over several jobs on this machine's cluster: do all complete, and is anything left behind?
+
+    make demo-cluster    # the cluster, the images, the operator
+    .venv/bin/python -m bench.programs.soak [--minutes 60] [--seed 1] [--jobs 2] [--output runs/soak]
+
+Processes, pods, kubelets, containerd, the API server and the operator are killed or stopped at times that the seed
+draws; jobs besides fail on purpose, of memory and otherwise. Ends with 1 where a job is not complete or something is
+left, and says what. Writes soak.json, and each job's last status and ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from bench.harness.record import record
+from rljob_testing.soak.cluster import SoakCluster
+from rljob_testing.soak.report import problems, row
+from rljob_testing.soak.soak import Order, run_soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0, help="of faults; jobs under way then are waited for")
+    parser.add_argument("--seed", type=int, default=1, help="says what is done to which job, and when")
+    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--output", type=Path, default=Path("runs/soak"), help="folder for soak.json and the jobs'")
+    arguments = parser.parse_args()
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"{time.monotonic() - began:7.1f}  {line}", flush=True)
+
+    order = Order(arguments.seed, arguments.minutes, arguments.jobs, arguments.output / "jobs")
+    soak = run_soak(order, SoakCluster.of_this_machine(), tell)
+    print(record("soak", [row(soak)], _NOTE, directory=arguments.output))
+    for problem in problems(soak):
+        print(problem, file=sys.stderr)
+    return int(bool(problems(soak)))
+
+
+_NOTE = (
+    "random faults over jobs of examples/digits.yaml in pods on two kubelets of one machine, which has no GPU: "
+    "nothing is said about GPU memory"
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

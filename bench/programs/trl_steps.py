@@ -1,0 +1,102 @@
+"""Seconds per step and peak memory of TRL's GRPOTrainer, colocated with vLLM, on the workload of h200_step.yaml.
+
+The second arm of bench/programs/h200_step.py, on the same GPU as `rljob run`: same model directory, prompts and number
+of completions and tokens, float32 weights with bfloat16 compute, the engine asleep during the update. Prints one JSON
+line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+
+os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from bench.harness.device_memory import DevicePeak
+
+
+class StepClock(TrainerCallback):
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_args: object, **_settings: object) -> None:
+        torch.cuda.synchronize()
+        self.begun = time.perf_counter()
+
+    def on_step_end(self, *_args: object, **_settings: object) -> None:
+        torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self.begun)
+
+
+def main(model_dir: str, steps: int, prompts: int, group_size: int, response_tokens: int, micro_batch: int) -> None:
+    begun = time.perf_counter()
+    completions = prompts * group_size
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        max_steps=steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=completions // micro_batch,
+        num_generations=group_size,
+        max_completion_length=response_tokens,
+        generation_kwargs={"ignore_eos": True},
+        learning_rate=1e-6,
+        beta=0.0,
+        bf16=True,
+        model_init_kwargs={"dtype": "float32"},
+        gradient_checkpointing=False,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_enable_sleep_mode=True,
+        vllm_gpu_memory_utilization=0.3,
+        vllm_max_model_length=response_tokens + 16,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    clock, device = StepClock(), DevicePeak()
+    device.start()
+    trainer = GRPOTrainer(
+        model=model_dir,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": f"{digit % 10}:"} for digit in range(prompts * steps)]),
+        reward_funcs=lambda completions, **_kwargs: [float(len(set(text))) for text in completions],
+        callbacks=[clock],
+    )
+    start_up_seconds = time.perf_counter() - begun
+    trainer.train()
+    # The first step pays for warm-up, here as in the other arm.
+    median = statistics.median(clock.seconds[2:])
+    print(
+        json.dumps(
+            {
+                "start_up_seconds": start_up_seconds,
+                "seconds_per_step": median,
+                "all_seconds": clock.seconds,
+                "tokens_per_second": completions * response_tokens / median,
+                "device_peak_bytes": device.peak_bytes,
+                "torch_peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "torch_peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model_dir")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--response-tokens", type=int, default=512)
+    parser.add_argument("--micro-batch", type=int, default=16)
+    main(**vars(parser.parse_args()))

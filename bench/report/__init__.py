@@ -1,0 +1,1 @@
+"""Writes recorded results into the pages of docs/."""
