@@ -20,7 +20,7 @@ def section(title: str) -> str:
 
 
 def numbers(*, of_micro_batches: bool) -> set[str]:
-    rows = [row.split("|") for row in section("The numbers").splitlines() if row.startswith("| `")]
+    rows = [row.split("|") for row in section("Memory fields").splitlines() if row.startswith("| `")]
     return {
         name for row in rows for name in re.findall(r"`(\w+)`", row[1]) if row[2].strip() == "·" or not of_micro_batches
     }
@@ -48,7 +48,7 @@ def test_a_line_of_the_log_has_the_keys_that_are_documented(tmp_path: Path) -> N
 
 
 def test_the_classes_of_the_warning_are_classes() -> None:
-    named = set(re.findall(r"`([A-Z]\w+)`", section("The warning"))) - {"MemoryPressure"}
+    named = set(re.findall(r"`([A-Z]\w+)`", section("Early warning"))) - {"MemoryPressure"}
     assert named <= {str(failure_class) for failure_class in FailureClass}
 
 
