@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -67,3 +68,10 @@ def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, An
         wait_for(calls, "updating")
     assert failed.value.actor == "policy-0"
     assert not ray.wait([calls["policy-1"]], timeout=0)[0], "the peer is still at it"
+
+
+def test_a_run_starts_only_those_processes_of_rays_that_it_uses() -> None:
+    commands = " ".join(" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
+    assert "raylet" in commands
+    assert "dashboard.py" not in commands
+    assert "log_monitor.py" not in commands

@@ -23,6 +23,7 @@ def test_a_ray_that_is_too_slow_is_worth_another_attempt(
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray_driver, "wait_longer_for_raylets", lambda: None)
+    monkeypatch.setattr(ray_driver, "start_only_what_is_used", lambda: None)
     monkeypatch.setattr(ray_driver, "_LOCAL_ENVIRONMENT", {})
     with pytest.raises(Exception, match=r"busy|else") as found:
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Bundle
-from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, wait_longer_for_raylets
+from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, start_only_what_is_used, wait_longer_for_raylets
 
 GCS_RECONNECT_SECONDS = 10
 
@@ -109,10 +109,11 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def before_start(parameters: Any, head: bool) -> None:
-    """What `ray start` calls before it starts anything, for what its options leave no way to say: no server for remote
-    drivers, which would import Ray once more, and listen; and time for a raylet on a busy machine."""
+    """Change what `ray start`, which calls this first, has no options for: no server for remote drivers, which would
+    import Ray once more, and listen; no API server; and time for a raylet on a busy machine."""
     parameters.ray_client_server_port = None
     wait_longer_for_raylets()
+    start_only_what_is_used()
 
 
 def require_started(exit_code: int, log: Path) -> None:

@@ -60,11 +60,29 @@ def wait_longer_for_raylets() -> None:
     services.get_node = ask_patiently
 
 
+def start_only_what_is_used() -> None:
+    """Have this process start neither Ray's API server nor its log monitor, which nobody reads.
+
+    Without a dashboard the API server only reports usage statistics, which are off, yet `ray.init` waits for it: each
+    of the two costs a second of processor time at the start of a run. Ray has a setting for neither.
+    """
+    from ray._private import node, services
+
+    services.start_api_server = _start_nothing
+    node.Node.start_log_monitor = _start_nothing
+
+
+def _start_nothing(*_arguments: Any, **_options: Any) -> tuple[None, None]:
+    """Neither the address nor the process of an API server, as Ray has it where that could not be started."""
+    return None, None
+
+
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray of this run's own on this machine, with room for `cpus` and `gpus` of actors. It ends with this
     process, or at `ray.shutdown()`. Raises `WorkerLost` where it does not come up in time."""
     os.environ.update(_LOCAL_ENVIRONMENT)
     wait_longer_for_raylets()
+    start_only_what_is_used()
     try:
         connect(
             "local",
