@@ -57,6 +57,11 @@ def test_a_worker_without_an_agent_is_lost() -> None:
         WorkerAgents(WORKERS + 1).call(os.getpid, PATIENCE)
 
 
+def test_the_answers_of_others_come_without_that_of_a_missing_agent(agents: WorkerAgents) -> None:
+    processes = WorkerAgents(WORKERS + 1).answers(os.getpid, PATIENCE)
+    assert list(processes.values()) == agents.call(os.getpid, PATIENCE)
+
+
 def test_a_lost_agent_is_not_waited_for(agents: WorkerAgents) -> None:
     lost = psutil.Process(agents.call(os.getpid, PATIENCE)[1])
     lost.kill()
@@ -64,4 +69,5 @@ def test_a_lost_agent_is_not_waited_for(agents: WorkerAgents) -> None:
     began = time.monotonic()
     with pytest.raises(WorkerLost, match="getpid"):
         agents.call(os.getpid, PATIENCE)
+    assert list(agents.answers(os.getpid, PATIENCE)) == [0]
     assert time.monotonic() - began < PATIENCE

@@ -50,3 +50,10 @@ def test_after_the_controllers_word_a_worker_stays_until_the_head_is_gone_and_th
     ending = watch.look(seen(controller_ended=True, head=False, raylet=False), 103)
     assert ending is not None
     assert ending.exit_code == ExitCode.COMPLETE
+
+
+def test_a_kill_by_the_kernel_is_the_cause_of_the_end_of_ray(watch: HeadWatch) -> None:
+    ending = watch.look(Seen(head=True, raylet=False, controller_ended=False, kills=2), 101)
+    assert ending is not None
+    assert ending.exit_code == ExitCode.HOST_OUT_OF_MEMORY
+    assert "the kernel killed 2 of this container's processes" in ending.sentence

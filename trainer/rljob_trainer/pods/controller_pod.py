@@ -85,7 +85,9 @@ def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDi
         ),
     )
     in_place = False
-    if server is not None and environment.restarts_in_place and outcome.exit_code in MAY_RESTART_IN_PLACE:
+    # A worker that does not answer is ending. How it ends may name the cause; a restart in place would not wait for it.
+    may_restart = environment.restarts_in_place and placement.workers_answer
+    if server is not None and may_restart and outcome.exit_code in MAY_RESTART_IN_PLACE:
         listener.cannot_go_on(pending_exit(outcome.exit_code, sentence))
         print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
         in_place = wait_for_restart(JobReader(server, environment.namespace, environment.name), environment.attempt)

@@ -19,6 +19,8 @@ class Seen:
     raylet: bool
     controller_ended: bool
     to_restart: bool = False
+    kills: int = 0
+    """Processes of this container that the kernel killed for their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,7 @@ class HeadWatch:
         if seen.head:
             self._last_answer = now
             # Without a head, a raylet ends by itself: only with one is its end the failure.
-            return (
-                None if seen.raylet or seen.controller_ended else Ending(ExitCode.WORKER_LOST, "Ray ended in this pod")
-            )
+            return None if seen.raylet or seen.controller_ended else _without_ray(seen.kills)
         if seen.to_restart:  # not before the head is gone: it must not be joined again
             return Ending(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
         if seen.controller_ended:
@@ -52,3 +52,11 @@ class HeadWatch:
                 f"the controller is gone: {self._head} has not answered for {silence:.0f} s. Look at how its pod ended",
             )
         return None
+
+
+def _without_ray(kills: int) -> Ending:
+    """Ray itself may be what the kernel killed: nobody else can report that."""
+    if not kills:
+        return Ending(ExitCode.WORKER_LOST, "Ray ended in this pod")
+    killed = f"the kernel killed {kills} of this container's processes, since it reached its memory limit (OOMKilled)"
+    return Ending(ExitCode.HOST_OUT_OF_MEMORY, f"Ray ended in this pod: {killed}")

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from rljob_api.roles import PolicySpec
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.worker_agents import (
@@ -29,7 +29,9 @@ _POLL_SECONDS = 0.5
 _FIRST_NOTE_SECONDS, _NOTE_EVERY_SECONDS = 30.0, 60.0
 _FACTS_SECONDS = 120.0
 _END_NOTE_SECONDS = 5.0
-_KILLS_SECONDS = 10.0
+_KILLS_SECONDS = 60.0
+"""A container at its memory limit reads its programs from the disk again and again until enough of it was killed. An
+agent that is gone is not waited for."""
 _MIB = 1 << 20
 
 
@@ -43,6 +45,8 @@ class PodPlacement:
         self._log = log
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
+        self.workers_answer = True
+        """Whether all workers answered when they were last asked. One that does not cannot restart in place."""
 
     def __enter__(self) -> Self:
         """Begin to start the head: that takes seconds in which the model and the task can be read."""
@@ -103,10 +107,10 @@ class PodPlacement:
             ray.shutdown()
 
     def kills_by_the_kernel(self) -> int:
-        """In the workers' containers; 0 where one of them does not answer, which is its own failure."""
-        with suppress(TrainerError):
-            return sum(self._agents.call(own_kills_by_the_kernel, _KILLS_SECONDS))
-        return 0
+        """In the containers of those workers that answer: one that is lost hides no kill of the others."""
+        kills = self._agents.answers(own_kills_by_the_kernel, _KILLS_SECONDS)
+        self.workers_answer = len(kills) == self._environment.workers
+        return sum(kills.values())
 
     def _connect(self) -> None:
         ray_node.require_started(self._starting.wait(), self._log)

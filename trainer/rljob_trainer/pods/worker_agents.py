@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from rljob_trainer.errors import WorkerLost
@@ -52,6 +53,22 @@ class WorkerAgents:
             results: list[Result] = ray.get(calls, timeout=0)
         except (exceptions.GetTimeoutError, exceptions.RayActorError, exceptions.OutOfMemoryError) as error:
             raise WorkerLost(f"a worker did not answer {function.__name__} within {timeout_seconds:g} s") from error
+        return results
+
+    def answers(self, function: Callable[[], Result], timeout_seconds: float) -> dict[int, Result]:
+        """`function`'s result by worker, of those that answer in time."""
+        import ray
+        from ray import exceptions
+
+        agents = {worker: _find(worker) for worker in range(self._workers)}
+        worker_of = {agent.call.remote(function): worker for worker, agent in agents.items() if agent is not None}
+        if not worker_of:
+            return {}
+        answered, _ = ray.wait(list(worker_of), num_returns=len(worker_of), timeout=timeout_seconds)
+        results: dict[int, Result] = {}
+        for call in answered:
+            with suppress(exceptions.RayActorError, exceptions.OutOfMemoryError):
+                results[worker_of[call]] = ray.get(call)
         return results
 
 

@@ -22,6 +22,7 @@ from rljob_trainer.pods.restart_in_place import begin_life
 from rljob_trainer.pods.termination import ended_early, tell_ending
 from rljob_trainer.pods.worker_facts import ray_cpus
 from rljob_trainer.runtime.stop_request import StopNow
+from rljob_trainer.telemetry.host_memory import host_memory
 
 Address = tuple[str, int]
 
@@ -111,12 +112,14 @@ def _start_ray(environment: WorkerEnvironment, job: RLJob, head: Address) -> Non
 def _stay(environment: WorkerEnvironment, head: Address) -> Ending:
     raylet = (environment.pod_ip, ray_node.RayPorts(environment.ray_first_port).node_manager)
     watch = HeadWatch(environment.ray_head, time.monotonic())
+    kills_before = host_memory().oom_kills
     while True:
         seen = Seen(
             head=_answers(head),
             raylet=_answers(raylet),
             controller_ended=environment.controller_ended_file.exists(),
             to_restart=environment.restart_file.exists(),
+            kills=host_memory().oom_kills - kills_before,
         )
         if (ending := watch.look(seen, time.monotonic())) is not None:
             return ending

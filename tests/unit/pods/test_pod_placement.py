@@ -1,0 +1,41 @@
+"""Facts that the controller asks of its workers' pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.roles import PolicySpec
+from rljob_trainer.pods import pod_placement
+from rljob_trainer.pods.environment import ControllerEnvironment
+from rljob_trainer.pods.pod_placement import PodPlacement
+from tests.unit.pods.pod_variables import pod_variables
+
+
+class Agents:
+    """Those of three workers, of which number 1 is lost; the kernel killed a process in the pod of number 2."""
+
+    def __init__(self, _workers: int) -> None: ...
+
+    def answers(self, _function: Callable[[], Any], _timeout_seconds: float) -> dict[int, int]:
+        return {0: 0, 2: 1}
+
+
+@pytest.fixture
+def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
+    monkeypatch.setattr(pod_placement, "WorkerAgents", Agents)
+    environment = ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_WORKERS="3"))
+    return PodPlacement(environment, PolicySpec(replicas=3), tmp_path / "log")
+
+
+def test_a_lost_worker_hides_no_kill_in_the_pods_of_others(placement: PodPlacement) -> None:
+    assert placement.kills_by_the_kernel() == 1
+
+
+def test_pods_are_not_restarted_in_place_when_one_does_not_answer(placement: PodPlacement) -> None:
+    assert placement.workers_answer
+    placement.kills_by_the_kernel()
+    assert not placement.workers_answer
