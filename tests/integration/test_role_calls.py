@@ -74,4 +74,4 @@ def test_a_run_starts_only_those_processes_of_rays_that_it_uses() -> None:
     commands = " ".join(" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
     assert "raylet" in commands
     assert "dashboard.py" not in commands
-    assert "log_monitor.py" not in commands
+    assert "monitor.py" not in commands

@@ -61,15 +61,17 @@ def wait_longer_for_raylets() -> None:
 
 
 def start_only_what_is_used() -> None:
-    """Have this process start neither Ray's API server nor its log monitor, which nobody reads.
+    """Have this process start no API server, no log monitor and no autoscaler for the Ray that it starts.
 
-    Without a dashboard the API server only reports usage statistics, which are off, yet `ray.init` waits for it: each
-    of the two costs a second of processor time at the start of a run. Ray has a setting for neither.
+    Without a dashboard the API server only reports usage statistics, which are off, yet `ray.init` waits for it; nobody
+    reads the monitored logs, and the nodes are given. Each costs a second of processor time at the start of a run, and
+    `ray.init` has options for none of them.
     """
     from ray._private import node, services
 
     services.start_api_server = _start_nothing
     node.Node.start_log_monitor = _start_nothing
+    node.Node.start_monitor = _start_nothing
 
 
 def _start_nothing(*_arguments: Any, **_options: Any) -> tuple[None, None]:
