@@ -57,7 +57,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def block(result: Mapping[str, Any]) -> str:
+def inserted(result: Mapping[str, Any]) -> str:
+    """What docs/diagnose.md says of `result`."""
     rows = [row for row in result["rows"] if "induced" in row]
     return f"{result['date']}, one {result['device']}, torch {result['versions'].get('torch', '?')}:\n\n{table(rows)}"
 

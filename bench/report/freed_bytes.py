@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.harness.record import RESULTS
-from bench.report.markdown import facts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.recovery import History, Latitude, facts_of
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery import Constraints, RecoveryState, profile_of
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
 from rljob_memory.recovery.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
 from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
@@ -100,7 +99,7 @@ _QWEN3_0_6B = ModelShape(
     596_049_920, layers=28, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
 )
 _STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1008)
-_FACTS = facts_of(Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0"), _QWEN3_0_6B, _STEP, fused=True)
+_FACTS = profile_of(Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0"), _QWEN3_0_6B, _STEP, fused=True)
 _PLAN = MemoryPlan(
     empty_cache=True,
     expandable_segments=True,
@@ -149,36 +148,21 @@ def _spike_under(plan: MemoryPlan) -> Case:
     return Case(
         spike,
         DiagnosisStatus(class_name=spike, confidence=1.0, message="", numbers={"requested_bytes": requested}),
-        frozenset({spike}),
         "policy",
         "update",
-        plan,
-        History(),
-        Latitude(MemorySettings(), RecoverySpec(), _FACTS, frozenset({"RespawnRole"})),
+        RecoveryState(plan, steps=1),
+        Constraints(MemorySettings(), RecoverySpec(), _FACTS, frozenset({"RespawnRole"})),
+        dead=frozenset(),
     )
 
 
 # --- shown ---
 
 
-def block(_result: Mapping[str, Any]) -> str:
-    """The table, from all results that the module reads."""
-    found = effects()
-    recoveries = sum(effect.how == "recovery" for effect in found)
-    close = sum(effect.is_close for effect in found)
-    counts = [
-        ("changes", str(len(found))),
-        ("observed in a recovery", str(recoveries)),
-        ("one setting changed, nothing failed", str(len(found) - recoveries)),
-        ("expected within a third of what was observed", f"{close} of {len(found)}"),
-    ]
-    return f"{facts(counts)}\n{table(found)}\n"
-
-
 def table(found: list[Effect]) -> str:
     """As Markdown, a line an effect."""
     where = {"recovery": "in a recovery", "measurement": "by itself"}
-    lines = ["| setting | changed | expected to free | freed | error |", "|---|---|---|---|---|"]
+    lines = ["| setting | changed | expected to free | freed | off by |", "|---|---|---|---|---|"]
     for effect in found:
         sizes = (f"{size / GIB:.2f} GiB" for size in (effect.expected_bytes, effect.observed_bytes))
         lines.append(

@@ -109,7 +109,7 @@ def test_changed_micro_batches_and_lost_processes_change_nothing_that_matters(
     run = rljob_run(manifest, tmp_path / "run", "--plan", plan, *(f"--fault={fault}" for fault in faults))
 
     assert run.exit_code == ExitCode.COMPLETE, run.printed
-    assert "micro-batches of 96 tokens, not 192 (generation 2" in run.printed
+    assert "microBatchTokens 192 → 96 (generation 2" in run.printed
     assert "Recovered: resumed at step 2 after" in run.printed
     assert "policy-0 died while updating; restart 1 of 3, under the same plan" in run.printed
     assert [attempt["plan"]["generation"] for attempt in run.attempts] == [1, 3], "the changed plan is gone on with"

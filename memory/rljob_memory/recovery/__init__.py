@@ -1,26 +1,30 @@
-"""From a diagnosis to one change of the memory plan: which change, what it takes, what it frees; or giving up."""
+"""The recovery engine: everything that is decided after a failure, or on a warning before one."""
 
-from rljob_memory.recovery.decide import decide, prevent
+from rljob_memory.recovery import messages
+from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.diagnosed import diagnosed, diagnosis_status
-from rljob_memory.recovery.facts import facts_of
-from rljob_memory.recovery.history import History, adjustments_left_standing, history_of, with_change
-from rljob_memory.recovery.latitude import GiveUp, GiveUpReason, Latitude, Remedy
-from rljob_memory.recovery.observed import observed, role_that_shows
+from rljob_memory.recovery.effect import observed, role_that_shows
+from rljob_memory.recovery.failure import FailureReport
+from rljob_memory.recovery.profile import profile_of
+from rljob_memory.recovery.respond import prevent, respond
+from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
+from rljob_memory.recovery.state import RecoveryState
 
 __all__ = [
+    "Changed",
+    "Constraints",
+    "FailureReport",
     "GiveUp",
     "GiveUpReason",
-    "History",
-    "Latitude",
-    "Remedy",
-    "adjustments_left_standing",
-    "decide",
+    "RecoveryState",
+    "Response",
+    "Restart",
     "diagnosed",
     "diagnosis_status",
-    "facts_of",
-    "history_of",
+    "messages",
     "observed",
     "prevent",
+    "profile_of",
+    "respond",
     "role_that_shows",
-    "with_change",
 ]

@@ -1,4 +1,4 @@
-"""The rungs that a failure leaves: which changes act on its class, and which would, if they were free to be made."""
+"""The ladder of a failure: the changes that act on its class, the cheapest first, and what prevents the others."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from typing import get_args
 from rljob_api.plan_change import RemedyLevel, Role
 from rljob_api.roles import SupportedSetting
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.constraints import LEVELS
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.latitude import LEVELS
-from rljob_memory.recovery.levels import needed_level, respawned_roles
 from rljob_memory.recovery.pins import is_pinned, pinned_line
 from rljob_memory.recovery.plan_text import text_of, texts_of
+
+_POLICY_AND_ROLLOUT: frozenset[Role] = frozenset({"policy", "rollout"})
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One change that can be made. `level`: None where it is beyond the caller."""
+    """One change that can be made."""
 
     family: Family
     change: Change
     level: RemedyLevel | None
-    respawn: frozenset[Role]
+    """Level at which the caller brings it into force; None if that is beyond the caller."""
+    renew: frozenset[Role]
+    """Roles that need new processes for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """`rungs`: in the order of their price. `pinned`, `bounded`: what keeps other changes from being made, as lines
-    that say what to write in the manifest."""
+    """Everything that acts on one class of failure."""
 
     rungs: tuple[Rung, ...]
+    """In the order of their price."""
     pinned: tuple[str, ...]
+    """Lines that say what to write instead of each pinned setting that prevents a change."""
     bounded: tuple[str, ...]
+    """The same for bounds other than pinned settings."""
 
     @property
     def reachable(self) -> list[Rung]:
@@ -49,7 +54,7 @@ def families_for(failure_class: FailureClass) -> list[Family]:
 
 
 def ladder_of(case: Case) -> Ladder:
-    """All that acts on the case's class, and has not been in force before."""
+    """The changes that act on the case's class and would lead to a plan that has not been in force."""
     rungs: list[Rung] = []
     pinned: list[str] = []
     bounded: list[str] = []
@@ -58,20 +63,21 @@ def ladder_of(case: Case) -> Ladder:
         if change is None:
             if line := family.bound(case):
                 bounded.append(line)
-        elif is_pinned(case.latitude.settings, family.setting):
-            pinned.append(pinned_line(case.latitude.settings, family.setting, change.value))
+        elif is_pinned(case.constraints.settings, family.setting):
+            pinned.append(pinned_line(case.constraints.settings, family.setting, change.value))
         elif not _is_supported(case, family):
             if family.name in get_args(SupportedSetting):
                 bounded.append(
-                    f"{family.name} would act: make the trainer read it, and add it to trainer.supportedSettings"
+                    f"{family.name} would help: make the trainer read it, and add it to trainer.supportedSettings"
                 )
         elif not _repeats(case, family, change):
-            rungs.append(_rung(case, family, change))
+            level = case.constraints.level_in_force(needed_level(case, family))
+            rungs.append(Rung(family, change, level, _renewed_roles(case, family, level)))
     return Ladder(tuple(rungs), tuple(pinned), tuple(bounded))
 
 
 def best(rungs: Sequence[Rung], need_bytes: int | None) -> Rung:
-    """The cheapest level first; within it, what covers most of the need; of equals, the first.
+    """The cheapest level first; within it, the change that covers most of the need; of equals, the first.
 
     Without a known need there is nothing to cover, and the price decides.
     """
@@ -84,17 +90,34 @@ def best(rungs: Sequence[Rung], need_bytes: int | None) -> Rung:
     return min(rungs, key=preference)
 
 
-def _rung(case: Case, family: Family, change: Change) -> Rung:
-    level = case.latitude.level_in_force(needed_level(case, family))
-    return Rung(family, change, level, respawned_roles(case, family, level) if level else frozenset())
+def needed_level(case: Case, family: Family) -> RemedyLevel:
+    """The lowest level at which `family`'s change is in force and no role is dead."""
+    return max(family.level, _level_that_revives(case.dead), key=LEVELS.index)
+
+
+def _level_that_revives(dead: frozenset[Role]) -> RemedyLevel:
+    if not dead:
+        return "Live"
+    return "RestartInPlace" if "controller" in dead else "RespawnRole"
+
+
+def _renewed_roles(case: Case, family: Family, level: RemedyLevel | None) -> frozenset[Role]:
+    if level is None or level == "Live":
+        return frozenset()
+    if level != "RespawnRole":
+        return _POLICY_AND_ROLLOUT
+    renewed = set(case.dead)
+    if family.owner and family.level != "Live":
+        renewed.add(family.owner)
+    return frozenset(renewed or {family.owner or case.role})
 
 
 def _is_supported(case: Case, family: Family) -> bool:
-    """What the pods have, the cluster gives; the rest the trainer has to understand."""
-    supported = case.latitude.supported_settings
+    """The cluster provides the settings of the pods; another trainer has to read all others."""
+    supported = case.constraints.supported_settings
     return family.owner is None or supported is None or family.name in supported
 
 
 def _repeats(case: Case, family: Family, change: Change) -> bool:
     texts = {**texts_of(case.plan), family.name: text_of(change.value)}
-    return family.of_the_plan and case.history.was_in_force(texts, case.plan)
+    return family.of_the_plan and case.state.was_in_force(texts)

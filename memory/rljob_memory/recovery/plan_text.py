@@ -29,3 +29,11 @@ def text_of(value: object) -> str:
             return nodes if len(nodes) <= _LONGEST_TEXT else f"{len(value)} nodes"
         case _:
             return str(value)
+
+
+def is_size(name: str) -> bool:
+    """Whether the setting `name` counts bytes."""
+    return name in _SIZES
+
+
+_SIZES = frozenset(name_of(field) for field in MemoryPlan.model_fields if field.endswith("_bytes"))

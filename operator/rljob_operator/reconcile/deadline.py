@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_api.conditions import AttemptReason, ConditionType
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, GiveUp
+from rljob_operator.reconcile.verdict import AttemptEnd, Failed
 from rljob_operator.reconcile.view import JobView, condition_of
 
 
@@ -31,7 +32,7 @@ def deadline_exceeded(view: JobView) -> AttemptEnd | None:
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
         "what it committed is on its volume"
     )
-    return AttemptEnd(AttemptReason.DEADLINE_EXCEEDED, sentence, GiveUp(ConditionReason.DEADLINE_EXCEEDED))
+    return AttemptEnd(AttemptReason.DEADLINE_EXCEEDED, sentence, Failed(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rljob_api.conditions import AttemptReason, ConditionReason
+from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import TerminationMessage
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.memory_evidence import OUT_OF_MEMORY_CODES, evidence_of_exit, evidence_of_kill, pod_of
 from rljob_operator.reconcile.memory_limit import host_memory_advice
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
 from rljob_operator.reconcile.restart_in_place import not_restarted_in_place
 from rljob_operator.reconcile.restart_loop import caught_in_restarts
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, Complete, GiveUp, NotCounted, OutOfMemory, Restart, Verdict
+from rljob_operator.reconcile.verdict import AttemptEnd, Complete, Failed, NotCounted, Verdict
 from rljob_operator.reconcile.view import JobView
 
 CONTROLLER_HAS_SECONDS = 20.0
@@ -42,8 +43,8 @@ _REASON_OF_CODE = {
 }
 _NAMES_ITS_CAUSE = frozenset(_REASON_OF_CODE) - {ExitCode.WORKER_LOST, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 _FINAL = {
-    ExitCode.INVALID_MANIFEST: ConditionReason.TRAINER_ERROR,
-    ExitCode.BAD_INPUT: ConditionReason.BAD_INPUT,
+    ExitCode.INVALID_MANIFEST: GiveUpReason.TRAINER_ERROR,
+    ExitCode.BAD_INPUT: GiveUpReason.BAD_INPUT,
 }
 
 
@@ -82,7 +83,7 @@ def _completed(view: JobView) -> AttemptEnd | None:
     assert view.attempt is not None
     if committed < view.attempt.from_step:
         sentence = f"the trainer ended as complete, but has committed {committed} of {wanted} steps"
-        return AttemptEnd(AttemptReason.ERROR, sentence, Restart(), ExitCode.COMPLETE)
+        return AttemptEnd(AttemptReason.ERROR, sentence, Failed(), ExitCode.COMPLETE)
     sentence = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
     return AttemptEnd(AttemptReason.STEPS_RAISED, sentence, NotCounted(), ExitCode.COMPLETE)
 
@@ -92,7 +93,7 @@ def _out_of_host_memory(view: JobView) -> AttemptEnd | None:
         if pod.end and pod.end.reason == "OOMKilled":
             sentence = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
             evidence = evidence_of_kill(pod, pod.end, sentence, view)
-            verdict = OutOfMemory(evidence, pod, host_memory_advice(pod))
+            verdict = Failed(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
             return AttemptEnd(AttemptReason.HOST_OUT_OF_MEMORY, sentence, verdict, pod.end.exit_code)
     return None
 
@@ -144,7 +145,7 @@ def _stopped_or_failed(view: JobView) -> AttemptEnd | None:
                 return _by_exit_code(pod, pod.end, view)
             if view.own_trainer and pod.role != "controller":
                 sentence = f"pod {pod.name} ended though the controller goes on"
-                return AttemptEnd(AttemptReason.WORKER_LOST, sentence, Restart(), pod.end.exit_code)
+                return AttemptEnd(AttemptReason.WORKER_LOST, sentence, Failed(), pod.end.exit_code)
     return None
 
 
@@ -178,21 +179,21 @@ def _seconds_left_for_its_workers(view: JobView) -> float:
 def _by_exit_code(pod: ObservedPod, end: ContainerEnd, view: JobView) -> AttemptEnd:
     known = ExitCode(end.exit_code) if end.exit_code in set(ExitCode) else ExitCode.ERROR
     sentence = _sentence(pod, end)
-    verdict: Verdict = Restart()
+    verdict: Verdict = Failed()
     if known in OUT_OF_MEMORY_CODES:
         verdict = _out_of_memory(known, pod, end, sentence, view)
     elif known in _FINAL:
-        verdict = GiveUp(_FINAL[known])
+        verdict = Failed(_FINAL[known])
     elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         verdict = NotCounted()
     return AttemptEnd(_REASON_OF_CODE.get(known, AttemptReason.ERROR), sentence, verdict, end.exit_code)
 
 
-def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> OutOfMemory:
+def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Failed:
     evidence = evidence_of_exit(pod, end, sentence, view)
     whose = pod_of(evidence, pod, view)
     advice = f"in pod {whose.name}, {host_memory_advice(whose)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
-    return OutOfMemory(evidence, whose, advice)
+    return Failed(evidence=evidence, pod=whose, advice=advice)
 
 
 def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:

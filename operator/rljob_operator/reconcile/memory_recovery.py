@@ -1,105 +1,66 @@
-"""After an out-of-memory failure: what is asked of the ladder, and how its answer is written down.
+"""The recovery engine's view of a job, and its answers in the status.
 
-The changed plan is in the status before anything acts on it; the pods of the next attempt are made from there.
+A changed plan is in the status before anything acts on it; the pods of the next attempt are made from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, PlanChange, RemedyLevel
+from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyLevel
 from rljob_api.status import OutOfMemoryStatus
-from rljob_api.step_report import Evidence
-from rljob_memory.recovery import (
-    GiveUp,
-    History,
-    Latitude,
-    Remedy,
-    adjustments_left_standing,
-    decide,
-    with_change,
-)
+from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.other_nodes import can_leave
-from rljob_operator.reconcile.recovery_story import out_of_memory_sentence, plan_changed_sentence
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
+from rljob_operator.reconcile.restarts import ASKED_FOR
 from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.verdict import OutOfMemory
+from rljob_operator.reconcile.verdict import AttemptEnd, Failed
 from rljob_operator.reconcile.view import JobView
 
 _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
 
-
-def note_failure(evidence: Evidence, draft: StatusDraft) -> None:
-    """Write down what ran out of memory, and why."""
-    cause = evidence.diagnoses[0]
-    draft.change_attempt(diagnosis=cause)
-    draft.set(last_out_of_memory=OutOfMemoryStatus(time=evidence.time, step=evidence.step, diagnosis=cause))
-    sentence = out_of_memory_sentence(evidence.role, evidence.rank, evidence.phase, evidence.step, cause)
-    draft.event("Warning", EventReason.OUT_OF_MEMORY, sentence)
+# --- what the engine is given ---
 
 
-def answer_to(failure: OutOfMemory, draft: StatusDraft, view: JobView) -> Remedy | GiveUp | None:
-    """What the ladder says; None where the plan is not to be changed, or is not there yet."""
-    plan = draft.status.plan
-    if plan is None or view.spec.memory.mode == "Disabled":
-        return None
-    history = history_so_far(draft)
-    standing = adjustments_left_standing(history, view.spec.algorithm.steps)
-    return decide(failure.evidence, plan, replace(history, adjustments=standing), _latitude(failure, view))
-
-
-def adopt(remedy: Remedy, evidence: Evidence, draft: StatusDraft, view: JobView) -> None:
-    """Make the remedy's plan the one in force."""
-    change = PlanChange(
-        generation=remedy.plan.generation,
+def failure_report(end: AttemptEnd, failure: Failed, draft: StatusDraft, view: JobView) -> FailureReport:
+    *earlier, latest = draft.status.attempts
+    return FailureReport(
+        message=end.message,
+        attempt=latest.number,
         time=view.now,
-        attempt=evidence.attempt,
-        step=evidence.step,
-        phase=evidence.phase,
-        role=evidence.role,
-        rank=evidence.rank,
-        diagnosis=remedy.diagnosis,
-        remedy=remedy.status,
-        level=remedy.level,
-    )
-    draft.change_attempt(diagnosis=remedy.diagnosis, remedy=remedy.status)
-    draft.set(plan=remedy.plan)
-    add_change(change, history_so_far(draft), draft, view)
-    draft.event("Normal", EventReason.PLAN_CHANGED, plan_changed_sentence(change))
-
-
-def history_so_far(draft: StatusDraft) -> History:
-    return History(
-        changes=tuple(draft.status.plan_changes),
-        adjustments=draft.status.adjustments,
-        committed_step=draft.status.step or 0,
+        evidence=failure.evidence,
+        final=failure.final,
+        advice=failure.advice,
+        earlier_failures=tuple(
+            f"{attempt.number}: {attempt.reason}" for attempt in earlier if attempt.reason not in ASKED_FOR
+        ),
     )
 
 
-def add_change(change: PlanChange, history: History, draft: StatusDraft, view: JobView) -> None:
-    """Write `change` down, and count it."""
-    grown = with_change(history, change, view.spec.algorithm.steps)
-    draft.set(plan_changes=list(grown.changes[-MAX_PLAN_CHANGES_KEPT:]), adjustments=grown.adjustments)
+def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
+    status = draft.status
+    return RecoveryState(
+        plan=status.plan,
+        steps=view.spec.algorithm.steps,
+        changes=tuple(status.plan_changes),
+        adjustments=status.adjustments,
+        restarts=status.restarts,
+        committed_step=status.step or 0,
+        first_step=draft.attempt.from_step if draft.attempt else 1,
+    )
 
 
-def latest_answer(changes: Sequence[PlanChange]) -> PlanChange | None:
-    """The latest change that answers a failure; what was changed on an early warning answers none."""
-    return next((change for change in reversed(changes) if not change.preventive), None)
-
-
-def _latitude(failure: OutOfMemory, view: JobView) -> Latitude:
-    return Latitude(
+def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
+    """`pod`: whose memory ran out; None for every other failure."""
+    return Constraints(
         settings=view.spec.memory,
         recovery=view.spec.recovery,
-        facts=view.report.memory_profile if view.report else None,
+        profile=view.memory_profile,
         levels=_REPLACED | {"RestartInPlace"} if can_restart_in_place(view) else _REPLACED,
         supported_settings=None if view.spec.trainer is None else frozenset(view.spec.trainer.supported_settings),
-        host_memory_limit_bytes=failure.pod.memory_limit_bytes,
-        shared_memory_bytes=failure.pod.shared_memory_bytes,
-        node=_node_to_leave(failure.pod, view),
+        host_memory_limit_bytes=pod.memory_limit_bytes if pod else None,
+        shared_memory_bytes=pod.shared_memory_bytes if pod else None,
+        node=_node_to_leave(pod, view) if pod else None,
     )
 
 
@@ -107,3 +68,38 @@ def _node_to_leave(pod: ObservedPod, view: JobView) -> str | None:
     """The plan keeps workers off nodes, and no controller."""
     leaves = pod.role != "controller" and pod.node is not None and can_leave(pod.node, view)
     return pod.node if leaves else None
+
+
+# --- what the status records ---
+
+
+def record_failure(failure: Failed, draft: StatusDraft) -> None:
+    """Record an out-of-memory failure and its cause."""
+    if (evidence := failure.evidence) is None:
+        return
+    cause = evidence.diagnoses[0]
+    draft.change_attempt(diagnosis=cause)
+    draft.set(last_out_of_memory=OutOfMemoryStatus(time=evidence.time, step=evidence.step, diagnosis=cause))
+    message = messages.out_of_memory_message(evidence.role, evidence.rank, evidence.phase, evidence.step, cause)
+    draft.event("Warning", EventReason.OUT_OF_MEMORY, message)
+
+
+def record_answer(answer: Changed, draft: StatusDraft) -> None:
+    """Put the changed plan into force."""
+    draft.change_attempt(diagnosis=answer.change.diagnosis, remedy=answer.change.remedy)
+    record_state(answer.state, draft)
+    draft.event("Normal", EventReason.PLAN_CHANGED, messages.changed_message(answer.change))
+
+
+def record_state(state: RecoveryState, draft: StatusDraft) -> None:
+    """Record the plan, its changes and their count."""
+    changes = list(state.changes[-MAX_PLAN_CHANGES_KEPT:])
+    draft.set(plan=state.plan, plan_changes=changes, adjustments=state.adjustments)
+
+
+def record_trainers_failure(change: PlanChange, draft: StatusDraft) -> None:
+    """Record an out-of-memory failure that the trainer has answered itself, by `change`."""
+    cause: DiagnosisStatus = change.diagnosis
+    draft.set(last_out_of_memory=OutOfMemoryStatus(time=change.time, step=change.step, diagnosis=cause))
+    message = messages.out_of_memory_message(change.role, change.rank, change.phase, change.step, cause)
+    draft.event("Warning", EventReason.OUT_OF_MEMORY, message)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus
+from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator.reconcile.deadline import deadline_exceeded, deadline_seconds_left
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import fail
 from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.gang import placement_retry_seconds
-from rljob_operator.reconcile.memory_plan import plan_for_next_attempt
 from rljob_operator.reconcile.placement import obstacle_to_pods
 from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import restart_delay_seconds
@@ -72,7 +72,7 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
-    plan = plan_for_next_attempt(view, draft.status.plan)
+    plan = plan_of_next_attempt(view.spec, draft.status.plan, view.memory_profile)
     last = draft.attempt
     retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
     number = _next_number(view, draft)

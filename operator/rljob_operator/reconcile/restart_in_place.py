@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from rljob_api.conditions import AttemptReason, ConditionType
 from rljob_api.status import AttemptStatus
+from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.objects.job_objects import JobObjects
 from rljob_operator.reconcile.creation import build
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.memory_plan import plan_for_next_attempt
 from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import restart_delay_seconds
 from rljob_operator.reconcile.status_draft import StatusDraft
@@ -43,7 +43,11 @@ def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     """Begin the next attempt in the pods of this one, which has ended; None where they have to be replaced."""
     assert view.attempt is not None
     plan = view.status.plan
-    if not can_restart_in_place(view) or _takes_new_pods(view) or plan_for_next_attempt(view, plan) != plan:
+    if (
+        not can_restart_in_place(view)
+        or _takes_new_pods(view)
+        or plan_of_next_attempt(view.spec, plan, view.memory_profile) != plan
+    ):
         return None
     objects = build(view, view.attempt.number + 1)
     if isinstance(objects, str) or not _same_pods(objects, view):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.reconcile.observed import ObservedPod
-from rljob_operator.reconcile.verdict import AttemptEnd, Restart
+from rljob_operator.reconcile.verdict import AttemptEnd, Failed
 from rljob_operator.reconcile.view import JobView
 
 MOST_RESTARTS = 30
@@ -27,7 +27,7 @@ def caught_in_restarts(view: JobView) -> AttemptEnd | None:
                 "does not learn of the attempt's ConfigMap, or a container of the template asks for restarts; "
                 f"kubectl logs {pod.name} --all-containers says which"
             )
-            return AttemptEnd(AttemptReason.RESTART_LOOP, sentence, Restart(), ExitCode.RESTART_IN_PLACE)
+            return AttemptEnd(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
     return None
 
 

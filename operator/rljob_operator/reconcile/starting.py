@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rljob_api.conditions import AttemptReason, ConditionReason
+from rljob_api.conditions import AttemptReason
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, GiveUp
+from rljob_operator.reconcile.verdict import AttemptEnd, Failed
 from rljob_operator.reconcile.view import JobView
 
 _NEVER_GETS_BETTER = ("InvalidImageName",)
@@ -25,7 +26,7 @@ def cannot_start(view: JobView) -> AttemptEnd | None:
         never = pod.waiting is not None and pod.waiting.startswith(_NEVER_GETS_BETTER)
         if never or _seconds_left(pod, view) == 0.0:
             return AttemptEnd(
-                AttemptReason.POD_CANNOT_START, _sentence(pod, view), GiveUp(ConditionReason.POD_CANNOT_START)
+                AttemptReason.POD_CANNOT_START, _sentence(pod, view), Failed(GiveUpReason.POD_CANNOT_START)
             )
     return None
 

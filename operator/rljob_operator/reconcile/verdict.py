@@ -1,11 +1,12 @@
-"""What the end of an attempt means for the job."""
+"""The meaning of an attempt's end for the job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.conditions import AttemptReason, ConditionReason
+from rljob_api.conditions import AttemptReason
 from rljob_api.step_report import Evidence
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.observed import ObservedPod
 
 
@@ -15,35 +16,25 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
-    """Another attempt under the same plan, counted against `recovery.maxRestarts`."""
-
-
-@dataclass(frozen=True, slots=True)
 class NotCounted:
-    """Another attempt. The job is not to blame, so nothing is counted."""
+    """Another attempt follows. The job did not cause the end, so nothing is counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """Another attempt under a changed memory plan, where a change is left that may help."""
+class Failed:
+    """The attempt failed; the recovery engine decides what follows."""
 
-    evidence: Evidence
-    """With its diagnoses, the likeliest first."""
-    pod: ObservedPod
+    final: GiveUpReason | None = None
+    """Reason why another attempt could not help; None if it could."""
+    evidence: Evidence | None = None
+    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    pod: ObservedPod | None = None
     """The pod whose memory ran out."""
     advice: str = ""
-    """What the user can do about it, where nothing is changed."""
+    """Change of the manifest that helps if the memory plan is not changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The job has failed: another attempt could not help."""
-
-    reason: ConditionReason
-
-
-Verdict = Complete | Restart | OutOfMemory | NotCounted | GiveUp
+Verdict = Complete | NotCounted | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +43,6 @@ class AttemptEnd:
 
     reason: AttemptReason
     message: str
-    """A sentence for people: what happened, and what to do where something can be done."""
+    """A sentence for people: what happened, and what to do if something can be done."""
     verdict: Verdict
     exit_code: int | None = None

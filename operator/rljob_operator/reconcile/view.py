@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
 from rljob_api.step_report import PendingExit, StepReport
 from rljob_operator.names import controller_pod_name, worker_pod_name
@@ -65,6 +66,11 @@ class JobView:
     def own_trainer(self) -> bool:
         """RLJob's own trainer, with a controller pod; otherwise the image of `spec.trainer` in the policy's pods."""
         return self.spec.trainer is None
+
+    @property
+    def memory_profile(self) -> MemoryProfile | None:
+        """Profile that RLJob's own trainer has reported."""
+        return self.report.memory_profile if self.report else None
 
     @property
     def controller(self) -> ObservedPod | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
-from rljob_memory.recovery import Latitude
+from rljob_memory.recovery import Constraints
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
@@ -28,7 +28,7 @@ from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
-from rljob_trainer.recovery.plan_changes import PlanChanges, plan_in_force
+from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.rollout_batch import Completion, Prompt
@@ -94,9 +94,9 @@ class Job:
         (self.directory / "checkpoints").mkdir(exist_ok=True)
         with Ledger(self.directory / "ledger.jsonl") as ledger:
             memory = MemorySettings(mode=cast(Any, self.mode))
-            plan = plan_in_force(FIRST_PLAN, None, ledger.records, memory, shares_gpu=True)
-            changes = PlanChanges(ledger, plan, STEPS)
-            record = ledger.begin_attempt(0.0, {}, plan.model_dump(mode="json"), {})
+            state = state_at_start(ledger, STEPS)
+            changes = PlanChanges(ledger, replace(state, plan=state.plan or FIRST_PLAN))
+            record = ledger.begin_attempt(0.0, {}, changes.plan.model_dump(mode="json"), {})
             journal = RolloutJournal(self.directory / "journal")
             store = CheckpointStore(self.directory / "checkpoints", keep=2)
             checkpointing = Checkpointing(cast(Any, roles), store, journal, 2, display.warning)
@@ -104,7 +104,7 @@ class Job:
                 attempt=record.attempt,
                 directory=self.directory,
                 changes=changes,
-                latitude=Latitude(memory, RecoverySpec(max_adjustments=self.max_adjustments), FACTS, self.levels),
+                constraints=Constraints(memory, RecoverySpec(max_adjustments=self.max_adjustments), FACTS, self.levels),
                 roles=cast(Any, roles),
                 checkpointing=checkpointing,
                 settings_under=cast(Any, lambda plan: plan),
@@ -238,7 +238,7 @@ def test_a_change_is_written_down_before_anything_acts_on_it(tmp_path: Path) -> 
 
 def test_with_the_plan_fixed_a_failure_ends_the_attempt_with_its_evidence(tmp_path: Path) -> None:
     job = Job(tmp_path, mode="Disabled")
-    with pytest.raises(DeviceOutOfMemory, match="Tried to allocate") as failure:
+    with pytest.raises(DeviceOutOfMemory, match=r"memory\.mode is Disabled.*Write memory\.mode: Auto") as failure:
         job.attempt(SimulatedRoles({"update 3": WHOLE}))
     evidence = failure.value.evidence
     assert evidence is not None

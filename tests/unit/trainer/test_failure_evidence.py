@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from rljob_api.plan_change import DiagnosisStatus, Phase
-from rljob_api.step_report import Evidence, MemoryPressure
-from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
+from rljob_api.plan_change import Phase
+from rljob_api.step_report import Evidence
+from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
-from rljob_trainer.recovery.sentences import out_of_memory_line, pressure_line, recovered_line
 from rljob_trainer.roles.actor import known_failure
-from tests.unit.ledger.samples import plan_change
 from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY
 
 GIB = 1 << 30
@@ -78,37 +76,6 @@ def test_what_is_no_failure_of_memory_has_no_evidence(tmp_path: Path) -> None:
 
 def test_a_process_that_never_logged_has_no_memory(tmp_path: Path) -> None:
     assert latest_memory(tmp_path, "policy", 0) is None
-
-
-def test_failures_are_told_in_one_line(tmp_path: Path) -> None:
-    evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("policy-3"), tmp_path)
-    assert evidence is not None
-    line = "OutOfMemory: policy rank 3 in update, step 7: activation spike (2.00 GiB asked, 1.00 GiB free)"
-    assert out_of_memory_line(evidence) == line
-    at_start = gathered(HostOutOfMemory("Killed: OOMKilled"), tmp_path, phase=None)
-    assert at_start is not None
-    assert out_of_memory_line(at_start) == "OutOfMemory: the controller at its start, step 7: host memory"
-
-
-def test_fragmentation_is_told_with_what_could_not_be_used(tmp_path: Path) -> None:
-    numbers = {"requested_bytes": 2 * GIB, "reserved_but_unallocated_bytes": 6 * GIB, "free_bytes": GIB}
-    fragmentation = DiagnosisStatus(class_name="Fragmentation", confidence=0.9, message="…", numbers=numbers)
-    evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("policy-0"), tmp_path)
-    assert evidence is not None
-    line = out_of_memory_line(evidence.model_copy(update={"diagnoses": [fragmentation]}))
-    assert line.endswith(": fragmentation (6.00 GiB reserved but unusable, 2.00 GiB asked)")
-
-
-def test_recoveries_and_warnings_are_told_in_one_line() -> None:
-    proved = plan_change(2, step=41, seconds=38.2)
-    assert recovered_line(proved) == "Recovered: resumed at step 41 after 38 s"
-    remedy = proved.remedy.model_copy(update={"observed_bytes": 6 * GIB})
-    freed = recovered_line(proved.model_copy(update={"remedy": remedy}))
-    assert freed == "Recovered: resumed at step 41 after 38 s; freed 6.00 GiB"
-    retained = DiagnosisStatus(class_name="RetainedGraph", confidence=0.9, message="It rises.")
-    pressure = MemoryPressure(diagnosis=retained, role="policy", steps_left=12)
-    told = "policy rank 0 runs out of memory in 12 steps, if it goes on like this: RetainedGraph: It rises."
-    assert pressure_line(pressure) == f"MemoryPressure: {told}"
 
 
 @pytest.mark.parametrize(

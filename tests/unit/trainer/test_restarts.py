@@ -1,37 +1,80 @@
-"""How often one command begins anew under the same plan."""
+"""Failures of an attempt as the recovery engine takes them: which ones `rljob run` restarts after."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_settings import MemorySettings
+from rljob_api.recovery import RecoverySpec
+from rljob_memory.recovery import Constraints, RecoveryState, Response, Restart, respond
 from rljob_trainer.errors import BadInput, DeviceOutOfMemory, OutputUnavailable, TrainerError, WorkerLost
-from rljob_trainer.recovery.restarts import Restarts
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.recovery.recovery import failure_report
+from rljob_trainer.runtime.attempt import Supervision
+from rljob_trainer.runtime.job_run import JobRun, Outcome
+from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+from tests.unit.ledger.samples import step_record
 
 LOST = WorkerLost("policy-0 died while updating").of("policy-0")
+RAISED = TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")
+MANIFEST = """
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: short}
+spec:
+  model: {uri: "file:///model"}
+  task: {name: digits}
+  algorithm: {steps: 8}
+  recovery: {maxRestarts: 1}
+"""
+ON_ITS_OWN = Constraints(MemorySettings(), RecoverySpec(max_restarts=1), None, Supervision().levels)
 
 
-def test_lost_processes_are_worth_as_many_restarts_as_the_manifest_says() -> None:
-    restarts = Restarts(2)
-    assert [restarts.grant(LOST, committed=0) for _ in range(3)] == [True, True, False]
-    assert restarts.count == "restart 2 of 2"
+def answer(failure: TrainerError, state: RecoveryState) -> Response:
+    return respond(failure_report(failure, 1, datetime(2026, 1, 1, tzinfo=UTC)), state, ON_ITS_OWN)
 
 
-def test_progress_gives_a_restart_back() -> None:
-    restarts = Restarts(1)
-    assert all(restarts.grant(LOST, committed=10) for _ in range(5))
+def given_up(failure: TrainerError) -> TrainerError:
+    failure.given_up = True
+    return failure
 
 
-def test_an_attempt_that_says_the_same_again_without_a_step_is_the_last() -> None:
-    failed = TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")
-    restarts = Restarts(5)
-    assert restarts.grant(failed, committed=1)
-    assert restarts.grant(failed, committed=0)
-    assert not restarts.grant(failed, committed=0)
+def test_half_of_the_remaining_steps_give_a_restart_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of 8 steps never commits the 10 that give a restart back in a longer one."""
+    commits = iter([4, 2, 1, 1])
+
+    def attempt(_run: JobRun, ledger: Ledger, _display: object, _stop: object) -> Outcome:
+        for _ in range(next(commits)):
+            ledger.commit(step_record(ledger.next_step))
+        if ledger.last_step < 8:
+            raise WorkerLost("policy-0 died while updating").of("policy-0")
+        return Outcome(ExitCode.COMPLETE, "complete", ledger.last_step)
+
+    monkeypatch.setattr(JobRun, "_attempt", attempt)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.COMPLETE
 
 
-def test_what_a_restart_cannot_mend_gets_none() -> None:
-    for failure in (
+@pytest.mark.parametrize(
+    "failure", [LOST, TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")]
+)
+def test_a_process_that_died_or_raised_is_worth_a_restart(failure: TrainerError) -> None:
+    assert isinstance(answer(failure, RecoveryState(None, 100)), Restart)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
         BadInput("no such model").of("policy-0"),
         OutputUnavailable("the disk is full"),
-        DeviceOutOfMemory("CUDA out of memory").of("policy-0"),
+        given_up(DeviceOutOfMemory("CUDA out of memory").of("policy-0")),
         TrainerError("Ray did not start"),
-    ):
-        assert not Restarts(3).grant(failure, committed=0)
+    ],
+)
+def test_a_failure_that_would_repeat_itself_is_not(failure: TrainerError) -> None:
+    assert not isinstance(answer(failure, RecoveryState(None, 100)), Restart)

@@ -1,4 +1,4 @@
-"""Memory that will run out, told before it does; where a live change of the plan acts on it, it is made at once."""
+"""Warnings that memory will run out, and the change of the live plan that prevents it, if there is one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.forecast import Forecast, worth_preventing
+from rljob_memory.recovery import messages
 from rljob_memory.sample import MemorySample
-from rljob_trainer.recovery.sentences import pressure_line
 from rljob_trainer.run_listener import RunListener
 
 
 class EarlyWarning:
-    """Looks at each committed step's memory."""
+    """Watches the memory of each committed step."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class EarlyWarning:
         listener: RunListener,
         warn: Callable[[str], None],
     ) -> None:
-        """`steps`: of the job. `prevent`: changes the plan before the step, where that acts on the pressure."""
+        """`steps`: of the job. `prevent`: changes the plan before the step, if that relieves the pressure."""
         self._forecast = Forecast(steps)
         self._prevent = prevent
         self._listener = listener
@@ -40,12 +40,12 @@ class EarlyWarning:
             self.forget()
 
     def forget(self) -> None:
-        """The plan was changed, or processes are new."""
+        """Start over: the plan was changed, or processes are new."""
         self._forecast.forget()
 
     def _tell(self, pressure: MemoryPressure | None) -> None:
-        """Once, as long as it is the same that runs out."""
+        """Warn once, as long as the same process runs out for the same cause."""
         about = None if pressure is None else (pressure.diagnosis.class_name, pressure.role, pressure.rank)
         if pressure is not None and about != self._told:
-            self._warn(pressure_line(pressure))
+            self._warn(f"MemoryPressure: {messages.pressure_message(pressure)}")
         self._told = about

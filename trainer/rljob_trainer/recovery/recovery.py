@@ -1,4 +1,4 @@
-"""What is done about a failure so that the phase it was in can be done again: one story, from failure to recovery."""
+"""Recovery within an attempt: after a failure, the plan changes and the failed phase is retried."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.plan_change import Phase, PlanChange, RemedyLevel, Role
+from rljob_api.plan_change import Phase, PlanChange, Role
 from rljob_api.step_report import Evidence, MemoryPressure, RankMemory
-from rljob_memory.recovery import GiveUp, Latitude, Remedy, decide, observed, prevent, role_that_shows
+from rljob_memory.recovery import (
+    Changed,
+    Constraints,
+    FailureReport,
+    GiveUp,
+    GiveUpReason,
+    Response,
+    messages,
+    observed,
+    prevent,
+    respond,
+    role_that_shows,
+)
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import HostOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.errors import BadInput, HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
 from rljob_trainer.recovery.plan_changes import PlanChanges
-from rljob_trainer.recovery.sentences import out_of_memory_line, plan_changed_line, recovered_line
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
 from rljob_trainer.run_listener import RunListener
@@ -23,26 +34,24 @@ from rljob_trainer.step_report.content import role_and_rank
 
 
 class NewAttempt(Exception):
-    """The plan was changed, and it takes new processes of everything to bring the change into force."""
+    """The plan was changed, and the change needs new processes of all roles."""
 
 
 @dataclass(slots=True)
 class Recovery:
-    """Answers the failures of one attempt, as far as that can be done within it.
-
-    `attempt`: its number, as reported. `latitude`: what may be changed, and at which levels. `settings_under`: the
-    roles' settings under a plan. `kills_by_the_kernel`: how many processes the kernel has killed for their memory,
-    wherever roles run.
-    """
+    """Acts on the failures of one attempt, as far as that can be done within it."""
 
     attempt: int
+    """Its number, as reported."""
     directory: Path
     changes: PlanChanges
-    latitude: Latitude
+    constraints: Constraints
     roles: ColocatedRoles
     checkpointing: Checkpointing
     settings_under: Callable[[MemoryPlan], RoleSettings]
+    """The roles' settings under a plan."""
     kills_by_the_kernel: Callable[[], int]
+    """Number of processes that the kernel has killed for their memory, on all machines with roles."""
     display: RunDisplay
     listener: RunListener
     _kills: int = field(init=False)
@@ -52,10 +61,10 @@ class Recovery:
         self._kills = self.kills_by_the_kernel()
 
     def recover(self, failure: TrainerError, step: int, phase: Phase | None) -> None:
-        """Change the memory plan, write the change down, and bring it into force; the caller then tries again.
+        """Change the memory plan, write the change down, and bring it into force; the caller then retries.
 
-        `phase` None: the roles were starting. Raises `failure`, or the same with the account of what was tried, where
-        nothing can be done here; `NewAttempt` where it takes one.
+        `phase` None: the roles were starting. Raises `NewAttempt` if the change needs one; `failure`, or the same with
+        an explanation, if it is not answered here.
         """
         failure = self._explained(failure)
         evidence = gather_evidence(
@@ -65,23 +74,22 @@ class Recovery:
             raise failure
         failure.evidence = evidence
         self.listener.failed(evidence)
-        self.display.warning(out_of_memory_line(evidence))
-        if self.latitude.settings.mode == "Disabled":
-            raise failure
-        decision = decide(evidence, self.changes.plan, self.changes.standing, self.latitude)
-        if isinstance(decision, GiveUp):
-            raise failure if self.latitude.supervised else _with_account(failure, decision)
-        lost = self._lost_roles(failure, phase)
-        change = _plan_change(evidence, decision, _level(decision, lost))
-        self._adopt(change, decision, evidence)
-        if change.level == "RestartInPlace":
+        cause = evidence.diagnoses[0]
+        place = messages.out_of_memory_message(evidence.role, evidence.rank, phase, step, cause)
+        self.display.warning(f"OutOfMemory: {place}")
+        report = failure_report(failure, self.attempt, evidence.time, dead=self._dead_roles(failure, phase))
+        answer = respond(report, self.changes.state, self.constraints)
+        if not isinstance(answer, Changed):
+            raise _with_explanation(failure, answer)
+        self._adopt(answer, evidence)
+        if answer.change.level == "RestartInPlace":
             raise NewAttempt
-        self._bring_into_force(decision, lost, phase)
+        self._bring_into_force(answer, phase)
         self._trying_again = True
 
     def phase_done(self, step: int, phase: Phase | None) -> None:
-        """Told after each phase that is done: where it is the one that had failed, the change has proved itself."""
-        record = self.changes.unproven
+        """Called after each phase that succeeds: if it is the one that had failed, the change is confirmed."""
+        record = self.changes.unconfirmed
         if record is None or not (self._trying_again or _is_past(record.change, step, phase)):
             return
         self._trying_again = False
@@ -90,40 +98,29 @@ class Recovery:
         after = latest_memory(self.directory, role_that_shows(change), change.rank)
         seconds = (datetime.now(UTC) - change.time).total_seconds()
         change = observed(change, before, after).model_copy(update={"seconds_to_recover": round(seconds, 3)})
-        self.changes.prove(change, self.roles.clock.take())
+        self.changes.confirm(change, self.roles.clock.take())
         self.listener.recovered(change)
-        self.display.note(recovered_line(change))
+        self.display.note(f"Recovered: {messages.recovered_message(change)}")
 
     def prevent(self, pressure: MemoryPressure, step: int) -> bool:
-        """Change the plan of live processes before `step`, where that keeps memory from running out."""
-        remedy = prevent(pressure, self.changes.plan, self.changes.history, self.latitude)
-        if remedy is None:
+        """Change the plan of live processes before `step`, if that keeps memory from running out."""
+        now = datetime.now(UTC)
+        answer = prevent(pressure, self.changes.state, self.constraints, attempt=self.attempt, step=step, time=now)
+        if answer is None:
             return False
-        change = PlanChange(
-            generation=remedy.plan.generation,
-            time=datetime.now(UTC),
-            attempt=self.attempt,
-            step=step,
-            role=pressure.role,
-            rank=pressure.rank,
-            diagnosis=remedy.diagnosis,
-            remedy=remedy.status,
-            level=remedy.level,
-            preventive=True,
-        )
-        self._adopt(change, remedy, None)
-        self.roles.change(self.settings_under(remedy.plan))
+        self._adopt(answer, None)
+        self.roles.change(self.settings_under(answer.plan))
         return True
 
     # --- how ---
 
-    def _adopt(self, change: PlanChange, remedy: Remedy, evidence: Evidence | None) -> None:
-        self.changes.adopt(change, remedy.plan, evidence)
-        self.listener.plan_changed(change, remedy.plan)
-        self.display.note(plan_changed_line(remedy))
+    def _adopt(self, answer: Changed, evidence: Evidence | None) -> None:
+        self.changes.adopt(answer, evidence)
+        self.listener.plan_changed(answer.change, answer.plan)
+        self.display.note(f"PlanChanged: {messages.changed_message(answer.change)}")
 
     def _explained(self, failure: TrainerError) -> TrainerError:
-        """A lost process as a failure of host memory, where the kernel has killed one since the attempt began."""
+        """A lost process as a failure of host memory, if the kernel has killed one since the attempt began."""
         if not isinstance(failure, WorkerLost):
             return failure
         kills = self.kills_by_the_kernel()
@@ -136,57 +133,63 @@ class Recovery:
         killed.actor = failure.actor
         return killed
 
-    def _lost_roles(self, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
+    def _dead_roles(self, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
         """Roles whose processes cannot be used any more.
 
-        An engine that ran out of memory is undefined. So is a policy that was loading, that was left halfway through an
-        update, or one of several ranks: the others may sit in a collective that nobody will end.
+        - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
+        - The kernel or a bus error ends a process that runs out of host or shared memory.
+        - A policy that was loading, or that was stopped in its optimizer step, has no weights that could be used.
+        - Other ranks of the policy may wait in a collective of FSDP, which cannot be retried (pytorch 44353).
         """
         role, _ = role_and_rank(failure.actor)
-        policy_is_whole = self.roles.policy.loaded and self.roles.policy_at is not None
-        alone = len(self.roles.policy) == 1
-        lost: set[Role] = set()
-        if role == "rollout" or isinstance(failure, HostOutOfMemory):
-            lost.add(role)
-        if (role == "policy" or phase == "sync") and not (policy_is_whole and alone):
-            lost.add("policy")
-        return frozenset(lost)
+        dead: set[Role] = set()
+        if role != "policy" or isinstance(failure, (HostOutOfMemory, SharedMemoryExhausted)):
+            dead.add(role)
+        policy_is_whole = self.roles.policy.loaded and self.roles.policy_at is not None and len(self.roles.policy) == 1
+        if (role == "policy" or phase == "sync") and not policy_is_whole:
+            dead.add("policy")
+        return frozenset(dead)
 
-    def _bring_into_force(self, remedy: Remedy, lost: frozenset[Role], phase: Phase | None) -> None:
+    def _bring_into_force(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
-        ended = lost | remedy.respawn
-        for role in ended:
+        for role in answer.renew:
             self.roles.end(role)
-        if "policy" in ended or phase == "checkpoint":
+        if "policy" in answer.renew or phase == "checkpoint":
             self.checkpointing.abandon()
-        self.roles.change(self.settings_under(remedy.plan))
+        self.roles.change(self.settings_under(answer.plan))
 
 
-def _level(remedy: Remedy, lost: frozenset[Role]) -> RemedyLevel:
-    return "RespawnRole" if remedy.level == "Live" and lost else remedy.level
-
-
-def _plan_change(evidence: Evidence, remedy: Remedy, level: RemedyLevel) -> PlanChange:
-    return PlanChange(
-        generation=remedy.plan.generation,
-        time=evidence.time,
-        attempt=evidence.attempt,
-        step=evidence.step,
-        phase=evidence.phase,
-        role=evidence.role,
-        rank=evidence.rank,
-        diagnosis=remedy.diagnosis,
-        remedy=remedy.status,
-        level=level,
+def failure_report(
+    failure: TrainerError, attempt: int, time: datetime, dead: frozenset[Role] = frozenset()
+) -> FailureReport:
+    """The failure of an attempt as the recovery engine takes it."""
+    final = None
+    if failure.given_up:
+        final = GiveUpReason.NOTHING_LEFT
+    elif isinstance(failure, BadInput):
+        final = GiveUpReason.BAD_INPUT
+    elif failure.evidence is None and not isinstance(failure, WorkerLost):
+        # A process that raised is worth a restart; the machine's state and the disk's are not mended by one.
+        final = None if failure.actor is not None and type(failure) is TrainerError else GiveUpReason.TRAINER_ERROR
+    return FailureReport(
+        str(failure),
+        attempt,
+        time,
+        failure.evidence,
+        dead,
+        final,
+        is_repeatable=not isinstance(failure, WorkerLost),
     )
 
 
-def _with_account(failure: TrainerError, decision: GiveUp) -> TrainerError:
-    """`failure` with the full account in its words."""
-    told = type(failure)(decision.sentence)
-    told.actor, told.trace, told.evidence = failure.actor, failure.trace, failure.evidence
-    told.given_up = True
-    return told
+def _with_explanation(failure: TrainerError, answer: Response) -> TrainerError:
+    """`failure` with the engine's explanation as its message; `failure` itself if a supervisor answers it."""
+    if not isinstance(answer, GiveUp) or answer.reason is GiveUpReason.LEFT_TO_SUPERVISOR:
+        return failure
+    explained = type(failure)(answer.explanation)
+    explained.actor, explained.trace, explained.evidence = failure.actor, failure.trace, failure.evidence
+    explained.given_up = True
+    return explained
 
 
 def _memory_of_a_gpu(evidence: Evidence | None) -> RankMemory | None:
@@ -196,7 +199,7 @@ def _memory_of_a_gpu(evidence: Evidence | None) -> RankMemory | None:
 
 
 def _is_past(change: PlanChange, step: int, phase: Phase | None) -> bool:
-    """Whether what failed in an earlier attempt, before `change`, is done, once `phase` of `step` is."""
+    """Whether the phase that `change` answers, of an earlier attempt, has succeeded once `phase` of `step` has."""
     if step != change.step:
         return step > change.step
     return change.phase in (None, phase)

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,9 @@ from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.plan import first_plan
-from rljob_memory.recovery import Latitude, facts_of
+from rljob_memory.recovery import Constraints, profile_of
+from rljob_memory.recovery.pins import with_pins
+from rljob_memory.recovery.profile import shares_gpu
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -30,7 +32,7 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.failure_evidence import gather_evidence
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
-from rljob_trainer.recovery.plan_changes import PlanChanges, plan_in_force
+from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
@@ -101,7 +103,7 @@ class Attempt:
             with clock.part("ray"):
                 hosts = self.placement.survey(self.display, self.stop)
                 _require_ranks(self.job, hosts.ranks)
-                changes, latitude = self._plan(shape, hosts)
+                changes, constraints = self._plan(shape, hosts)
                 self.placement.start_ray(self.display, object_store_bytes(changes.plan.sync_bucket_bytes))
 
             def settings_under(plan: MemoryPlan) -> RoleSettings:
@@ -130,7 +132,7 @@ class Attempt:
                 attempt=self.supervision.attempt or record.attempt,
                 directory=self.directory.path,
                 changes=changes,
-                latitude=latitude,
+                constraints=constraints,
                 roles=roles,
                 checkpointing=checkpointing,
                 settings_under=settings_under,
@@ -182,21 +184,23 @@ class Attempt:
         try_out(task)
         return task
 
-    def _plan(self, shape: ModelShape, hosts: RoleHosts) -> tuple[PlanChanges, Latitude]:
-        """The memory plan that the attempt begins with, and what may be changed of it."""
+    def _plan(self, shape: ModelShape, hosts: RoleHosts) -> tuple[PlanChanges, Constraints]:
+        """The memory plan that the attempt begins with, and the constraints of its changes."""
         spec, supervision = self.job.spec, self.supervision
         hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
         model = shape_for_plan(shape, spec, hosts.device)
-        facts = facts_of(
+        profile = profile_of(
             hardware, model, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
         )
-        first = first_plan(spec.memory, hardware, model, workload)
-        shares_gpu = hosts.device == "cuda" and spec.topology == "Colocated"
-        plan = plan_in_force(first, supervision.plan, self.ledger.records, spec.memory, shares_gpu=shares_gpu)
-        changes = PlanChanges(self.ledger, plan, spec.algorithm.steps, supervision.changes)
-        self.listener.memory_profile_found(facts, changes.own)
+        state = state_at_start(self.ledger, spec.algorithm.steps, supervision.plan, supervision.changes)
+        if state.plan is None:
+            plan = first_plan(spec.memory, hardware, model, workload)
+        else:
+            plan = with_pins(state.plan, spec.memory, shares_gpu=shares_gpu(profile))
+        changes = PlanChanges(self.ledger, replace(state, plan=plan))
+        self.listener.memory_profile_found(profile, changes.own)
         self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
-        return changes, Latitude(spec.memory, spec.recovery, facts, supervision.levels)
+        return changes, Constraints(spec.memory, spec.recovery, profile, supervision.levels)
 
     def _export(self, roles: ColocatedRoles) -> None:
         """Write `model/`, which is there only whole."""

@@ -6,7 +6,8 @@ behind the attempts (`Supervision`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
+from rljob_memory.recovery import Constraints, RecoveryState, Restart, respond
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.display.summary_table import print_summary
@@ -24,8 +26,7 @@ from rljob_trainer.ledger.durable_files import write_atomically
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.summary import Summary, summarize
-from rljob_trainer.recovery.recovery import NewAttempt
-from rljob_trainer.recovery.restarts import Restarts
+from rljob_trainer.recovery.recovery import NewAttempt, failure_report
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt import Attempt, Supervision
 from rljob_trainer.runtime.placement import Placement
@@ -57,21 +58,19 @@ class Outcome:
 
 @dataclass(slots=True)
 class JobRun:
-    """The attempts of `job` in `directory`, which is open for it: one, unless this process begins others after it.
-
-    `mounted_model`: the volume with the model of an `oci://` or `pvc://` URI. `restarts`: new attempts under the same
-    plan. `to_go_on`: what makes a stopped run go on, a sentence with `{step}` in it.
-    """
+    """The attempts of `job`: one, unless this process can begin others after it."""
 
     job: RLJob
     manifest: Path
     directory: OutputDirectory
+    """Open for the job."""
     placement: Placement
     listener: RunListener = field(default_factory=RunListener)
     mounted_model: Path | None = None
+    """Volume with the model of an `oci://` or `pvc://` URI."""
     supervision: Supervision = field(default_factory=Supervision)
-    restarts: Restarts = field(default_factory=lambda: Restarts(0))
     to_go_on: str = "To go on at step {step}, run the same command again."
+    """How a stopped run is resumed: a sentence with `{step}` in it."""
 
     def run(self) -> Outcome:
         """Run to the end, to a signal, or to a failure that nothing here can mend; always leaves a summary."""
@@ -94,8 +93,11 @@ class JobRun:
 
     def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
         """Attempt after attempt, as long as a failure is answered by another one."""
+        spec = self.job.spec
+        constraints = Constraints(spec.memory, spec.recovery, None, self.supervision.levels)
+        state = RecoveryState(None, spec.algorithm.steps)
         while True:
-            committed_before = ledger.last_step
+            state = replace(state, first_step=ledger.next_step)
             try:
                 return self._attempt(ledger, display, stop)
             except NewAttempt:
@@ -103,9 +105,12 @@ class JobRun:
                 display.note("a new attempt begins under the changed plan")
             except TrainerError as error:
                 log.exception("the attempt failed")
-                if stop or not self.restarts.grant(error, ledger.last_step - committed_before):
+                report = failure_report(error, len(ledger.attempts) or 1, datetime.now(UTC))
+                answer = respond(report, replace(state, committed_step=ledger.last_step), constraints)
+                if stop or not isinstance(answer, Restart):
                     return self._failed(ledger, error)
-                display.warning(f"{error}; {self.restarts.count}, under the same plan")
+                state = answer.state
+                display.warning(f"Restarting: {answer.message}")
 
     def _attempt(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
         """One attempt, and how it ended. Raises what another attempt can be the answer to."""

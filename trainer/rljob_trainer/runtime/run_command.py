@@ -21,7 +21,6 @@ from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.recovery.restarts import Restarts
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.runtime.attempt import Supervision
 from rljob_trainer.runtime.job_run import JobRun, identity
@@ -71,7 +70,6 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
                 directory,
                 LocalPlacement(job.spec, options.device),
                 supervision=supervision,
-                restarts=Restarts(job.spec.recovery.max_restarts),
             ).run()
             if options.plot:
                 _plot(directory)

@@ -6,7 +6,7 @@ Acts on ActivationSpike. Costs about a third more time of an update (Chen et al.
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 
@@ -14,12 +14,12 @@ def _next_change(case: Case) -> Change | None:
     """Expected: a micro-batch's tokens times what the two ways keep of a token, less."""
     if case.plan.activation_checkpointing or not case.in_update:
         return None
-    facts = case.facts
+    profile = case.profile
     expected = None
-    if facts:
-        saved = facts.activation_bytes_per_token - facts.checkpointed_activation_bytes_per_token
+    if profile:
+        saved = profile.activation_bytes_per_token - profile.checkpointed_activation_bytes_per_token
         expected = case.plan.micro_batch_tokens * max(saved, 0)
-    return Change(True, expected, "activation checkpointing on")
+    return Change(True, expected)
 
 
 ACTIVATION_CHECKPOINTING = Family(

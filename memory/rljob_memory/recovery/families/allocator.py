@@ -8,7 +8,7 @@ measured. Neither helps the engine's own allocator: vLLM's sleep mode has its ow
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _OF_THE_CACHE = frozenset({FailureClass.ALLOCATOR_CACHE, FailureClass.UNKNOWN})
@@ -27,7 +27,7 @@ def _empty_cache(case: Case) -> Change | None:
         return None
     if case.failure_class in _OF_THE_ENGINE and case.role != "rollout":
         return None
-    return Change(True, case.number("policy_cache_bytes"), "the policy's cached memory given back after each update")
+    return Change(True, case.number("policy_cache_bytes"))
 
 
 def _expandable_segments(case: Case) -> Change | None:
@@ -39,7 +39,7 @@ def _expandable_segments(case: Case) -> Change | None:
     if case.failure_class is FailureClass.ALLOCATOR_CACHE and not case.plan.empty_cache:
         return None
     cached = case.number(*_CACHE_NUMBERS[case.role])
-    return Change(True, cached, "expandable segments on for the policy")
+    return Change(True, cached)
 
 
 def _of_policys_allocator(case: Case) -> bool:

@@ -7,7 +7,7 @@ that are kept, and only delay the end (Fast-LLM 486, verl 6699).
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 
@@ -17,7 +17,7 @@ def _next_change(case: Case) -> Change | None:
         return None
     first, last = case.number("allocated_first_bytes"), case.number("allocated_last_bytes")
     grown = None if first is None or last is None else max(last - first, 0)
-    return Change(True, grown, "metrics detached from their graphs")
+    return Change(True, grown)
 
 
 DETACH_METRICS = Family("detach_metrics", frozenset({FailureClass.RETAINED_GRAPH}), "Live", "policy", _next_change)

@@ -10,7 +10,7 @@ from math import ceil
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.sizes import human_bytes
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.pins import as_in_manifest
 
@@ -20,29 +20,29 @@ _LEVEL: RemedyLevel = "ReplacePods"
 
 
 def _workers(case: Case) -> Change | None:
-    return None if case.role == "controller" else _raised(case, "host memory of a worker")
+    return None if case.role == "controller" else _raised(case)
 
 
 def _controllers(case: Case) -> Change | None:
-    return _raised(case, "host memory of the controller") if case.role == "controller" else None
+    return _raised(case) if case.role == "controller" else None
 
 
 def limit_bytes(case: Case) -> int | None:
     """The limit that the failed container had; None where it had none that is known."""
-    plan, latitude = case.plan, case.latitude
+    plan, constraints = case.plan, case.constraints
     if case.role == "controller":
-        return plan.controller_host_memory_bytes or latitude.host_memory_limit_bytes
-    of_the_facts = case.facts.host_memory_bytes if case.facts else None
-    return plan.host_memory_bytes or latitude.host_memory_limit_bytes or of_the_facts or None
+        return plan.controller_host_memory_bytes or constraints.host_memory_limit_bytes
+    of_the_profile = case.profile.host_memory_bytes if case.profile else None
+    return plan.host_memory_bytes or constraints.host_memory_limit_bytes or of_the_profile or None
 
 
-def _raised(case: Case, what: str) -> Change | None:
+def _raised(case: Case) -> Change | None:
     """Half as much again, up to the bound. Expected: what the limit is raised by."""
-    before, most = limit_bytes(case), case.latitude.recovery.max_host_memory
+    before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
     if before is None or most is None or before >= most:
         return None
     after = min(_wanted(before, case.need_bytes), most)
-    return Change(after, after - before, f"{what} {human_bytes(after)}, not {human_bytes(before)}", gives_more=True)
+    return Change(after, after - before)
 
 
 def _wanted(before: int, need: int | None) -> int:
@@ -58,8 +58,8 @@ def _controllers_bound(case: Case) -> str | None:
 
 
 def _bound(case: Case) -> str | None:
-    before, most = limit_bytes(case), case.latitude.recovery.max_host_memory
-    if before is not None and case.latitude.level_in_force(_LEVEL) is None:
+    before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
+    if before is not None and case.constraints.level_in_force(_LEVEL) is None:
         return f"only {human_bytes(before)} of host memory are there: run where there is more"
     if before is None:
         return f"the {case.role}'s container has no memory limit of its own, so its node ran out: give it one"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.estimate import MIB
-from rljob_memory.evidence.sizes import human_bytes
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _ACTS_ON = frozenset(
@@ -36,22 +35,21 @@ def _next_change(case: Case) -> Change | None:
     before = case.plan.kv_cache_bytes
     if not _in_the_way(case):
         return None
-    smallest = max(case.facts.smallest_kv_cache_bytes if case.facts else 0, _SMALLEST_BYTES)
+    smallest = max(case.profile.smallest_kv_cache_bytes if case.profile else 0, _SMALLEST_BYTES)
     wanted = before - max(case.need_bytes or 0, int(before * _LEAST_SHRINK))
     after = -(-max(wanted, smallest) // MIB) * MIB
     if after >= before:
         return None
-    return Change(after, before - after, f"a KV cache of {human_bytes(after)}, not {human_bytes(before)}")
+    return Change(after, before - after)
 
 
 def _larger(case: Case, needed: int) -> Change | None:
     before = case.plan.kv_cache_bytes
     after = -(-needed // MIB) * MIB
-    changed_before = any(change.remedy.setting == "kvCacheBytes" for change in case.history.changes)
+    changed_before = any(change.remedy.setting == KV_CACHE.name for change in case.state.changes)
     if case.role != "rollout" or after <= before or changed_before:
         return None
-    words = f"a KV cache of {human_bytes(after)}, not {human_bytes(before)}"
-    return Change(after, after - before, words, gives_more=True)
+    return Change(after, after - before)
 
 
 def _in_the_way(case: Case) -> bool:

@@ -11,7 +11,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.activity import Activity, activity_of
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _ACTS_ON = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.FRAGMENTATION, FailureClass.UNKNOWN})
@@ -27,15 +27,14 @@ def _micro_batch(case: Case) -> Change | None:
     Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`), as far as the
     update had come to it.
     """
-    tokens, facts = _filled(case, case.plan.micro_batch_tokens), case.facts
-    after = max(tokens // 2, facts.longest_sequence_tokens if facts else 1)
+    tokens, profile = _filled(case, case.plan.micro_batch_tokens), case.profile
+    after = max(tokens // 2, profile.longest_sequence_tokens if profile else 1)
     if not case.in_update or after >= tokens:
         return None
-    words = f"micro-batches of {after} tokens, not {tokens}"
-    if facts is None:
-        return Change(after, None, words)
-    saved = (tokens - after) * _activation_bytes_per_token(case.plan, facts)
-    return Change(after, _seen_at_most(case, facts, saved, micro_batch_tokens=after), words)
+    if profile is None:
+        return Change(after, None)
+    saved = (tokens - after) * _activation_bytes_per_token(case.plan, profile)
+    return Change(after, _seen_at_most(case, profile, saved, micro_batch_tokens=after))
 
 
 def _logprob_chunk(case: Case) -> Change | None:
@@ -48,19 +47,18 @@ def _logprob_chunk(case: Case) -> Change | None:
     after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
     if not case.in_update or after >= at_once or not _asked_for_logits(case, at_once):
         return None
-    words = f"logits of {after} tokens at a time, not {at_once}"
-    if case.facts is None:
-        return Change(after, None, words)
-    saved = (at_once - after) * case.facts.logits_bytes_per_token
-    return Change(after, _seen_at_most(case, case.facts, saved, logprob_chunk_tokens=after), words)
+    if case.profile is None:
+        return Change(after, None)
+    saved = (at_once - after) * case.profile.logits_bytes_per_token
+    return Change(after, _seen_at_most(case, case.profile, saved, logprob_chunk_tokens=after))
 
 
 def _filled(case: Case, tokens: int) -> int:
     """A budget of `tokens`, as far as there are so many in a step: beyond that, a smaller one changes nothing."""
-    return min(tokens, case.facts.rank_tokens) if case.facts and case.facts.rank_tokens else tokens
+    return min(tokens, case.profile.rank_tokens) if case.profile and case.profile.rank_tokens else tokens
 
 
-def _seen_at_most(case: Case, facts: MemoryProfile, saved_bytes: int, **after: int) -> int:
+def _seen_at_most(case: Case, profile: MemoryProfile, saved_bytes: int, **after: int) -> int:
     """`saved_bytes`, or less where the update failed before it had taken all that it would have.
 
     Then no more can be seen to go than what it had and asked for beyond what it needs `after` the change; but half of
@@ -69,23 +67,23 @@ def _seen_at_most(case: Case, facts: MemoryProfile, saved_bytes: int, **after: i
     allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
     if allocated is None or requested is None:
         return saved_bytes
-    needed = _update_bytes(case.plan.model_copy(update=after), facts)
+    needed = _update_bytes(case.plan.model_copy(update=after), profile)
     return min(saved_bytes, max(allocated + requested - needed, requested // 2))
 
 
-def _update_bytes(plan: MemoryPlan, facts: MemoryProfile) -> int:
+def _update_bytes(plan: MemoryPlan, profile: MemoryProfile) -> int:
     """What an update takes at most: weights and gradients (8 bytes a parameter), as much for the moments unless they
     are offloaded, activations of a micro-batch, and the logits of a chunk."""
-    tokens = min(plan.micro_batch_tokens, facts.rank_tokens or plan.micro_batch_tokens)
+    tokens = min(plan.micro_batch_tokens, profile.rank_tokens or plan.micro_batch_tokens)
     chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
-    state = facts.optimizer_bytes * (1 if plan.optimizer_offload else 2)
-    return state + tokens * _activation_bytes_per_token(plan, facts) + chunk_tokens * facts.logits_bytes_per_token
+    state = profile.optimizer_bytes * (1 if plan.optimizer_offload else 2)
+    return state + tokens * _activation_bytes_per_token(plan, profile) + chunk_tokens * profile.logits_bytes_per_token
 
 
-def _activation_bytes_per_token(plan: MemoryPlan, facts: MemoryProfile) -> int:
+def _activation_bytes_per_token(plan: MemoryPlan, profile: MemoryProfile) -> int:
     if plan.activation_checkpointing:
-        return facts.checkpointed_activation_bytes_per_token
-    return facts.activation_bytes_per_token
+        return profile.checkpointed_activation_bytes_per_token
+    return profile.activation_bytes_per_token
 
 
 def _asked_for_logits(case: Case, tokens: int) -> bool:
@@ -93,10 +91,10 @@ def _asked_for_logits(case: Case, tokens: int) -> bool:
     if activity is not None:
         return activity is Activity.LOGITS
     requested = case.number("requested_bytes")
-    if requested is None or case.facts is None or not case.facts.vocabulary:
+    if requested is None or case.profile is None or not case.profile.vocabulary:
         return False
     least, most = _OF_THE_SIZE_OF_LOGITS
-    logits_bytes = tokens * _LOGIT_BYTES * case.facts.vocabulary
+    logits_bytes = tokens * _LOGIT_BYTES * case.profile.vocabulary
     return least * logits_bytes <= requested <= most * logits_bytes
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.history import PROCESSES
+from rljob_memory.recovery.state import PROCESSES
 
 _ACTS_ON = frozenset({FailureClass.FOREIGN_PROCESS, FailureClass.CONTROLLER_CONTEXT})
 _LEVEL: RemedyLevel = "ReplacePods"
@@ -22,20 +22,20 @@ _MOST_NODES = next(
 
 
 def _fresh_processes(case: Case) -> Change | None:
-    if not case.on_gpu or any(change.remedy.setting == PROCESSES for change in case.history.changes):
+    if not case.on_gpu or any(change.remedy.setting == PROCESSES for change in case.state.changes):
         return None
-    return Change("fresh", _held_bytes(case), "fresh processes under the same plan")
+    return Change("fresh", _held_bytes(case))
 
 
 def _excluded_nodes(case: Case) -> Change | None:
-    node, excluded = case.latitude.node, case.plan.excluded_nodes
+    node, excluded = case.constraints.node, case.plan.excluded_nodes
     if node is None or node in excluded or len(excluded) >= _MOST_NODES or not case.on_gpu:
         return None
-    return Change([*excluded, node], _held_bytes(case), f"node {node} left to others")
+    return Change([*excluded, node], _held_bytes(case))
 
 
 def _only_node(case: Case) -> str | None:
-    if case.latitude.node is not None or not case.on_gpu or case.latitude.level_in_force(_LEVEL) is None:
+    if case.constraints.node is not None or not case.on_gpu or case.constraints.level_in_force(_LEVEL) is None:
         return None
     return "its node cannot be left, since no other is known to have room: end the other process there, or add a node"
 

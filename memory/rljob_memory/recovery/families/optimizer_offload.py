@@ -7,7 +7,7 @@ ActivationSpike, where the host can hold the state. The other way round it acts 
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _ACTS_ON = frozenset(
@@ -26,19 +26,19 @@ _ROOM_FOR_THE_STATE = 2
 
 def _next_change(case: Case) -> Change | None:
     """Expected: the state of one rank, which moves from one memory to the other."""
-    facts = case.facts
-    if facts is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
+    profile = case.profile
+    if profile is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return None
     offloaded = case.plan.optimizer_offload
     if case.failure_class is FailureClass.HOST_MEMORY:
         free = case.device_free_bytes
-        if not offloaded or free is None or free < facts.optimizer_bytes:
+        if not offloaded or free is None or free < profile.optimizer_bytes:
             return None
-        return Change(False, facts.optimizer_bytes, "the optimizer's state kept on the GPU")
-    all_ranks = facts.optimizer_bytes * facts.policy_ranks
-    if offloaded or _ROOM_FOR_THE_STATE * all_ranks > facts.host_memory_bytes:
+        return Change(False, profile.optimizer_bytes)
+    all_ranks = profile.optimizer_bytes * profile.policy_ranks
+    if offloaded or _ROOM_FOR_THE_STATE * all_ranks > profile.host_memory_bytes:
         return None
-    return Change(True, facts.optimizer_bytes, "the optimizer's state in host memory between updates")
+    return Change(True, profile.optimizer_bytes)
 
 
 OPTIMIZER_OFFLOAD = Family("optimizer_offload", _ACTS_ON, "RespawnRole", "policy", _next_change)

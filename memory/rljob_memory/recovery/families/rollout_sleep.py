@@ -7,7 +7,7 @@ Acts on EngineNotAsleep and on whatever else the policy runs out of while the en
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _ACTS_ON = frozenset(
@@ -25,17 +25,13 @@ def _next_change(case: Case) -> Change | None:
     """Expected: the engine's weights and its KV cache on the GPU; its weights in host memory."""
     if not case.shares_gpu:
         return None
-    level, weights = case.plan.rollout_sleep_level, case.facts.weight_bytes if case.facts else None
+    level, weights = case.plan.rollout_sleep_level, case.profile.weight_bytes if case.profile else None
     if case.failure_class is FailureClass.HOST_MEMORY:
-        return (
-            Change(2, weights, "the engine's weights dropped in its sleep, not kept in host memory")
-            if level == 1
-            else None
-        )
+        return Change(2, weights) if level == 1 else None
     if level > 0 or case.role != "policy":
         return None
     expected = None if weights is None else weights + case.plan.kv_cache_bytes
-    return Change(2, expected, "the engine asleep (level 2) during the update")
+    return Change(2, expected)
 
 
 ROLLOUT_SLEEP = Family("rollout_sleep_level", _ACTS_ON, "RespawnRole", "rollout", _next_change)

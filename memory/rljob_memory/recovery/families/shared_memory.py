@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.sizes import human_bytes
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families.host_memory import limit_bytes
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.pins import as_in_manifest
@@ -16,20 +16,18 @@ def _next_change(case: Case) -> Change | None:
     if before is None or most is None or before >= most:
         return None
     after = min(_wanted(before, case.need_bytes), most)
-    return Change(
-        after, after - before, f"/dev/shm of {human_bytes(after)}, not {human_bytes(before)}", gives_more=True
-    )
+    return Change(after, after - before)
 
 
 def _size_bytes(case: Case) -> int | None:
-    of_the_facts = case.facts.shared_memory_bytes if case.facts else None
-    return case.plan.shared_memory_bytes or case.latitude.shared_memory_bytes or of_the_facts or None
+    of_the_profile = case.profile.shared_memory_bytes if case.profile else None
+    return case.plan.shared_memory_bytes or case.constraints.shared_memory_bytes or of_the_profile or None
 
 
 def _most_bytes(case: Case) -> int | None:
     """`recovery.maxSharedMemory`, else half the memory limit of the pod that failed."""
-    if case.latitude.recovery.max_shared_memory is not None:
-        return case.latitude.recovery.max_shared_memory
+    if case.constraints.recovery.max_shared_memory is not None:
+        return case.constraints.recovery.max_shared_memory
     limit = limit_bytes(case)
     return limit // 2 if limit is not None else None
 
@@ -42,7 +40,7 @@ def _bound(case: Case) -> str | None:
     before, most = _size_bytes(case), _most_bytes(case)
     if before is None:
         return None
-    if case.latitude.level_in_force("ReplacePods") is None:
+    if case.constraints.level_in_force("ReplacePods") is None:
         return f"/dev/shm has {human_bytes(before)}: make it larger on this machine (docker run --shm-size)"
     enough = as_in_manifest("shared_memory_bytes", _wanted(before, case.need_bytes))
     if most is None or before >= most:

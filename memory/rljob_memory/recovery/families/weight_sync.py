@@ -8,8 +8,7 @@ buffer that is made for each sync acts on what is missing during the update.
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.evidence.sizes import human_bytes
-from rljob_memory.recovery.case import Case
+from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _SMALLEST_BUCKET_BYTES = 1 << 20
@@ -22,17 +21,16 @@ def _sync_bucket(case: Case) -> Change | None:
     Expected: what goes, once as gathered parameters and once packed: twice the weights' bytes were taken on an H200
     where one bucket held them all. In shared memory there is the packed copy alone.
     """
-    before, facts = case.plan.sync_bucket_bytes, case.facts
-    if facts:
-        before = min(before, facts.weight_bytes)
-    after = max(before // 2, facts.largest_parameter_bytes if facts else 0, _SMALLEST_BUCKET_BYTES)
+    before, profile = case.plan.sync_bucket_bytes, case.profile
+    if profile:
+        before = min(before, profile.weight_bytes)
+    after = max(before // 2, profile.largest_parameter_bytes if profile else 0, _SMALLEST_BUCKET_BYTES)
     if after >= before or case.phase != "sync":
         return None
     in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
     if in_shared_memory and case.on_gpu:
         return None
-    words = f"weights sent {human_bytes(after)} at a time, not {human_bytes(before)}"
-    return Change(after, (1 if in_shared_memory else 2) * (before - after), words)
+    return Change(after, (1 if in_shared_memory else 2) * (before - after))
 
 
 def _weight_export(case: Case) -> Change | None:
@@ -40,12 +38,12 @@ def _weight_export(case: Case) -> Change | None:
     if not case.shares_gpu or case.role != "policy":
         return None
     export, buffer = case.plan.weight_export, case.plan.sync_bucket_bytes
-    if case.facts:
-        buffer = max(buffer, case.facts.largest_parameter_bytes)
+    if case.profile:
+        buffer = max(buffer, case.profile.largest_parameter_bytes)
     if export == "SwitchSegments" and case.failure_class is FailureClass.FRAGMENTATION and case.phase == "sync":
-        return Change("ReservedBuffer", buffer, "a buffer for the weights that is kept")
+        return Change("ReservedBuffer", buffer)
     if export == "ReservedBuffer" and case.failure_class in _OF_THE_UPDATE and case.phase == "update":
-        return Change("SwitchSegments", buffer, "no buffer for the weights but during a sync")
+        return Change("SwitchSegments", buffer)
     return None
 
 

@@ -10,12 +10,23 @@ from typing import Any, get_args
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
-from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, RemedyLevel, Role
+from rljob_api.plan_change import DiagnosisStatus, Phase, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence, RankMemory
 from rljob_memory.estimate import GIB
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
-from rljob_memory.recovery import GiveUp, History, Latitude, Remedy, decide, facts_of, with_change
+from rljob_memory.recovery import (
+    Changed,
+    Constraints,
+    FailureReport,
+    GiveUp,
+    RecoveryState,
+    Response,
+    Restart,
+    diagnosed,
+    profile_of,
+    respond,
+)
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EVERY_LEVEL: frozenset[RemedyLevel] = frozenset(get_args(RemedyLevel))
@@ -29,7 +40,7 @@ QWEN3_0_6B = ModelShape(
 )
 SIXTEEN_GROUPS = Workload(16, 8, max_prompt_tokens=100, max_response_tokens=512)
 
-FACTS = facts_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=8 * GIB)
+FACTS = profile_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=8 * GIB)
 FOUR_RANKS = FACTS.model_copy(update={"policy_ranks": 4})
 ON_A_CPU = FACTS.model_copy(update={"device_total_bytes": 0})
 FIRST_PLAN = first_plan(MemorySettings(), H200, QWEN3_0_6B, SIXTEEN_GROUPS)
@@ -42,7 +53,6 @@ ALL_OFF = FIRST_PLAN.model_copy(
         "kv_cache_bytes": 40 * GIB,
     }
 )
-NOTHING_YET = History()
 
 
 def diagnosis(failure_class: str, confidence: float = 0.8, **numbers: int) -> DiagnosisStatus:
@@ -72,60 +82,75 @@ def failure(
     )
 
 
-def latitude(
+def constraints(
     levels: frozenset[RemedyLevel] = EVERY_LEVEL,
     *,
-    facts: MemoryProfile | None = FACTS,
+    profile: MemoryProfile | None = FACTS,
     memory: dict[str, Any] | None = None,
     recovery: dict[str, Any] | None = None,
     **more: Any,
-) -> Latitude:
+) -> Constraints:
     settings = MemorySettings.model_validate(memory or {})
-    return Latitude(settings, RecoverySpec.model_validate(recovery or {}), facts, levels, **more)
+    return Constraints(settings, RecoverySpec.model_validate(recovery or {}), profile, levels, **more)
 
 
-def change_of(evidence: Evidence, remedy: Remedy, **more: Any) -> PlanChange:
-    return PlanChange(
-        generation=remedy.plan.generation,
-        time=NOON,
-        attempt=evidence.attempt,
-        step=evidence.step,
-        phase=evidence.phase,
-        role=evidence.role,
-        rank=evidence.rank,
-        diagnosis=remedy.diagnosis,
-        remedy=remedy.status,
-        level=remedy.level,
-        **more,
-    )
+def dead_after(evidence: Evidence, profile: MemoryProfile | None) -> frozenset[Role]:
+    """Roles that the trainer would report as dead, if its policy was in the optimizer step at an OptimizerState."""
+    several_ranks = profile is None or profile.policy_ranks > 1
+    killed = {cause.class_name for cause in evidence.diagnoses} & {"HostMemory", "SharedMemory", "OptimizerState"}
+    dead: set[Role] = set()
+    if evidence.role != "policy" or killed:
+        dead.add(evidence.role)
+    if (evidence.role == "policy" and evidence.phase is None) or (
+        several_ranks and (evidence.role == "policy" or evidence.phase == "sync")
+    ):
+        dead.add("policy")
+    return frozenset(dead)
 
 
-def remedies_of(
-    evidences: Iterable[Evidence], plan: MemoryPlan, given: Latitude, *, committed_each_time: int = 0
-) -> tuple[list[Remedy], GiveUp | None]:
-    """What is decided as one failure follows the other, until it is given up or they end."""
-    history, remedies = NOTHING_YET, list[Remedy]()
+def report_of(evidence: Evidence, profile: MemoryProfile | None = FACTS) -> FailureReport:
+    dead = dead_after(evidence, profile)
+    return FailureReport(evidence.message, evidence.attempt, NOON, evidence, dead)
+
+
+def answer(evidence: Evidence, plan: MemoryPlan, given: Constraints, state: RecoveryState | None = None) -> Response:
+    """The answer to a failure under `plan`, the first one of a job unless `state` has a history."""
+    state = replace(state or RecoveryState(None, steps=1_000), plan=plan)
+    return respond(report_of(diagnosed(evidence, plan), given.profile), state, given)
+
+
+def change_after(evidence: Evidence, plan: MemoryPlan, given: Constraints) -> Changed:
+    """The answer, which has to be a change."""
+    found = answer(evidence, plan, given)
+    assert isinstance(found, Changed), found
+    return found
+
+
+def answers_to(
+    evidences: Iterable[Evidence], plan: MemoryPlan, given: Constraints, *, committed_each_time: int = 0
+) -> tuple[list[Changed], Restart | GiveUp | None]:
+    """The answers as one failure follows the other, until no change is left or they end."""
+    state, changes = RecoveryState(plan, steps=1_000), list[Changed]()
     for evidence in evidences:
-        decision = decide(evidence, plan, history, given)
-        if isinstance(decision, GiveUp):
-            return remedies, decision
-        remedies.append(decision)
-        history = with_change(history, change_of(evidence, decision), steps=1_000)
-        history = replace(history, committed_step=history.committed_step + committed_each_time)
-        plan = decision.plan
-    return remedies, None
+        found = answer(evidence, plan, given, state)
+        if not isinstance(found, Changed):
+            return changes, found
+        changes.append(found)
+        state = replace(found.state, committed_step=found.state.committed_step + committed_each_time)
+        plan = found.plan
+    return changes, None
 
 
-def settings_in_order(remedies: list[Remedy]) -> list[str]:
+def explanation_of(end: Response | None) -> str:
+    """The explanation of an answer that changes nothing."""
+    assert isinstance(end, Restart | GiveUp), end
+    return end.cause if isinstance(end, Restart) else end.explanation
+
+
+def settings_in_order(changes: list[Changed]) -> list[str]:
     """The settings that were changed, each as often as in a row, once."""
-    names = [remedy.status.setting for remedy in remedies]
+    names = [each.change.remedy.setting for each in changes]
     return [name for place, name in enumerate(names) if place == 0 or names[place - 1] != name]
-
-
-def the_remedy(decision: Remedy | GiveUp) -> Remedy:
-    """A decision that has to be a remedy."""
-    assert isinstance(decision, Remedy), decision
-    return decision
 
 
 FRAGMENTED = diagnosis(

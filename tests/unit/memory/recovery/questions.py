@@ -1,4 +1,4 @@
-"""Every question that `decide` can be asked, as hypothesis strategies: plans, latitudes, failures."""
+"""Every question for the recovery engine, as hypothesis strategies: plans, constraints, failures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rljob_api.plan_change import Phase, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.estimate import MIB
-from rljob_memory.recovery import Latitude
-from rljob_memory.recovery.latitude import LEVELS
+from rljob_memory.recovery import Constraints
+from rljob_memory.recovery.constraints import LEVELS
 from rljob_memory.recovery.pins import pinning_field
 from tests.unit.memory.recovery.failures import diagnosis, failure
 
@@ -62,7 +62,7 @@ plans = st.fixed_dictionaries(
     }
 ).map(MemoryPlan.model_validate)
 
-facts = st.fixed_dictionaries(
+profiles = st.fixed_dictionaries(
     {
         "policy_ranks": st.integers(min_value=1, max_value=4),
         "colocated": st.booleans(),
@@ -80,8 +80,8 @@ facts = st.fixed_dictionaries(
     }
 ).map(MemoryProfile.model_validate)
 
-latitudes = st.builds(
-    Latitude,
+every_constraints = st.builds(
+    Constraints,
     settings=st.sets(st.sampled_from(sorted(PINNABLE))).map(settings_that_pin),
     recovery=st.fixed_dictionaries(
         {
@@ -90,7 +90,7 @@ latitudes = st.builds(
             "max_shared_memory": st.none() | _SIZES,
         }
     ).map(RecoverySpec.model_validate),
-    facts=st.none() | facts,
+    profile=st.none() | profiles,
     levels=st.frozensets(st.sampled_from(LEVELS), min_size=1),
     supported_settings=st.none()
     | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCacheBytes"])),

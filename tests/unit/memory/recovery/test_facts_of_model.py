@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_memory.estimate import GIB
-from rljob_memory.recovery import facts_of
+from rljob_memory.recovery import profile_of
 from tests.unit.memory.recovery.failures import FIRST_PLAN, H200, QWEN3_0_6B, SIXTEEN_GROUPS
 
 
-def test_facts_of_qwen3_on_one_h200() -> None:
-    facts = facts_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=GIB)
+def test_profile_of_qwen3_on_one_h200() -> None:
+    facts = profile_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=GIB)
     assert facts.longest_sequence_tokens == 612
     assert facts.weight_bytes == 2 * 596_000_000
     assert facts.optimizer_bytes == 8 * 596_000_000, "two float32 moments"
@@ -25,7 +25,7 @@ def test_facts_of_qwen3_on_one_h200() -> None:
 
 def test_shares_of_ranks_and_tensor_parallel_gpus() -> None:
     shared = replace(SIXTEEN_GROUPS, policy_ranks=4, tensor_parallel_size=2, topology="Disaggregated")
-    facts = facts_of(H200, QWEN3_0_6B, shared, fused=True)
+    facts = profile_of(H200, QWEN3_0_6B, shared, fused=True)
     assert facts.optimizer_bytes == 2 * 596_000_000
     assert facts.weight_bytes == 596_000_000
     assert facts.policy_ranks == 4

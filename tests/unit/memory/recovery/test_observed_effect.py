@@ -10,21 +10,19 @@ from rljob_memory.recovery import observed, role_that_shows
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FIRST_PLAN,
-    change_of,
+    change_after,
+    constraints,
     diagnosis,
     failure,
-    latitude,
-    remedies_of,
 )
 
 
 def a_change(
     failure_class: str, role: Role = "policy", plan: MemoryPlan = ALL_OFF, phase: Phase = "update", **more: int
 ) -> PlanChange:
-    given = latitude(host_memory_limit_bytes=4 * GIB, recovery={"maxHostMemory": "64Gi"})
+    given = constraints(host_memory_limit_bytes=4 * GIB, recovery={"maxHostMemory": "64Gi"})
     evidence = failure(diagnosis(failure_class, **more), role=role, phase=phase)
-    [remedy], _ = remedies_of([evidence], plan, given)
-    return change_of(evidence, remedy)
+    return change_after(evidence, plan, given).change
 
 
 def memory(role: Role = "policy", *, reserved: int = 0, free: int = 0, total: int = 140, rss: int = 0) -> RankMemory:

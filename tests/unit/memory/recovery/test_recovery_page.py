@@ -8,13 +8,13 @@ from pathlib import Path
 from rljob_api.conditions import ConditionReason
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery import GiveUp, GiveUpReason, decide
-from rljob_memory.recovery.decide import MOST_CHANGES_WITHOUT_PROGRESS
+from rljob_memory.recovery import GiveUp, GiveUpReason, RecoveryState
 from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.family import Family
-from rljob_memory.recovery.history import STEPS_THAT_FORGIVE_AN_ADJUSTMENT, History
 from rljob_memory.recovery.ladder import families_for
-from tests.unit.memory.recovery.failures import FIRST_PLAN, ON_ONE_MACHINE, change_of, failure, latitude, remedies_of
+from rljob_memory.recovery.respond import MOST_CHANGES_WITHOUT_PROGRESS
+from rljob_memory.recovery.state import STEPS_THAT_FORGIVE
+from tests.unit.memory.recovery.failures import FIRST_PLAN, ON_ONE_MACHINE, answer, answers_to, constraints, failure
 
 PAGE = (Path(__file__).parents[4] / "docs" / "recovery.md").read_text(encoding="utf-8")
 IN_FORCE_BY: dict[RemedyLevel, str] = {
@@ -51,16 +51,23 @@ def test_the_settings_and_how_they_come_into_force_are_the_codes() -> None:
 
 def test_the_reasons_are_those_that_a_job_can_fail_with() -> None:
     documented = {reason.strip("`") for reason, _ in rows_under("reason")}
-    of_the_ladder = set(GiveUpReason) - {GiveUpReason.LEFT_TO_SUPERVISOR, GiveUpReason.NOTHING_LEFT}
-    assert documented == of_the_ladder | {"RestartsExhausted"}, "where nothing is left, restarts remain"
+    of_the_engine = {
+        GiveUpReason.ADJUSTMENTS_EXHAUSTED,
+        GiveUpReason.PINNED_SETTING_CONFLICT,
+        GiveUpReason.NO_PROGRESS,
+        GiveUpReason.RESTARTS_EXHAUSTED,
+    }
+    assert documented == of_the_engine
+    not_of_conditions = {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}
+    assert set(GiveUpReason) - not_of_conditions <= set(ConditionReason)
     assert documented <= set(ConditionReason)
 
 
 def test_the_numbers_are_the_codes() -> None:
-    recovery = latitude().recovery
+    recovery = constraints().recovery
     assert f"`recovery.maxAdjustments` ({recovery.max_adjustments})" in PAGE
     assert f"`recovery.maxRestarts` ({recovery.max_restarts})" in PAGE
-    assert STEPS_THAT_FORGIVE_AN_ADJUSTMENT == MOST_CHANGES_WITHOUT_PROGRESS == 10, "the page says ten of both"
+    assert STEPS_THAT_FORGIVE == MOST_CHANGES_WITHOUT_PROGRESS == 10, "the page says ten of both"
 
 
 def test_the_account_that_is_shown_is_one() -> None:
@@ -76,11 +83,12 @@ def an_account() -> str:
         "GiB is allocated by PyTorch, and 1.30 GiB is reserved by PyTorch but unallocated."
     )
     evidence = failure(message=message, step=41)
-    given = latitude(ON_ONE_MACHINE, memory={"activationCheckpointing": "Disabled"}, recovery={"maxAdjustments": 1})
-    [remedy], _ = remedies_of([evidence], FIRST_PLAN, given)
-    change = change_of(evidence, remedy, seconds_to_recover=2.0)
+    given = constraints(ON_ONE_MACHINE, memory={"activationCheckpointing": "Disabled"}, recovery={"maxAdjustments": 1})
+    [remedy], _ = answers_to([evidence], FIRST_PLAN, given)
+    change = remedy.change.model_copy(update={"seconds_to_recover": 2.0})
     freed = change.remedy.model_copy(update={"observed_bytes": round(9.1 * (1 << 30))})
-    history = History((change.model_copy(update={"remedy": freed}),), adjustments=1, committed_step=43)
-    end = decide(failure(message=message, step=44), remedy.plan, history, given)
+    change = change.model_copy(update={"remedy": freed})
+    state = RecoveryState(None, 1_000, (change,), adjustments=1, committed_step=43)
+    end = answer(failure(message=message, step=44), remedy.plan, given, state)
     assert isinstance(end, GiveUp)
-    return end.sentence
+    return end.explanation

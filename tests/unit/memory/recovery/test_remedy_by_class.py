@@ -10,7 +10,7 @@ import pytest
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.recovery import decide
+from rljob_memory.recovery import GiveUp, Restart, messages
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FACTS,
@@ -18,26 +18,29 @@ from tests.unit.memory.recovery.failures import (
     FRAGMENTED,
     IN_THE_OPERATOR,
     IN_THE_TRAINER,
-    NOTHING_YET,
     ON_A_CPU,
     ON_ONE_MACHINE,
+    answers_to,
+    change_after,
+    constraints,
     diagnosis,
+    explanation_of,
     failure,
-    latitude,
-    remedies_of,
     settings_in_order,
-    the_remedy,
 )
 
 
 def test_fragmentation_is_answered_by_expandable_segments_in_the_living_process() -> None:
-    remedy = the_remedy(decide(failure(FRAGMENTED), ALL_OFF, NOTHING_YET, latitude(IN_THE_TRAINER)))
+    remedy = change_after(failure(FRAGMENTED), ALL_OFF, constraints(IN_THE_TRAINER))
     assert remedy.plan == ALL_OFF.model_copy(update={"expandable_segments": True, "generation": 2})
-    assert remedy.level == "Live"
-    assert not remedy.respawn
-    assert (remedy.status.setting, remedy.status.before, remedy.status.after) == ("expandableSegments", "false", "true")
-    assert remedy.status.expected_bytes == 6 * GIB
-    assert remedy.sentence == "expandable segments on for the policy (generation 2, expected to free 6.00 GiB)"
+    assert remedy.change.level == "Live"
+    assert not remedy.renew
+    changed = remedy.change.remedy
+    assert (changed.setting, changed.before, changed.after) == ("expandableSegments", "false", "true")
+    assert changed.expected_bytes == 6 * GIB
+    expected = "expandableSegments false → true (generation 2, expected to free 6.00 GiB)"
+    assert messages.changed_message(remedy.change) == expected
+    assert remedy.message == f"Fragmentation: It was Fragmentation; {expected} (adjustment 1 of 6)"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_fragmentation_is_answered_by_expandable_segments_in_the_living_process(
     ],
 )
 def test_each_class_has_its_remedy(failure_class: str, role: Role, phase: Phase | None, expected: str) -> None:
-    given = latitude(host_memory_limit_bytes=32 * GIB, recovery={"maxHostMemory": "64Gi"}, node="gpu-1")
+    given = constraints(host_memory_limit_bytes=32 * GIB, recovery={"maxHostMemory": "64Gi"}, node="gpu-1")
     plan = FIRST_PLAN.model_copy(
         update={
             "detach_metrics": failure_class != "RetainedGraph",
@@ -70,51 +73,49 @@ def test_each_class_has_its_remedy(failure_class: str, role: Role, phase: Phase 
         }
     )
     evidence = failure(diagnosis(failure_class), role=role, phase=phase)
-    assert the_remedy(decide(evidence, plan, NOTHING_YET, given)).status.setting == expected
+    assert change_after(evidence, plan, given).change.remedy.setting == expected
 
 
 def test_a_smaller_micro_batch_halves_down_to_the_longest_sequence() -> None:
     spike = failure(diagnosis("ActivationSpike", requested_bytes=GIB // 2, free_bytes=0))
     plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 2_000})
-    remedies, _ = remedies_of([spike] * 3, plan, latitude(IN_THE_TRAINER))
-    assert [(remedy.status.setting, remedy.status.after) for remedy in remedies][:2] == [
+    remedies, _ = answers_to([spike] * 3, plan, constraints(IN_THE_TRAINER))
+    assert [(remedy.change.remedy.setting, remedy.change.remedy.after) for remedy in remedies][:2] == [
         ("microBatchTokens", "1000"),
         ("microBatchTokens", str(FACTS.longest_sequence_tokens)),
     ]
-    assert remedies[0].status.expected_bytes == 1_000 * FACTS.activation_bytes_per_token
-    assert remedies[2].status.setting == "activationCheckpointing"
-    assert remedies[2].level == "RespawnRole"
+    assert remedies[0].change.remedy.expected_bytes == 1_000 * FACTS.activation_bytes_per_token
+    assert remedies[2].change.remedy.setting == "activationCheckpointing"
+    assert remedies[2].change.level == "RespawnRole"
 
 
 def test_logits_that_do_not_fit_are_answered_by_fewer_at_a_time() -> None:
     logits = FIRST_PLAN.logprob_chunk_tokens * 4 * 151_936
     by_size = failure(diagnosis("ActivationSpike", requested_bytes=logits, free_bytes=logits // 2))
-    remedy = the_remedy(decide(by_size, FIRST_PLAN, NOTHING_YET, latitude()))
-    assert remedy.status.setting == "logprobChunkTokens"
+    remedy = change_after(by_size, FIRST_PLAN, constraints())
+    assert remedy.change.remedy.setting == "logprobChunkTokens"
     assert remedy.plan.logprob_chunk_tokens == FIRST_PLAN.logprob_chunk_tokens // 4
     in_an_mlp = failure(diagnosis("ActivationSpike", requested_bytes=logits // 8, free_bytes=0))
-    assert the_remedy(decide(in_an_mlp, FIRST_PLAN, NOTHING_YET, latitude())).status.setting == "microBatchTokens"
+    assert change_after(in_an_mlp, FIRST_PLAN, constraints()).change.remedy.setting == "microBatchTokens"
 
 
 def test_a_budget_that_no_step_fills_shrinks_from_what_a_step_has() -> None:
     huge = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 1 << 20, "logprob_chunk_tokens": 1 << 20})
-    few = replace(latitude(), facts=FACTS.model_copy(update={"rank_tokens": 4_096}))
+    few = replace(constraints(), profile=FACTS.model_copy(update={"rank_tokens": 4_096}))
     in_an_mlp = failure(diagnosis("ActivationSpike", requested_bytes=10 * GIB, free_bytes=0))
-    remedy = the_remedy(decide(in_an_mlp, huge, NOTHING_YET, few))
-    assert (remedy.status.setting, remedy.plan.micro_batch_tokens) == ("microBatchTokens", 2_048)
+    remedy = change_after(in_an_mlp, huge, few)
+    assert (remedy.change.remedy.setting, remedy.plan.micro_batch_tokens) == ("microBatchTokens", 2_048)
     logits = failure(diagnosis("ActivationSpike", requested_bytes=4_096 * 4 * 151_936, free_bytes=0))
-    remedy = the_remedy(decide(logits, huge, NOTHING_YET, few))
+    remedy = change_after(logits, huge, few)
     assert remedy.plan.logprob_chunk_tokens == 1_024
-    assert remedy.status.expected_bytes == 3_072 * FACTS.logits_bytes_per_token
+    assert remedy.change.remedy.expected_bytes == 3_072 * FACTS.logits_bytes_per_token
 
 
 def test_the_kv_cache_shrinks_by_what_was_missing_and_at_least_by_a_quarter() -> None:
     def after(missing: int) -> int:
         kv = diagnosis("KVCacheOversized", wanted_bytes=missing + GIB, free_bytes=GIB)
         plan = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 40 * GIB})
-        return the_remedy(
-            decide(failure(kv, role="rollout", phase=None), plan, NOTHING_YET, latitude())
-        ).plan.kv_cache_bytes
+        return change_after(failure(kv, role="rollout", phase=None), plan, constraints()).plan.kv_cache_bytes
 
     assert after(2 * GIB) == 30 * GIB
     assert after(25 * GIB) == 15 * GIB
@@ -126,48 +127,48 @@ def test_a_kv_cache_that_is_too_small_grows_once_and_never_shrinks_for_it() -> N
         diagnosis("KVCacheOversized", needed_bytes=number * GIB, available_bytes=2 * GIB) for number in (8, 16, 32)
     ]
     plan = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 2 * GIB})
-    remedies, _ = remedies_of([failure(each, role="rollout", phase=None) for each in needed], plan, latitude())
+    remedies, _ = answers_to([failure(each, role="rollout", phase=None) for each in needed], plan, constraints())
     assert remedies[0].plan.kv_cache_bytes == 8 * GIB
-    assert "expected to free" not in remedies[0].sentence
+    assert "expected to free" not in remedies[0].message
     assert "kvCacheBytes" not in settings_in_order(remedies[1:])
 
 
 def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     spike = failure(diagnosis("WeightSyncSpike", 0.9), phase="sync")
     plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": 3 * FACTS.largest_parameter_bytes})
-    remedies, _ = remedies_of([spike] * 3, plan, latitude(IN_THE_TRAINER))
+    remedies, _ = answers_to([spike] * 3, plan, constraints(IN_THE_TRAINER))
     buckets = [remedy.plan.sync_bucket_bytes for remedy in remedies]
     assert buckets[:2] == [3 * FACTS.largest_parameter_bytes // 2, FACTS.largest_parameter_bytes]
-    assert remedies[2].status.setting == "kvCacheBytes"
-    assert [remedy.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
+    assert remedies[2].change.remedy.setting == "kvCacheBytes"
+    assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
 
 
 def test_the_buffer_for_the_weights_is_kept_where_no_room_for_it_is_found_and_given_up_where_it_is_in_the_way() -> None:
     in_pieces = failure(diagnosis("Fragmentation"), phase="sync")
-    remedy = the_remedy(decide(in_pieces, FIRST_PLAN, NOTHING_YET, latitude()))
-    assert (remedy.plan.weight_export, set(remedy.respawn)) == ("ReservedBuffer", {"policy"})
+    remedy = change_after(in_pieces, FIRST_PLAN, constraints())
+    assert (remedy.plan.weight_export, set(remedy.renew)) == ("ReservedBuffer", {"policy"})
     kept = FIRST_PLAN.model_copy(update={"weight_export": "ReservedBuffer"})
     in_the_way = failure(diagnosis("OptimizerState"))
-    assert the_remedy(decide(in_the_way, kept, NOTHING_YET, latitude())).plan.weight_export == "SwitchSegments"
+    assert change_after(in_the_way, kept, constraints()).plan.weight_export == "SwitchSegments"
 
 
 def test_the_optimizer_is_offloaded_only_where_the_host_can_hold_it() -> None:
     state = failure(diagnosis("OptimizerState"))
-    remedy = the_remedy(decide(state, FIRST_PLAN, NOTHING_YET, latitude()))
-    assert remedy.status.expected_bytes == 8 * 596_000_000
+    remedy = change_after(state, FIRST_PLAN, constraints())
+    assert remedy.change.remedy.expected_bytes == 8 * 596_000_000
     little = FACTS.model_copy(update={"host_memory_bytes": 8 * GIB})
-    remedies, _ = remedies_of(repeat(state, 9), FIRST_PLAN, latitude(facts=little))
+    remedies, _ = answers_to(repeat(state, 9), FIRST_PLAN, constraints(profile=little))
     assert "optimizerOffload" not in settings_in_order(remedies)
 
 
 def test_host_memory_grows_by_half_up_to_its_bound() -> None:
     killed = failure(diagnosis("HostMemory"))
-    given = latitude(host_memory_limit_bytes=4 * GIB, recovery={"maxHostMemory": "8Gi"})
-    remedies, end = remedies_of(repeat(killed, 9), FIRST_PLAN, given)
+    given = constraints(host_memory_limit_bytes=4 * GIB, recovery={"maxHostMemory": "8Gi"})
+    remedies, end = answers_to(repeat(killed, 9), FIRST_PLAN, given)
     assert [remedy.plan.host_memory_bytes for remedy in remedies] == [6 * GIB, 8 * GIB]
-    assert {remedy.level for remedy in remedies} == {"ReplacePods"}
+    assert {remedy.change.level for remedy in remedies} == {"ReplacePods"}
     assert end is not None
-    assert "recovery.maxHostMemory is 8.00 GiB: write 12288Mi" in end.sentence
+    assert "recovery.maxHostMemory is 8.00 GiB: write 12288Mi" in explanation_of(end)
 
 
 def test_less_is_kept_in_host_memory_where_that_costs_nothing() -> None:
@@ -175,60 +176,62 @@ def test_less_is_kept_in_host_memory_where_that_costs_nothing() -> None:
     plan = FIRST_PLAN.model_copy(update={"rollout_sleep_level": 1, "optimizer_offload": True})
     memory = RankMemory(role="policy", rank=0, device_free_bytes=60 * GIB, device_total_bytes=140 * GIB)
     killed = failure(diagnosis("HostMemory"), memory=memory)
-    remedies, _ = remedies_of(repeat(killed, 9), plan, latitude())
+    remedies, _ = answers_to(repeat(killed, 9), plan, constraints())
     assert settings_in_order(remedies) == ["rolloutSleepLevel", "optimizerOffload"]
     assert remedies[-1].plan.optimizer_offload is False
     full = killed.model_copy(update={"memory": memory.model_copy(update={"device_free_bytes": GIB})})
-    remedies, _ = remedies_of(repeat(full, 9), plan, latitude())
+    remedies, _ = answers_to(repeat(full, 9), plan, constraints())
     assert settings_in_order(remedies) == ["rolloutSleepLevel"]
 
 
 def test_on_a_cpu_the_settings_that_free_gpu_memory_elsewhere_free_host_memory() -> None:
     killed = failure(diagnosis("HostMemory"))
-    machine = latitude(ON_ONE_MACHINE, facts=ON_A_CPU)
-    remedies, _ = remedies_of(repeat(killed, 6), FIRST_PLAN, machine)
-    assert remedies[0].status.setting == "microBatchTokens"
-    assert remedies[0].level == "RespawnRole", "the kernel has killed the process"
-    on_gpus, end = remedies_of(repeat(killed, 6), FIRST_PLAN, latitude(ON_ONE_MACHINE))
+    machine = constraints(ON_ONE_MACHINE, profile=ON_A_CPU)
+    remedies, _ = answers_to(repeat(killed, 6), FIRST_PLAN, machine)
+    assert remedies[0].change.remedy.setting == "microBatchTokens"
+    assert remedies[0].change.level == "RespawnRole", "the kernel has killed the process"
+    on_gpus, end = answers_to(repeat(killed, 6), FIRST_PLAN, constraints(ON_ONE_MACHINE))
     assert not on_gpus
-    assert end is not None
+    assert isinstance(end, GiveUp)
     assert end.reason == "NothingLeft"
-    assert "only 128.00 GiB of host memory are there" in end.sentence
+    assert "only 128.00 GiB of host memory are there" in explanation_of(end)
 
 
 def test_shared_memory_doubles_up_to_half_the_pods_memory() -> None:
     full = failure(diagnosis("SharedMemory"), phase="sync")
-    given = latitude(host_memory_limit_bytes=32 * GIB, shared_memory_bytes=6 * GIB)
-    remedies, end = remedies_of(repeat(full, 9), FIRST_PLAN, given)
+    given = constraints(host_memory_limit_bytes=32 * GIB, shared_memory_bytes=6 * GIB)
+    remedies, end = answers_to(repeat(full, 9), FIRST_PLAN, given)
     assert [remedy.plan.shared_memory_bytes for remedy in remedies] == [12 * GIB, 16 * GIB]
     assert end is not None
-    assert "write recovery.maxSharedMemory: 32768Mi" in end.sentence
+    assert "write recovery.maxSharedMemory: 32768Mi" in explanation_of(end)
 
 
 def test_shared_memory_of_what_was_asked_for_is_given_at_once() -> None:
     full = failure(diagnosis("SharedMemory", wanted_bytes=900 * MIB), phase="sync")
-    given = latitude(host_memory_limit_bytes=32 * GIB, shared_memory_bytes=64 * MIB)
-    assert the_remedy(decide(full, FIRST_PLAN, NOTHING_YET, given)).plan.shared_memory_bytes == 964 * MIB
+    given = constraints(host_memory_limit_bytes=32 * GIB, shared_memory_bytes=64 * MIB)
+    assert change_after(full, FIRST_PLAN, given).plan.shared_memory_bytes == 964 * MIB
 
 
 def test_a_stranger_is_met_with_fresh_processes_once_and_then_left_behind_with_its_node() -> None:
     stranger = failure(diagnosis("ForeignProcess", other_processes_bytes=70 * GIB))
-    remedies, _ = remedies_of([stranger] * 3, FIRST_PLAN, latitude(IN_THE_OPERATOR, node="gpu-1"))
-    assert remedies[2].status.setting == "microBatchTokens", "the node is left already"
-    assert [(remedy.status.setting, remedy.level) for remedy in remedies[:2]] == [
+    remedies, _ = answers_to([stranger] * 3, FIRST_PLAN, constraints(IN_THE_OPERATOR, node="gpu-1"))
+    assert remedies[2].change.remedy.setting == "microBatchTokens", "the node is left already"
+    assert [(remedy.change.remedy.setting, remedy.change.level) for remedy in remedies[:2]] == [
         ("processes", "RestartInPlace"),
         ("excludedNodes", "ReplacePods"),
     ]
     assert remedies[0].plan == FIRST_PLAN.model_copy(update={"generation": 2})
     assert remedies[1].plan.excluded_nodes == ["gpu-1"]
-    assert remedies[1].status.expected_bytes == 70 * GIB
+    assert remedies[1].change.remedy.expected_bytes == 70 * GIB
 
 
 def test_a_stranger_on_the_only_node_is_left_to_people() -> None:
     stranger = failure(diagnosis("ForeignProcess", other_processes_bytes=70 * GIB))
-    _, end = remedies_of(
-        [stranger] * 2, FIRST_PLAN, latitude(IN_THE_OPERATOR, node=None, supported_settings=frozenset())
+    _, end = answers_to(
+        [stranger] * 2, FIRST_PLAN, constraints(IN_THE_OPERATOR, node=None, supported_settings=frozenset())
     )
-    assert end is not None
-    assert end.reason == "NothingLeft"
-    assert "its node cannot be left, since no other is known to have room: end the other process there" in end.sentence
+    assert isinstance(end, Restart)
+    assert (
+        "its node cannot be left, since no other is known to have room: end the other process there"
+        in explanation_of(end)
+    )

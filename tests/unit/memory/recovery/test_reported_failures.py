@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MemoryPressure, RankMemory
 from rljob_memory.diagnosis import FailureClass, diagnose
 from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import read_evidence
-from rljob_memory.recovery import Remedy, decide, diagnosed, diagnosis_status, prevent
+from rljob_memory.recovery import Changed, Constraints, RecoveryState, diagnosed, diagnosis_status, prevent
 from rljob_memory.recovery.ladder import families_for
 from tests.unit.memory.diagnosis.recorded import recorded_failures
 from tests.unit.memory.recovery.failures import (
@@ -22,10 +23,11 @@ from tests.unit.memory.recovery.failures import (
     FOUR_RANKS,
     IN_THE_OPERATOR,
     IN_THE_TRAINER,
-    NOTHING_YET,
+    NOON,
+    answer,
+    constraints,
     diagnosis,
     failure,
-    latitude,
 )
 
 FRAGMENTED = (
@@ -67,35 +69,39 @@ def test_every_recorded_failure_is_answered_by_what_acts_on_it(cause: FailureCla
     role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
     phase: Phase = "sync" if cause is FailureClass.WEIGHT_SYNC_SPIKE else "update"
     evidence = failure(*map(diagnosis_status, diagnose(found)[:3]), role=role, phase=phase)
-    given = latitude(IN_THE_OPERATOR, host_memory_limit_bytes=8 * GIB, recovery={"maxHostMemory": "64Gi"})
+    given = constraints(IN_THE_OPERATOR, host_memory_limit_bytes=8 * GIB, recovery={"maxHostMemory": "64Gi"})
     plan = ALL_OFF.model_copy(update={"shared_memory_bytes": 64 * MIB})
-    decision = decide(evidence, plan, NOTHING_YET, given)
-    assert isinstance(decision, Remedy)
-    assert decision.status.setting in {family.name for family in families_for(cause)}
+    decision = answer(evidence, plan, given)
+    assert isinstance(decision, Changed)
+    assert decision.change.remedy.setting in {family.name for family in families_for(cause)}
 
 
 def pressure(failure_class: str) -> MemoryPressure:
     return MemoryPressure(diagnosis=diagnosis(failure_class), role="policy", rank=0, steps_left=7)
 
 
-@pytest.mark.parametrize("facts", [FACTS, FOUR_RANKS])
-def test_before_a_failure_every_rank_can_take_a_live_change(facts: MemoryProfile) -> None:
-    given = latitude(IN_THE_TRAINER, facts=facts)
-    remedy = prevent(pressure("RetainedGraph"), ALL_OFF, NOTHING_YET, given)
+def prevented(pressure: MemoryPressure, plan: MemoryPlan, given: Constraints) -> Changed | None:
+    return prevent(pressure, RecoveryState(plan, steps=100), given, attempt=1, step=4, time=NOON)
+
+
+@pytest.mark.parametrize("profile", [FACTS, FOUR_RANKS])
+def test_before_a_failure_every_rank_can_take_a_live_change(profile: MemoryProfile) -> None:
+    given = constraints(IN_THE_TRAINER, profile=profile)
+    remedy = prevented(pressure("RetainedGraph"), ALL_OFF, given)
     assert remedy is not None
-    assert (remedy.status.setting, remedy.level, remedy.respawn) == ("detachMetrics", "Live", frozenset())
+    assert (remedy.change.remedy.setting, remedy.change.level, remedy.renew) == ("detachMetrics", "Live", frozenset())
 
 
 def test_a_warning_is_no_reason_for_what_does_not_act_on_it() -> None:
-    assert prevent(pressure("RetainedGraph"), FIRST_PLAN, NOTHING_YET, latitude(IN_THE_TRAINER)) is None
-    assert prevent(pressure("HostMemory"), FIRST_PLAN, NOTHING_YET, latitude()) is None
-    disabled = latitude(memory={"mode": "Disabled"})
-    assert prevent(pressure("RetainedGraph"), ALL_OFF, NOTHING_YET, disabled) is None
+    assert prevented(pressure("RetainedGraph"), FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
+    assert prevented(pressure("HostMemory"), FIRST_PLAN, constraints()) is None
+    disabled = constraints(memory={"mode": "Disabled"})
+    assert prevented(pressure("RetainedGraph"), ALL_OFF, disabled) is None
 
 
 def test_memory_of_the_moment_decides_what_fits_back_on_the_gpu() -> None:
     memory = RankMemory(role="policy", rank=0, device_free_bytes=90 * GIB, device_total_bytes=140 * GIB)
     offloaded = FIRST_PLAN.model_copy(update={"optimizer_offload": True})
-    decision = decide(failure(message="OOMKilled", memory=memory), offloaded, NOTHING_YET, latitude())
-    assert isinstance(decision, Remedy)
-    assert decision.status.setting == "optimizerOffload"
+    decision = answer(failure(message="OOMKilled", memory=memory), offloaded, constraints())
+    assert isinstance(decision, Changed)
+    assert decision.change.remedy.setting == "optimizerOffload"

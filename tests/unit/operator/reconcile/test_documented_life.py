@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.event_reasons import EventReason
 
 REPOSITORY = Path(__file__).parents[4]
@@ -28,7 +29,9 @@ def used(reasons: type[StrEnum]) -> set[str]:
 
 
 def test_every_reason_of_a_condition_is_documented() -> None:
-    assert set().union(*(documented(type_.value) for type_ in ConditionType)) == used(ConditionReason)
+    of_the_engine = set(GiveUpReason) - {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}
+    reasons = used(ConditionReason) | {reason.value for reason in of_the_engine}
+    assert set().union(*(documented(type_.value) for type_ in ConditionType)) == reasons
 
 
 @pytest.mark.parametrize(("section", "reasons"), [("Attempts", AttemptReason), ("Events", EventReason)])

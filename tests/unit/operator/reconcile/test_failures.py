@@ -76,8 +76,8 @@ def test_when_the_restarts_are_used_up_the_job_has_failed_and_accounts_for_them(
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
     assert failed.message == (
-        "attempt 3 ended: rank 1 died (all restarts used, recovery.maxRestarts is 2; "
-        "attempts before it: 1: Error, 2: Error)"
+        "attempt 3 failed: rank 1 died (all restarts are used, recovery.maxRestarts is 2; "
+        "earlier attempts: 1: Error, 2: Error)"
     )
     assert cluster.condition(ConditionType.RECOVERING).reason == "GivenUp"
 

@@ -95,9 +95,12 @@ def test_where_no_other_node_is_left_the_job_says_so_in_the_end() -> None:
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
     assert "98.38 GiB of the GPU's 139.80 GiB were held by other processes" in failed.message
-    assert "Tried: generation 2 (step 1, start, ForeignProcess): processes kept → fresh" in failed.message
     assert (
-        "To go on: its node cannot be left, since no other is known to have room: end the other process there"
+        "Tried: generation 2 (step 1, startup, ForeignProcess): restarting processes, the memory plan is unchanged"
+        in failed.message
+    )
+    assert (
+        "To continue: its node cannot be left, since no other is known to have room: end the other process there"
         in failed.message
     )
 

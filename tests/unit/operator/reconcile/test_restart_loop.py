@@ -66,7 +66,7 @@ def test_pods_that_are_caught_again_and_again_use_the_restarts_up_and_the_job_ac
             cluster.next_attempt_runs()
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
-    assert failed.message.endswith("attempts before it: 1: RestartLoop, 2: RestartLoop)")
+    assert failed.message.endswith("earlier attempts: 1: RestartLoop, 2: RestartLoop)")
 
 
 def test_pods_of_another_trainer_may_restart_as_their_own_containers_ask() -> None:

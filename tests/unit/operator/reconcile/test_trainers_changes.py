@@ -121,7 +121,7 @@ def test_memory_that_is_about_to_run_out_is_told_until_it_is_not() -> None:
     cluster.settle()
     condition = cluster.condition(ConditionType.MEMORY_PRESSURE)
     assert (condition.status, condition.reason) == ("True", "MemoryRunningOut")
-    assert "policy rank 1 runs out of memory in 12 steps" in condition.message
+    assert "policy rank 1 is projected to run out of memory in 12 steps" in condition.message
     cluster.tick(20)
     cluster.reports(5, memory_pressure=pressure | {"stepsLeft": 11})
     cluster.settle()

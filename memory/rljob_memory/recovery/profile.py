@@ -1,4 +1,4 @@
-"""What bounds the memory plan and says what a change of it frees, from the model's shape and the machine."""
+"""The memory profile of a job: numbers that bound the memory plan and estimate the effect of a change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from rljob_memory.estimate import activation_bytes_per_token, kv_bytes, logprob_
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 
-def facts_of(
+def profile_of(
     hardware: Hardware, model: ModelShape, workload: Workload, *, fused: bool, shared_memory_bytes: int = 0
 ) -> MemoryProfile:
-    """`fused`: the policy's layers are compiled. `shared_memory_bytes`: the size of /dev/shm where the workers run, 0
-    where it is not known.
+    """The profile by the formulas of `rljob_memory.estimate`.
 
-    The formulas are those of `rljob_memory.estimate`.
+    `fused`: the policy's layers are compiled. `shared_memory_bytes`: size of /dev/shm where the workers run, 0 if it is
+    not known.
     """
     return MemoryProfile(
         policy_ranks=workload.policy_ranks,
@@ -34,6 +34,6 @@ def facts_of(
     )
 
 
-def shares_gpu(facts: MemoryProfile | None) -> bool | None:
+def shares_gpu(profile: MemoryProfile | None) -> bool | None:
     """Whether policy and engine take turns on a GPU; None if no trainer has reported it."""
-    return None if facts is None else facts.colocated and facts.device_total_bytes > 0
+    return None if profile is None else profile.colocated and profile.device_total_bytes > 0

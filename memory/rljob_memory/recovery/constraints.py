@@ -1,0 +1,55 @@
+"""Constraints of a recovery: what the user allows, and what the caller can carry out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from rljob_api.memory_profile import MemoryProfile
+from rljob_api.memory_settings import MemorySettings
+from rljob_api.plan_change import RemedyLevel
+from rljob_api.recovery import RecoverySpec
+
+LEVELS: tuple[RemedyLevel, ...] = get_args(RemedyLevel)
+"""The cheapest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Bounds of the answers to a failure."""
+
+    settings: MemorySettings
+    """`spec.memory`. A pinned setting is never changed."""
+    recovery: RecoverySpec
+    """`spec.recovery`: the budgets, and upper bounds of host memory and /dev/shm."""
+    profile: MemoryProfile | None
+    """Shape of the model, the step and the machine; None if no trainer has reported it."""
+    levels: frozenset[RemedyLevel]
+    """Levels that the caller can carry out. A change that needs a lower level is carried out by the lowest of them that
+    is higher: new containers also adopt what a live process could."""
+    supported_settings: frozenset[str] | None = None
+    """Settings that another trainer reads, as spelled in the manifest; None: all."""
+    host_memory_limit_bytes: int | None = None
+    """Host memory limit of the pod that failed; None if it has none, or is not known."""
+    shared_memory_bytes: int | None = None
+    """Size of /dev/shm in the pod that failed."""
+    node: str | None = None
+    """Node of the process that failed; None if it cannot run on another one."""
+
+    @property
+    def may_change_plan(self) -> bool:
+        return self.settings.mode != "Disabled"
+
+    @property
+    def is_supervised(self) -> bool:
+        """A caller that cannot restart everything has a supervisor that can."""
+        return not self.levels & {"RestartInPlace", "ReplacePods"}
+
+    @property
+    def can_replace_pods(self) -> bool:
+        """New pods may run on another node, so a restart under the same plan can help after any failure."""
+        return "ReplacePods" in self.levels
+
+    def level_in_force(self, needed: RemedyLevel) -> RemedyLevel | None:
+        """The lowest of the caller's levels that does what `needed` does; None if none does."""
+        return next((level for level in LEVELS[LEVELS.index(needed) :] if level in self.levels), None)

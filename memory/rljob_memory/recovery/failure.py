@@ -1,0 +1,114 @@
+"""A failure as it is reported to the recovery engine, and as a remedy looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
+from rljob_api.plan_change import DiagnosisStatus, Phase, Role
+from rljob_api.step_report import Evidence
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery.constraints import Constraints
+from rljob_memory.recovery.response import GiveUpReason
+from rljob_memory.recovery.state import RecoveryState
+
+EVERY_ROLE: frozenset[Role] = frozenset({"controller", "policy", "rollout"})
+
+_PAIRS_OF_WANTED_AND_LEFT = (
+    ("requested_bytes", "free_bytes"),
+    ("wanted_bytes", "free_bytes"),
+    ("needed_bytes", "available_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """A failure that ended a phase or an attempt."""
+
+    message: str
+    """The failure in a sentence."""
+    attempt: int
+    """Number of the attempt that failed."""
+    time: datetime
+    """Time of the answer, which a change of the plan records."""
+    evidence: Evidence | None = None
+    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    dead: frozenset[Role] = EVERY_ROLE
+    """Roles whose processes cannot be used any more."""
+    final: GiveUpReason | None = None
+    """Reason to give up at once; None if another attempt can help."""
+    is_repeatable: bool = False
+    """The error comes from code that would raise it again, rather than from a process that died."""
+    advice: str = ""
+    """Change of the manifest that helps if the plan is not changed."""
+    earlier_failures: tuple[str, ...] = ()
+    """Number and reason of each earlier attempt that failed, such as `1: WorkerLost`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One out-of-memory failure, or one to come, with one of its diagnoses."""
+
+    failure_class: FailureClass
+    """The class to act on: that of the diagnosis, or Unknown once no remedy of that class is left."""
+    diagnosis: DiagnosisStatus
+    """The cause to answer."""
+    role: Role
+    """Role of the process that failed."""
+    phase: Phase | None
+    """Phase of the failure; None if the roles were starting."""
+    state: RecoveryState
+    constraints: Constraints
+    dead: frozenset[Role]
+    """Roles whose processes cannot be used any more; empty before a failure."""
+    message: str = ""
+    """The error as the process saw it."""
+    device_free_bytes: int | None = None
+    """Free memory of its GPU at that moment."""
+    is_preventive: bool = False
+    """Nothing has failed yet."""
+
+    @property
+    def plan(self) -> MemoryPlan:
+        assert self.state.plan is not None, "there is nothing to change before the first plan"
+        return self.state.plan
+
+    @property
+    def profile(self) -> MemoryProfile | None:
+        return self.constraints.profile
+
+    def number(self, *names: str) -> int | None:
+        """The first of `names` that the diagnosis has a number for; bytes or a count, as the name says."""
+        return next((found for name in names if (found := self.diagnosis.numbers.get(name)) is not None), None)
+
+    @property
+    def need_bytes(self) -> int | None:
+        """Missing memory: what was requested less what was left. None if the failure gave no numbers."""
+        for wanted_name, left_name in _PAIRS_OF_WANTED_AND_LEFT:
+            if wanted := self.number(wanted_name):
+                missing = wanted - (self.number(left_name) or 0)
+                return missing if missing > 0 else wanted
+        return None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the job uses GPUs. Without a profile that is assumed."""
+        return self.profile is None or self.profile.device_total_bytes > 0
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether policy and engine take memory from each other."""
+        return self.on_gpu and (self.profile is None or self.profile.colocated)
+
+    @property
+    def in_update(self) -> bool:
+        """Whether the policy was, or may have been, in a pass through the model: another trainer reports no phase."""
+        not_reported = self.phase is None and (self.profile is None or self.is_preventive)
+        return self.role == "policy" and (self.phase == "update" or not_reported)
+
+    @property
+    def engine_is_awake(self) -> bool:
+        """Whether an engine held its memory at the failure, so that a smaller engine would have left more."""
+        return self.role == "rollout" or self.phase != "update" or self.plan.rollout_sleep_level == 0

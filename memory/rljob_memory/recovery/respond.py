@@ -1,0 +1,228 @@
+"""`respond`: the decision after a failure. Pure: the caller observes the failure before, and acts on the answer after.
+
+1. A failure that would repeat itself is given up.
+2. After an out-of-memory failure one setting of the memory plan changes. The likeliest cause comes first; of the
+   changes that act on it, the one at the cheapest level that covers most of the missing memory. Without any, the next
+   cause is tried, then everything that frees memory. A pinned setting never changes; no plan is tried twice.
+3. Every other failure, and one that no change could help, is answered by a restart, as long as restarts are left.
+
+A supervised caller answers with what it can do itself, and leaves the rest to its supervisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Role
+from rljob_api.step_report import Evidence, MemoryPressure
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery import messages
+from rljob_memory.recovery.constraints import Constraints
+from rljob_memory.recovery.failure import Case, FailureReport
+from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of
+from rljob_memory.recovery.plan_text import text_of
+from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
+from rljob_memory.recovery.state import RecoveryState
+
+MOST_CHANGES_WITHOUT_PROGRESS = 10
+"""More changes in a row, without a committed step between them, are a loop, however large the budget is."""
+
+_ONLY_OWN_REMEDY = frozenset({FailureClass.RETAINED_GRAPH})
+"""Every remedy but its own only delays the next failure: if its own is pinned, the user has to know."""
+
+
+def respond(report: FailureReport, state: RecoveryState, constraints: Constraints) -> Response:
+    """The answer to a failure."""
+    if report.final is not None:
+        return GiveUp(report.final, report.message)
+    if report.evidence is None:
+        return _restart(report.message, report, state, constraints)
+    answer: Changed | GiveUp = GiveUp(GiveUpReason.NOTHING_LEFT, report.advice)
+    if state.plan is not None:
+        answer = _change(report, report.evidence, state, constraints)
+    if isinstance(answer, GiveUp) and constraints.is_supervised:
+        return replace(answer, reason=GiveUpReason.LEFT_TO_SUPERVISOR)
+    if isinstance(answer, GiveUp) and answer.reason is GiveUpReason.NOTHING_LEFT and constraints.can_replace_pods:
+        # Memory also runs out for causes outside the job, which new pods may not meet.
+        more = f"; {answer.explanation}" if answer.explanation else ""
+        return _restart(f"{report.message.rstrip('. ')}{more}", report, state, constraints)
+    return answer
+
+
+def prevent(
+    pressure: MemoryPressure, state: RecoveryState, constraints: Constraints, *, attempt: int, step: int, time: datetime
+) -> Changed | None:
+    """A change of the plan of live processes before `step` that acts on the failure to come; None if there is none.
+
+    It costs no adjustment.
+    """
+    if state.plan is None or not constraints.may_change_plan:
+        return None
+    case = Case(
+        class_of(pressure.diagnosis),
+        pressure.diagnosis,
+        pressure.role,
+        phase=None,
+        state=state,
+        constraints=replace(constraints, levels=constraints.levels & {"Live"}),
+        dead=frozenset(),
+        is_preventive=True,
+    )
+    reachable = ladder_of(case).reachable
+    if not reachable:
+        return None
+    return _changed(case, best(reachable, None), _Place(attempt, step, pressure.rank, time), constraints)
+
+
+def class_of(diagnosis: DiagnosisStatus) -> FailureClass:
+    """`Unknown` for a class that this version does not know."""
+    name = diagnosis.class_name
+    return FailureClass(name) if name in set(FailureClass) else FailureClass.UNKNOWN
+
+
+# --- another attempt under the same plan ---
+
+
+def _restart(cause: str, report: FailureReport, state: RecoveryState, constraints: Constraints) -> Restart | GiveUp:
+    if constraints.is_supervised:
+        return GiveUp(GiveUpReason.LEFT_TO_SUPERVISOR, cause)
+    most = constraints.recovery.max_restarts
+    if state.effective_restarts >= most:
+        explanation = messages.restarts_exhausted_message(report.attempt, cause, report.earlier_failures, most)
+        return GiveUp(GiveUpReason.RESTARTS_EXHAUSTED, explanation)
+    in_vain = report.message if report.is_repeatable and not state.attempt_committed_steps else ""
+    if in_vain and in_vain == state.failed_in_vain:
+        return GiveUp(GiveUpReason.NO_PROGRESS, messages.repeated_failure_message(cause))
+    after = state.with_restart(in_vain)
+    return Restart(after, cause, messages.with_count(cause, "restart", after.restarts, most))
+
+
+# --- a changed plan ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Place and time of a failure, for the record of the change."""
+
+    attempt: int
+    step: int
+    rank: int
+    time: datetime
+
+
+def _change(
+    report: FailureReport, evidence: Evidence, state: RecoveryState, constraints: Constraints
+) -> Changed | GiveUp:
+    cases = list(_cases(evidence, report.dead, state, constraints))
+    if given_up := _not_to_be_changed(cases[0], report):
+        return given_up
+    ladders: list[Ladder] = []
+    for case in cases:
+        ladder = ladder_of(case)
+        ladders.append(ladder)
+        if ladder.reachable:
+            place = _Place(evidence.attempt, evidence.step, evidence.rank, report.time)
+            return _changed(case, best(ladder.reachable, case.need_bytes), place, constraints)
+        if ladder.rungs and constraints.is_supervised:
+            why = f"{ladder.rungs[0].family.name} would help, which takes more than this process can do"
+            return _give_up(GiveUpReason.LEFT_TO_SUPERVISOR, why, case)
+        if ladder.pinned and case.failure_class in _ONLY_OWN_REMEDY:
+            break
+    return _nothing_left(cases[0], ladders)
+
+
+def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, constraints: Constraints) -> Iterator[Case]:
+    """The failure by each of its diagnoses, and at last as one of which only is known that memory ran out."""
+    assert evidence.diagnoses, "evidence comes with its diagnoses"
+    cases = [
+        Case(
+            class_of(diagnosis),
+            diagnosis,
+            evidence.role,
+            evidence.phase,
+            state,
+            constraints,
+            dead,
+            message=evidence.message,
+            device_free_bytes=evidence.memory.device_free_bytes if evidence.memory else None,
+        )
+        for diagnosis in evidence.diagnoses
+    ]
+    yield from cases
+    if _settings_can_help(cases[0]):
+        yield replace(cases[0], failure_class=FailureClass.UNKNOWN)
+
+
+def _settings_can_help(case: Case) -> bool:
+    """On a CPU models and caches are in host memory. Elsewhere only its own remedies help host memory."""
+    if case.failure_class is FailureClass.HOST_MEMORY:
+        return not case.on_gpu
+    return case.failure_class is not FailureClass.SHARED_MEMORY
+
+
+def _not_to_be_changed(case: Case, report: FailureReport) -> GiveUp | None:
+    state, recovery = case.state, case.constraints.recovery
+    if not case.constraints.may_change_plan:
+        why = "The memory plan is not changed: memory.mode is Disabled"
+        return _give_up(GiveUpReason.NOTHING_LEFT, why, case, ["Write memory.mode: Auto", report.advice])
+    if state.effective_adjustments >= recovery.max_adjustments:
+        ladder = ladder_of(case)
+        why = f"All changes of the memory plan are used: recovery.maxAdjustments is {recovery.max_adjustments}"
+        own_advice = messages.advice_of(case.failure_class)
+        advice = [*ladder.pinned, *ladder.bounded, "Raise recovery.maxAdjustments", own_advice]
+        return _give_up(GiveUpReason.ADJUSTMENTS_EXHAUSTED, why, case, advice)
+    if state.changes_since_progress >= MOST_CHANGES_WITHOUT_PROGRESS:
+        why = f"No step was committed after {state.changes_since_progress} changes of the memory plan in a row"
+        return _give_up(GiveUpReason.NO_PROGRESS, why, case)
+    return None
+
+
+def _nothing_left(case: Case, ladders: list[Ladder]) -> GiveUp:
+    pinned = [line for ladder in ladders for line in ladder.pinned]
+    bounded = [line for ladder in ladders for line in ladder.bounded]
+    if pinned:
+        why = "A pinned setting prevents the change that would help"
+        return _give_up(GiveUpReason.PINNED_SETTING_CONFLICT, why, case, [*pinned, *bounded])
+    return _give_up(GiveUpReason.NOTHING_LEFT, "No change of the memory plan is left that could help", case, bounded)
+
+
+def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | None = None) -> GiveUp:
+    """`advice`: what to write in the manifest; without any, the advice for the class."""
+    lines = advice or [messages.advice_of(case.failure_class)]
+    return GiveUp(reason, messages.explanation(why, case.diagnosis, case.state.changes, lines))
+
+
+def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) -> Changed:
+    assert rung.level is not None, "only a change that the caller can carry out is chosen"
+    family = rung.family
+    plan = _plan_with(case.plan, {family.setting: rung.change.value} if family.of_the_plan else {})
+    change = PlanChange(
+        generation=plan.generation,
+        time=place.time,
+        attempt=place.attempt,
+        step=place.step,
+        phase=case.phase,
+        role=case.role,
+        rank=place.rank,
+        diagnosis=case.diagnosis,
+        remedy=RemedyStatus(
+            setting=family.name,
+            before=family.text_in(case.plan),
+            after=text_of(rung.change.value),
+            expected_bytes=rung.change.expected_bytes,
+        ),
+        level=rung.level,
+        preventive=case.is_preventive,
+    )
+    state = case.state.with_change(change, plan)
+    message = messages.recovering_message(change)
+    if not change.preventive:
+        message = messages.with_count(message, "adjustment", state.adjustments, constraints.recovery.max_adjustments)
+    return Changed(change, plan, state, rung.renew, message)
+
+
+def _plan_with(plan: MemoryPlan, changed: dict[str, object]) -> MemoryPlan:
+    return plan.model_copy(update={**changed, "generation": plan.generation + 1})
