@@ -111,7 +111,7 @@ def test_changed_micro_batches_and_lost_processes_change_nothing_that_matters(
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     assert "microBatchTokens 192 → 96 (generation 2" in run.printed
     assert "Recovered: resumed at step 2 after" in run.printed
-    assert "policy-0 died while updating; restart 1 of 3, under the same plan" in run.printed
+    assert "Restarting: policy-0 died while updating (restart 1 of 3)" in run.printed
     assert [attempt["plan"]["generation"] for attempt in run.attempts] == [1, 3], "the changed plan is gone on with"
     assert [step["step"] for step in run.steps] == list(range(1, STEPS + 1))
     assert [reward for _, reward in rewards(run)] == pytest.approx([r for _, r in rewards(without_failure)], abs=1e-6)

@@ -1,7 +1,7 @@
-"""How an attempt ended, read from its pods, and what that means.
+"""The end of an attempt, read from its pods, and its meaning for the job.
 
-Several pods end together when one fails, so the order of the questions matters: a cause that names itself (all steps
-committed, out of memory, bad input) comes before the cluster's doing, and that before what merely follows from it.
+Several pods end together when one fails, so the order of the questions matters: a cause that is named (all steps
+committed, out of memory, bad input) comes before an action of the cluster, and that before the consequences of either.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rljob_operator.reconcile.verdict import AttemptEnd, Complete, Failed, NotCo
 from rljob_operator.reconcile.view import JobView
 
 CONTROLLER_HAS_SECONDS = 20.0
-"""When a worker ends, the controller notices, ends too, and says more about the cause: it gets so long to do it."""
+"""When a worker ends, the controller notices, ends too, and reports more about the cause. It has this long to do it."""
 
 WORKERS_HAVE_SECONDS = 20.0
-"""When the controller only knows that it lost a worker, the end of that worker's pod says why: it gets so long."""
+"""When the controller only knows that it lost a worker, the end of that worker's pod shows why. It has this long."""
 
 WORKERS_SHOW_SECONDS = 5.0
-"""The same, where the controller waits to be restarted and the worker may be well but for the process that died."""
+"""The same, if the controller waits to be restarted: the worker's pod may have lost nothing but one process."""
 
 _REASON_OF_CODE = {
     ExitCode.INVALID_MANIFEST: AttemptReason.INVALID_MANIFEST,
@@ -49,7 +49,7 @@ _FINAL = {
 
 
 def how_it_ended(view: JobView) -> AttemptEnd | None:
-    """None while the attempt goes on, or while it is not clear yet what ended it."""
+    """None while the attempt runs, or while the cause of its end is not clear yet."""
     return (
         not_restarted_in_place(view)
         or _completed(view)
@@ -63,7 +63,7 @@ def how_it_ended(view: JobView) -> AttemptEnd | None:
 
 
 def seconds_until_clear(view: JobView) -> float | None:
-    """Seconds until a pod that ended is taken for the cause; None where none waits for another pod's word."""
+    """Seconds until a pod that ended is taken for the cause; None if no pod waits for the report of another one."""
     waits = [_seconds_left_for_others(pod, view) for pod in view.pods if pod.ended]
     waits.append(_seconds_left_for_its_workers(view))
     return min((seconds for seconds in waits if seconds), default=None)
@@ -106,7 +106,7 @@ def _named_by_the_trainer(view: JobView) -> AttemptEnd | None:
 
 
 def _as_its_probe_tells(end: ContainerEnd, view: JobView) -> ContainerEnd:
-    """Another trainer has exit codes of its own: where it failed, the message of the probe says what of."""
+    """Another trainer has exit codes of its own: if it failed, the message of the probe names the cause."""
     if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
         return end
     told = end.message.exit_code
@@ -114,7 +114,7 @@ def _as_its_probe_tells(end: ContainerEnd, view: JobView) -> ContainerEnd:
 
 
 def _cannot_go_on(view: JobView) -> AttemptEnd | None:
-    """The controller says so while it waits for the next attempt."""
+    """The controller reports it while it waits for the next attempt."""
     pending, controller = view.pending_exit, view.controller
     if pending is None or controller is None or _seconds_left_for_its_workers(view):
         return None
@@ -157,7 +157,7 @@ def _deciding_first(view: JobView) -> list[ObservedPod]:
 
 
 def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
-    """How long others may yet say why `pod` ended; 0 where there is nothing to wait for."""
+    """Seconds for other pods to show why `pod` ended; 0 if there is nothing to wait for."""
     if not pod.end or not pod.end.finished_at:
         return 0.0
     since_end = elapsed_seconds(pod.end.finished_at, view.now)
@@ -169,7 +169,7 @@ def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
 
 
 def _seconds_left_for_its_workers(view: JobView) -> float:
-    """How long the end of a worker's pod may yet say why the waiting controller lost it."""
+    """Seconds for the end of a worker's pod to show why the waiting controller lost it."""
     if view.pending_exit is None or view.pending_exit.exit_code != ExitCode.WORKER_LOST:
         return 0.0
     told_at = view.report.update_time if view.report else None

@@ -1,4 +1,4 @@
-"""What is known of an attempt that ran out of memory: the trainer's own evidence, else what its pods show."""
+"""Evidence of an attempt that ran out of memory: the trainer's own, else what its pods show."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _LONGEST_SENTENCE = 2048
 
 
 def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
-    """Of a container that ended with one of the out-of-memory exit codes: by the trainer's words, where it left some.
+    """Evidence of a container that ended with one of the out-of-memory exit codes: the trainer's, if it left any.
 
-    The StepReport has them whole, the termination message at most 4,096 bytes of them. They come with their diagnoses.
+    The StepReport has it complete, the termination message at most 4,096 bytes of it. It comes with its diagnoses.
     """
     said = end.message.evidence if end.message else None
     reported = view.report.last_evidence if view.report else None
@@ -46,14 +46,14 @@ def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: J
 
 
 def evidence_of_kill(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
-    """Of a container that the kernel killed for its memory: it had no time for words."""
+    """Evidence of a container that the kernel killed for its memory, and that could not report anything."""
     return _made(pod, end, sentence, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, view)
 
 
 def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedPod:
-    """The pod whose memory ran out: that of the process in the evidence, else the one that told of it.
+    """The pod whose memory ran out: that of the process in the evidence, else the pod that reported it.
 
-    A controller that finds /dev/shm too small has looked at every pod's: the smallest is meant.
+    A controller that finds /dev/shm too small has looked at every pod's: it means the smallest.
     """
     if evidence.role == "controller" and _is_about_shared_memory(evidence):
         return min(view.pods, key=lambda pod: pod.shared_memory_bytes or math.inf)
@@ -62,7 +62,7 @@ def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedP
 
 
 def _plan_followed(view: JobView) -> MemoryPlan | None:
-    """The plan that it failed under, where that tells what the trainer did: whether the engine slept, above all."""
+    """The plan that it failed under, if the trainer follows it: a diagnosis asks whether the engine slept."""
     trainer = view.spec.trainer
     if trainer is not None and "rolloutSleepLevel" not in trainer.supported_settings:
         return None
@@ -74,7 +74,7 @@ def _is_about_shared_memory(evidence: Evidence) -> bool:
 
 
 def _is_unanswered(words: Evidence, view: JobView) -> bool:
-    """Whether they are about the latest attempt, and about a failure that no change of the plan has answered."""
+    """Whether they are of the latest attempt, and of a failure that no change of the plan has answered."""
     assert view.attempt is not None
     changes = [*view.status.plan_changes, *(view.report.plan_changes if view.report else [])]
     answered = any(change.attempt == words.attempt and change.time >= words.time for change in changes)
@@ -90,7 +90,7 @@ def _made(
     view: JobView,
 ) -> Evidence:
     assert view.attempt is not None
-    # A controller has no GPU: where it does not say whose ran out, the policy's is the likeliest.
+    # A controller has no GPU: without further evidence, a policy rank is the likeliest.
     role: Role = "policy" if end.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY and pod.role == "controller" else pod.role
     return Evidence(
         time=end.finished_at or view.now,

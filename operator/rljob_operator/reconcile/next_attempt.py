@@ -1,4 +1,4 @@
-"""Between attempts: the old pods go, what stands in the way is told, and then the next attempt is written down."""
+"""Between attempts: the old pods are deleted, obstacles are reported, and then the next attempt is written down."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A new attempt in the same pods: their containers are restarted with its environment, and keep node and GPUs.
 
-A controller that cannot go on says so in its StepReport and waits. A changed plan is written down, then the ConfigMap,
-then the record of the next attempt; the controller sees the record, and all containers end with the exit code that
-restarts them. Where anything is not as it should be, the pods are replaced, which takes longer.
+A controller that cannot continue reports that in its StepReport and waits. The operator writes the changed plan, then
+the ConfigMap, then the record of the next attempt. The controller sees the record, and all containers end with the exit
+code that restarts them. If a precondition does not hold, the pods are replaced instead, which takes longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MENDED_BY_FRESH_PROCESSES = (
     AttemptReason.WORKER_LOST,
 )
 PODS_HAVE_SECONDS = 60.0
-"""For all of them to be restarted, once the attempt has begun."""
+"""Time for all pods to be restarted, once the attempt has begun."""
 
 
 def can_restart_in_place(view: JobView) -> bool:
@@ -40,7 +40,7 @@ def can_restart_in_place(view: JobView) -> bool:
 
 
 def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
-    """Begin the next attempt in the pods of this one, which has ended; None where they have to be replaced."""
+    """Begin the next attempt in the pods of this one, which has ended; None if they have to be replaced."""
     assert view.attempt is not None
     plan = view.status.plan
     if (
@@ -69,7 +69,7 @@ def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
 
 
 def not_restarted_in_place(view: JobView) -> AttemptEnd | None:
-    """The end of an attempt whose pods ended or went on instead of starting anew."""
+    """The end of an attempt whose pods ended, or kept running, instead of restarting."""
     late = restart_seconds_left(view) == 0.0
     for pod in view.not_restarted:
         if pod.ended or late:
@@ -80,14 +80,14 @@ def not_restarted_in_place(view: JobView) -> AttemptEnd | None:
 
 
 def restart_seconds_left(view: JobView) -> float | None:
-    """Seconds until pods that have not started anew are replaced; None where all have."""
+    """Seconds until pods that have not restarted are replaced; None if all have."""
     if not view.not_restarted or view.attempt is None:
         return None
     return max(0.0, PODS_HAVE_SECONDS - elapsed_seconds(view.attempt.start_time, view.now))
 
 
 def _takes_new_pods(view: JobView) -> bool:
-    """Whether the attempt ended for something that a restart does not mend, or has to be waited after."""
+    """Whether a restart of the containers does not help, or has to be delayed."""
     assert view.attempt is not None
     change = view.status.plan_changes[-1] if view.attempt.remedy else None
     if change is not None:

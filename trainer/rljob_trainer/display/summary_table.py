@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rljob_api.plan_change import PlanChange
+from rljob_memory.recovery import messages
 from rljob_trainer.display.numbers import gibibytes, short_seconds
 from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS, Summary
 
@@ -62,7 +63,7 @@ def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, s
 
 
 def _plan_change_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    """The latest changes of the memory plan, each with what it answered and what it brought."""
+    """The latest changes of the memory plan, each with its cause and its effect."""
     hidden = len(summary.plan_changes) - _MOST_PLAN_CHANGES
     if hidden > 0:
         yield "plan changes", f"[dim]{hidden} before these[/]"
@@ -74,7 +75,7 @@ def _plan_change(change: PlanChange) -> str:
     """`microBatchTokens 192 → 96, ActivationSpike at step 2, freed 5.7 GiB, recovered in 6.0 s`."""
     when = "before" if change.preventive else "after"
     parts = [
-        f"{change.remedy.setting} {change.remedy.before} → {change.remedy.after}",
+        messages.setting_message(change.remedy),
         f"{when} {change.diagnosis.class_name} at step {change.step}",
     ]
     if (freed := change.remedy.observed_bytes) is not None:
