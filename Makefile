@@ -81,7 +81,7 @@ check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
-	$(BIN)/python -m bench.report.pages --check
+	$(BIN)/python -m bench.report --check
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend

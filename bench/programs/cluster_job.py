@@ -1,4 +1,4 @@
-"""From `kubectl apply` of examples/digits.yaml to its first step and its end, in pods on this machine's cluster.
+"""Times from `kubectl apply` of examples/digits.yaml to its first step and its end, on this machine's cluster.
 
 make demo-cluster && .venv/bin/python -m bench.programs.cluster_job
 """

@@ -1,11 +1,11 @@
-"""Runs every program of `rljob_testing.induced_failures` on this machine's GPU, diagnoses each, counts the mistakes.
+"""Runs every program of `rljob_testing.induced_failures`, diagnoses each failure, and counts mistakes.
 
     python -m bench.programs.induced_failures --output DIR [--only TITLE …]
 
-Each program runs in its own process and folder, several at a time: they load their libraries together and take turns
-on the GPU. A program that hangs, or does not fail, is a row like any other. After each one the record
-(`DIR/induced_failures.json`) and the packed evidence (`DIR/recorded/CLASS/…`, in `DIR/recorded.tar.gz`) are whole as
-far as they go. 5 minutes on one H200 with 16 cores.
+Each program runs in its own process and folder. Several load their libraries at the same time and take turns on the
+GPU. A program that hangs or does not fail is recorded too. After each program, the record (`DIR/induced_failures.json`)
+and the packed evidence (`DIR/recorded/CLASS/…`, in `DIR/recorded.tar.gz`) are complete up to that program. Takes 5
+minutes on one H200 with 16 cores.
 """
 
 from __future__ import annotations

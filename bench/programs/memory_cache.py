@@ -2,8 +2,9 @@
 
     python -m bench.programs.memory_cache
 
-Records `bench/results/memory_cache.json`: of every step of every arm, bytes allocated and reserved at most during the
-update, reserved after it, and free on the device then. About 130 s on an H200, the start of both roles included.
+Records `bench/results/memory_cache.json`: for each step of each arm, peak bytes allocated and reserved during the
+update, bytes reserved after it, and bytes free on the device then. Takes about 130 s on an H200, including the start of
+both roles.
 """
 
 from __future__ import annotations

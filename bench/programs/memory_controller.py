@@ -1,11 +1,11 @@
-"""GPU memory that a controller takes: ours, and one that asks CUDA for something once.
+"""GPU memory of RLJob's controller, and of programs that call CUDA once.
 
     python -m bench.programs.memory_controller
 
-Records `bench/results/memory_controller.json`: bytes that GPU 0 has less while each program is at its work, and how
-many processes the driver sees on it. Our controller's program does what the controller does before and between the
-roles' work: it counts the GPUs, reads the manifest, makes the task, starts Ray and sees none of the GPUs from then on.
-About 25 s on an H200.
+Records `bench/results/memory_controller.json`: the bytes of GPU 0 in use while each program runs, and the number of
+processes that the driver reports there. The first program does what the controller does before and between the work of
+the roles: it counts the GPUs, reads the manifest, creates the task, and starts Ray, without access to a GPU from then
+on. Takes about 25 s on an H200.
 """
 
 from __future__ import annotations

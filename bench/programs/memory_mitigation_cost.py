@@ -1,11 +1,10 @@
-"""What each memory setting costs in time and frees in memory, each against the default plan, in one set of processes.
+"""Time and memory of each memory setting, changed alone from the default plan, in one set of processes.
 
     python -m bench.programs.memory_mitigation_cost
 
-Records `bench/results/memory_mitigation_cost.json`: of each arm, medians of the seconds of an update and of a sync, the
-bytes that an update allocates and reserves at most, and what stays reserved. Generation, whose time no arm changes, is
-measured once: it is part of a step, of which the costs are shares. About 180 s on an H200, half of it for the start of
-an engine with CUDA graphs.
+Records `bench/results/memory_mitigation_cost.json`: for each arm, median seconds of an update and of a sync, peak bytes
+allocated and reserved in an update, and bytes reserved afterwards. No arm changes the time of generation, so it is
+measured once. Takes about 180 s on an H200, half of them for the start of an engine with CUDA graphs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Memory allocated after each micro-batch of one update of the policy, with what is logged detached and not.
+"""Memory allocated after each micro-batch of one policy update, with detached metrics and without.
 
     python -m bench.programs.memory_retained
 
-Records `bench/results/memory_retained.json`: growth a micro-batch and over all. One rank, the trainer's own update, a
-model with the layers' and the vocabulary's sizes of Qwen3-0.6B but 4 layers, one sequence of 512 tokens a micro-batch.
-The arm that is not detached ends after 256 micro-batches. About 60 s on an H200.
+Records `bench/results/memory_retained.json`: growth per micro-batch and in all. One rank runs the trainer's own update
+on a model with 4 layers and the layer and vocabulary sizes of Qwen3-0.6B; a micro-batch is one sequence of 512 tokens.
+The arm without detached metrics ends after 256 micro-batches. Takes about 60 s on an H200.
 """
 
 from __future__ import annotations

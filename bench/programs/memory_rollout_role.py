@@ -1,10 +1,10 @@
-"""GPU memory that a rollout process holds awake and asleep, alone and with a policy module and its optimizer in it.
+"""GPU memory of a rollout process, awake and asleep, alone and with a policy module and its optimizer in it.
 
     python -m bench.programs.memory_rollout_role
 
-Records `bench/results/memory_rollout_role.json`. The engine is the trainer's own, in this process; then the policy's
-module in float32 and AdamW's moments are made beside it, as in trainers whose rollout workers load the actor. About
-60 s on an H200.
+Records `bench/results/memory_rollout_role.json`. The trainer's own engine runs in this process. Then the policy's
+module in float32 and AdamW's moments are created beside it, as in trainers whose rollout workers load the actor. Takes
+about 60 s on an H200.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Steps that policy and engine survive on a card made small, with the mitigations and without; both weight exports.
+"""Steps that policy and engine complete with little GPU memory, with the mitigations and without.
 
     python -m bench.programs.memory_small_card
 
-Records `bench/results/memory_small_card.json`. A first arm on the whole card says what a step needs with the
-mitigations; then a second process ("ballast") takes the rest but for some room, and the arms run on what is left: the
-weight sync from a buffer made for each bucket, from a reserved one, and last without mitigations, until it fails.
-A step: generate, sleep, update on drawn rollouts, wake the weights, sync, wake the KV cache. About 100 s on an H200.
+Records `bench/results/memory_small_card.json`. The first arm uses the whole GPU and measures the memory of a step with
+the mitigations. Then a second process ("ballast") takes all but that memory and a margin. The other arms run in the
+rest: both weight exports, and last no mitigations, until it fails. A step generates, sleeps, updates on drawn rollouts,
+wakes the weights, syncs, and wakes the KV cache. Takes about 100 s on an H200.
 """
 
 from __future__ import annotations

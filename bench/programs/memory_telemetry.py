@@ -1,11 +1,11 @@
-"""What the memory log adds to the policy's update, and what a snapshot of a failed request takes.
+"""Cost of the memory log in the policy's update, and of a snapshot of a failed request.
 
     python -m bench.programs.memory_telemetry
 
-Records `bench/results/memory_telemetry.json`. One rank, a model of Qwen3-0.6B's shape, some 30 micro-batches an update;
-updates with the log and without it take turns, so that whatever else changes meets both alike. The difference of two
-such medians is coarser than what it is to show, so the samples are also timed by themselves. A request of twice the
-GPU's memory then fails, twice in the same phase: the first leaves a snapshot. About 45 s on an H200.
+Records `bench/results/memory_telemetry.json`. One rank with a model of Qwen3-0.6B's shape runs about 30 micro-batches
+per update. Updates with the log and without it take turns, so that other load affects both alike. Their medians differ
+by more noise than signal, so samples are also timed alone. Then a request of twice the GPU's memory fails twice in the
+same phase; the first failure leaves a snapshot. Takes about 3 minutes on an H200.
 """
 
 from __future__ import annotations

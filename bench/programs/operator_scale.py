@@ -1,10 +1,10 @@
-"""A thousand RLJobs at once on fifty pretended nodes: how long, how many writes, how much memory and CPU.
+"""A thousand RLJobs at once on fifty simulated nodes: seconds, writes, memory and CPU time of the operator.
 
     python -m bench.programs.operator_scale [--jobs 1000] [--nodes 50]
 
-Control plane, KWOK and the operator share this machine. Each job has one controller and one worker pod. KWOK starts
-what the scheduler has placed; when all jobs run, this script plays the trainers: every controller reports its last step
-and ends.
+Control plane, KWOK and operator share this machine. Each job has one controller pod and one worker pod. KWOK starts the
+pods that the scheduler has placed. When all jobs run, this program acts for the trainers: every controller reports its
+last step and ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One RLJob after another: how soon the operator acts, and what a life costs the API server.
+"""One RLJob after another: reaction times of the operator, and requests to the API server per job.
 
     python -m bench.programs.operator_single_job [--jobs 10]
 
-Every request of the operator passes a proxy that counts it. Pods are placed and started by this script at once, so that
-what remains is the operator's own time and the API server's.
+A proxy counts every request of the operator. This program places and starts pods at once, so the times are those of the
+operator and the API server alone.
 """
 
 from __future__ import annotations

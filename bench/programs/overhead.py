@@ -1,8 +1,10 @@
-"""What `rljob run` adds to a step of `examples/digits.yaml`, beside a bare single-process loop of the same arithmetic.
+"""Overhead of `rljob run` per step of `examples/digits.yaml`, relative to one loop of the same arithmetic.
 
-Both arms run in turn, several times, on this machine, so that its noise meets both alike. Records
-`bench/results/overhead.json`: seconds a step by phase of each arm (medians over steps, then over rounds), their ratio,
-and start-up apart.
+    python -m bench.programs.overhead [--rounds 3]
+
+Both arms take turns for several rounds, so that noise of the machine affects both alike. Records
+`bench/results/overhead.json`: seconds per step by phase of each arm (medians over steps, then over rounds), their
+ratio, and the start-up.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the probe costs a program that it is put into: start-up, the import of torch, and a step of a training loop.
+"""Overhead of the probe in another program: start of a process, import of torch, a step of a training loop.
 
     python -m bench.programs.probe_overhead [--rounds 7]
 
-With and without it in turn. Processor time, not time on the clock, and of the steps of a run the fastest: other
-programs on the machine disturb these least. A step is about a millisecond of AdamW on a small MLP on the CPU: shorter
-than anybody trains, so that what a step costs would show. Counts besides how often the probe's code runs within the
-steps. Records `bench/results/probe_overhead.json`.
+Runs with and without the probe take turns. Times are processor time, and of the steps of a run the fastest counts,
+because other load disturbs these least. A step is about 0.5 ms of AdamW on a small MLP on the CPU, far shorter than
+real steps, so that a cost per step would show. Also counts calls into the probe's code during steps. Records
+`bench/results/probe_overhead.json`.
 """
 
 from __future__ import annotations

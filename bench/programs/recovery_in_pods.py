@@ -1,14 +1,14 @@
-"""A job in pods runs out of GPU memory, and goes on under another memory plan: seen on one machine, and recorded.
+"""Records a job in pods that runs out of GPU memory and recovers under another memory plan.
 
     python -m bench.programs.recovery_in_pods --fault ActivationSpike@update:4 --out DIRECTORY
 
 Starts a control plane, containerd, one real kubelet and the operator, applies an RLJob whose pods use this machine's
-Python, follows it to its end, and ends everything. README.md says what the machine needs. One without a GPU tells the
-same story, with failures that are only said to be of memory.
+Python, follows it to its end, and stops everything. bench/harness/gpu_cluster/README.md lists the requirements. Without
+a GPU, injected faults raise torch's error instead of using up memory.
 
 Writes to `--out`: recovery_in_pods.json (seconds by part, the pods before and after, plan changes, attempts), watch.txt
-(`kubectl get rljobs -w`), describe.txt (`kubectl describe rljob`, and the Events with their times), ledger.jsonl, and
-logs.txt (the ends of all logs). Exit code 0: the job is complete.
+(`kubectl get rljobs -w`), describe.txt (`kubectl describe rljob` and the Events), ledger.jsonl, and logs.txt (the ends
+of all logs). Exit code 0: the job is complete.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""How long it takes until a job goes on after a failure, and what that time is made of.
+"""Seconds until a job has recovered from a failure, by part.
 
-Four ways back, each by a fault on purpose in a run of its own, and the start of the job from nothing beside them: tried
-again in the same process, a new policy (checkpoint and replay), a new engine, and a whole new attempt after a lost
-process. Records `recovery_time.json`: seconds in all, and by part (processes: spawn and imports; policy: model load;
-engine: its start, on the CPU with the policy's load beside it; checkpoint; replay; sync; for whole attempts also
-reading and ray). Runs on GPUs where there are any.
+    python -m bench.programs.recovery_time [--manifest FILE] [--name recovery_time_h200]
+
+Each of four recoveries has a run of its own with an injected fault: a retry in the same process, a new policy
+(checkpoint and replay), a new engine, and a new attempt after a lost process. The start of the job is recorded for
+comparison. Records `recovery_time.json`: seconds in all and by part (processes: spawn and imports; policy: model load;
+engine: its start, on the CPU at the same time as the policy's load; checkpoint; replay; sync; for whole attempts also
+reading and ray). Uses GPUs if there are any.
 """
 
 from __future__ import annotations

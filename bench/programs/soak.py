@@ -1,11 +1,11 @@
-"""Random faults over several jobs on this machine's cluster: do all complete, and is anything left behind?
+"""Random faults over several jobs on this machine's cluster; fails if a job does not complete or anything leaks.
 
     make demo-cluster    # the cluster, the images, the operator
     .venv/bin/python -m bench.programs.soak [--minutes 60] [--seed 1] [--jobs 2] [--output runs/soak]
 
-Processes, pods, kubelets, containerd, the API server and the operator are killed or stopped at times that the seed
-draws; jobs besides fail on purpose, of memory and otherwise. Ends with 1 where a job is not complete or something is
-left, and says what. Writes soak.json, and each job's last status and ledger.
+Processes, pods, kubelets, containerd, the API server and the operator are killed or stopped at times drawn from the
+seed, while the jobs have injected failures of their own. Exit code 1: a job is not complete or something leaked; the
+problems are printed. Writes soak.json, and the last status and ledger of each job.
 """
 
 from __future__ import annotations

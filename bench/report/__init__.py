@@ -1,1 +1,1 @@
-"""Writes recorded results into the pages of docs/."""
+"""Writes recorded results into the marked blocks of docs/."""

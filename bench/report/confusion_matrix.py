@@ -57,8 +57,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def inserted(result: Mapping[str, Any]) -> str:
-    """What docs/diagnose.md says of `result`."""
+def block(result: Mapping[str, Any]) -> str:
     rows = [row for row in result["rows"] if "induced" in row]
     return f"{result['date']}, one {result['device']}, torch {result['versions'].get('torch', '?')}:\n\n{table(rows)}"
 

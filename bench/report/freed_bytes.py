@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.harness.record import RESULTS
+from bench.report.markdown import facts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus
@@ -159,10 +160,24 @@ def _spike_under(plan: MemoryPlan) -> Case:
 # --- shown ---
 
 
+def block(_result: Mapping[str, Any]) -> str:
+    """The table, from all results that the module reads."""
+    found = effects()
+    recoveries = sum(effect.how == "recovery" for effect in found)
+    close = sum(effect.is_close for effect in found)
+    counts = [
+        ("changes", str(len(found))),
+        ("observed in a recovery", str(recoveries)),
+        ("one setting changed, nothing failed", str(len(found) - recoveries)),
+        ("expected within a third of what was observed", f"{close} of {len(found)}"),
+    ]
+    return f"{facts(counts)}\n{table(found)}\n"
+
+
 def table(found: list[Effect]) -> str:
     """As Markdown, a line an effect."""
     where = {"recovery": "in a recovery", "measurement": "by itself"}
-    lines = ["| setting | changed | expected to free | freed | off by |", "|---|---|---|---|---|"]
+    lines = ["| setting | changed | expected to free | freed | error |", "|---|---|---|---|---|"]
     for effect in found:
         sizes = (f"{size / GIB:.2f} GiB" for size in (effect.expected_bytes, effect.observed_bytes))
         lines.append(

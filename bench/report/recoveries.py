@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says of jobs that ran out of memory, and of what a change of their plan freed."""
+"""Blocks on recoveries: jobs that ran out of memory, one recovery in pods, and the time that each way back takes."""
 
 from __future__ import annotations
 
@@ -6,54 +6,75 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness.recovery_rows import GIB
-from bench.report import freed_bytes as freed
+from bench.report import markdown
+from bench.report.markdown import Result, facts, source
 from rljob_memory.evidence.sizes import human_bytes
 
+_PARTS_OF_A_START = {
+    "reading": "model and task",
+    "ray": "Ray",
+    "processes": "processes, imports",
+    "policy": "policy",
+    "engine": "engine",
+    "replay": "replay of three steps, with compilation",
+    "sync": "weights to the engine",
+}
 
-def recovered_jobs(result: Mapping[str, Any], versions: str) -> str:
-    """`result`: of bench/programs/recovered_jobs.py."""
+
+def recovered_jobs(result: Result) -> str:
     rows = result["rows"]
     recovered = [row for row in rows if row["arm"] == "with"]
     died = sum(row["as_meant"] for row in rows if row["arm"] == "without")
-    accounts = [row for row in recovered if row["as_meant"] and row["exit_code"]]
+    gave_up = [row for row in recovered if row["as_meant"] and row["exit_code"]]
     complete = [row for row in recovered if row["as_meant"] and not row["exit_code"]]
     lost = [row["seconds_lost"] for row in complete]
     starts = [sum(row["start"].values()) for row in rows if row["start"] and row["arm"] != "calm"]
     cost, start = (f"{min(seconds):.0f} to {max(seconds):.0f} s" for seconds in (lost, starts))
-    return f"""## Jobs that ran out of memory
-
-`{result["script"]}`, {result["date"]}, {versions}, one {result["device"]}:
-the jobs of `bench/programs/failing_jobs`, each without recovery and with it. Of {len(recovered)} jobs {died} died
-without recovery. With it {len(complete)} completed all their steps, and {len(accounts)} that nothing in its plan could
-help ended with its account. It cost {cost}; the same job's start from nothing takes {start}, and the
-steps since its last checkpoint.
-
-{table(recovered)}
-`–`: none, or not measured. On purpose: freed is what the fault itself had taken, for the most part.
-"""
+    counts = [
+        ("jobs", str(len(recovered))),
+        ("without recovery: ran out of memory", str(died)),
+        ("with recovery: completed all steps", str(len(complete))),
+        ("with recovery: failed with an explanation, as no change can help", str(len(gave_up))),
+        ("seconds lost by a recovery", cost),
+        ("for comparison: start of the same job", start),
+    ]
+    return f"{source(result)}\n{facts(counts)}\n{table(recovered)}"
 
 
-def freed_bytes() -> str:
-    found = freed.effects()
-    recoveries = sum(effect.how == "recovery" for effect in found)
-    close = sum(effect.is_close for effect in found)
-    return f"""## What a change of the plan frees, expected and seen
+def recovery_in_pods(result: Result) -> str:
+    """Times of one recovery, and the parts of the start before the failure and after it."""
+    [row] = result["rows"]
+    after, seconds = row["seconds_from_apply"], row["attempt_ready_seconds"]
+    restarted = after["failed_step_committed"] - after["plan_changed"]
+    moments = [
+        ("from the failure to the changed plan", f"{after['plan_changed'] - after['out_of_memory']:.1f} s"),
+        ("from the changed plan to the commit of the failed step", f"{restarted:.0f} s"),
+    ]
+    starts = [
+        (text, *(f"{seconds[number][name]:.1f} s" if name in seconds[number] else "–" for number in ("1", "2")))
+        for name, text in _PARTS_OF_A_START.items()
+    ]
+    parts = markdown.table(("part of the start", "first start", "restart in place"), starts)
+    return f"{source(result)}\n{facts(moments)}\n{parts}"
 
-`bench/report/freed_bytes.py`, one NVIDIA H200. {len(found)} changes: {recoveries} seen in a recovery (the table above),
-with what was expected in that run; {len(found) - recoveries} of a setting by itself, where nothing failed
-([Memory mitigations](mitigations.md)), with what `rljob_memory.recovery` expects of it. {close} of {len(found)} are
-off by less than a third. Failures on purpose are left out: what a fault has taken is given back whatever is changed.
 
-{freed.table(found)}
-
-![Expected and freed bytes](../bench/results/freed_bytes.png)
-"""
+def recovery_time(result: Result) -> str:
+    """The first start is that of the last arm."""
+    shown = result["rows"][-2]["arm"]
+    rows = [
+        ("first start" if row["arm"] == shown else row["arm"], f"{row['seconds']:.1f} s", markdown.parts(row["parts"]))
+        for row in result["rows"]
+        if not row["arm"].startswith("first start") or row["arm"] == shown
+    ]
+    note = f"{result['note'][0].upper()}{result['note'][1:]}.\n"
+    header = ("recovery by", "seconds", "of these")
+    return f"{source(result, versions=False)}{note}\n{markdown.table(header, rows)}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """As Markdown: a line a job that recovered, or gave its account."""
+    """Markdown with one line for each job that ran with recovery."""
     lines = [
-        "| failure | remedy | steps | attempts | seconds lost | of these | expected | freed | rewards differ by |",
+        "| failure | change | steps | attempts | seconds lost | of these | expected to free | freed | rewards differ |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -64,12 +85,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         expected, freed = (_gib([remedy[name] for remedy in remedies]) for name in ("expected_bytes", "observed_bytes"))
         difference = row["largest_reward_difference"]
         cells = (
-            f"{row['class']}{' (on purpose)' if row.get('on_purpose') else ''}",
+            f"{row['class']}{' (injected)' if row.get('on_purpose') else ''}",
             settings or "none",
             row["steps"],
             row["attempts"],
             row["seconds_lost"] or "–",
-            "; ".join(parts_text(remedy["parts"]) for remedy in remedies) or "–",
+            "; ".join(markdown.parts(remedy["parts"]) for remedy in remedies) or "–",
             expected,
             freed,
             "–" if difference is None else f"{difference:.2g}",
@@ -78,12 +99,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parts_text(parts: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05) or "–"
-
-
 def _value(remedy: Mapping[str, Any]) -> str:
-    """The setting's new value, as people write it."""
+    """The new value of the setting, with a unit."""
     value = str(remedy["after"])
     return human_bytes(int(value)) if remedy["setting"].endswith("Bytes") and value.isdecimal() else value
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.report.confusion_matrix import inserted, score, table
-from bench.report.pages import between_marks
+from bench.report.confusion_matrix import score, table
 
 
 def row(induced: str, *said: tuple[str, float], program: str = "program") -> dict[str, Any]:
@@ -51,19 +50,3 @@ def test_the_table_has_a_line_a_class_with_what_was_said_of_it() -> None:
         row("Fragmentation", ("ActivationSpike", 0.6)),
     ]
     assert "| Fragmentation | 3 | Fragmentation ×2, ActivationSpike ×1 | 0.60–0.90 |" in table(rows)
-
-
-def test_the_page_changes_only_between_its_marks() -> None:
-    result = {
-        "date": "2026-01-01",
-        "device": "GPU",
-        "versions": {"torch": "2.11"},
-        "rows": [{"program": "all"}, row("Unknown", ("Unknown", 0.5))],
-    }
-    mark, end = "<!-- from bench/results/induced_failures.json -->\n", "<!-- end -->\n"
-    once = between_marks(f"before\n{mark}old\n{end}after\n", "induced_failures.json", inserted(result))
-    assert once.startswith("before\n")
-    assert once.endswith("after\n")
-    assert "old" not in once
-    assert "| Unknown | 1 | Unknown ×1 | 0.50 |" in once
-    assert between_marks(once, "induced_failures.json", inserted(result)) == once

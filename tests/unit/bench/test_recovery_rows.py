@@ -78,7 +78,7 @@ def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
 def test_a_failure_on_purpose_is_told_apart() -> None:
     job = FailingJob("job", "OptimizerState", {}, faults=[{"class": "OptimizerState"}])
     row = row_of_job(job, "with", Run(0, 1.0, {"attempts": 1}), CALM, [])
-    assert "| OptimizerState (on purpose) | none |" in table([row])
+    assert "| OptimizerState (injected) | none |" in table([row])
 
 
 def test_rows_of_several_runs_become_one_record_with_the_newer_ones_in_place_of_the_older() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.report.soak import section
+from bench.report.soak import block
 from rljob_testing.soak.faults import Fault
 from rljob_testing.soak.job_stream import JobOutcome
 from rljob_testing.soak.report import Footprint, Soak, problems, row, seconds_to_next_step
@@ -103,10 +103,12 @@ def test_a_fault_after_the_last_step_holds_nothing_up() -> None:
 
 
 def test_the_page_tells_of_a_recorded_soak() -> None:
-    result = {"rows": [row(soak())], "date": "2026-01-01", "device": "two cores", "note": "on one machine"}
-    told = section(result)
-    assert "**2 of 2 are complete**; each of 6 steps is in its ledger once." in told
+    script = {"script": "bench/programs/soak.py", "versions": {}}
+    told = block({"rows": [row(soak())], "date": "2026-01-01", "device": "two cores", **script})
+    assert "`python -m bench.programs.soak`, 2026-01-01, two cores." in told
+    assert "| **complete** | **2 of 2 jobs** |" in told
+    assert "| steps, each committed once | 6 |" in told
     assert "| `KillKubelet` | 1 | 9 | 9 |" in told
     assert "| `Live` | 2 | 2 | 2 |" in told
-    assert "networks: nothing." in told
+    assert "networks | none |" in told
     assert "2 × `WorkerLost`" in told

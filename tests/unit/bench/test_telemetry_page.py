@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from bench.report import telemetry_cost
+from bench.report.training import telemetry
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.sample import MemorySample
 from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, sample_memory
@@ -55,7 +55,7 @@ def test_the_classes_of_the_warning_are_classes() -> None:
 def test_an_arm_that_failed_is_left_out_of_the_table() -> None:
     row = {"arm": "samples alone", "micro_batch_microseconds": 61.0, "phase_microseconds": 900.0, "line_bytes": 300}
     rows = [row | {"micro_batches": 30, "share_percent": 0.21}, {"arm": "log on and off in turn", "error": "OSError"}]
-    made = telemetry_cost.table({"device": "NVIDIA H200", "versions": {"torch": "2.11.0"}, "rows": rows})
-    assert "| a micro-batch's sample | 61 µs |" in made
-    assert "0.21 % of it" in made
+    made = telemetry({"device": "NVIDIA H200", "versions": {"torch": "2.11.0"}, "rows": rows})
+    assert "| sample of a micro-batch | 61 µs |" in made
+    assert "0.21 % of the update" in made
     assert "in turn" not in made

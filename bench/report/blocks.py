@@ -1,0 +1,60 @@
+"""Fills the blocks of a page that are generated from recorded results.
+
+A block begins with `<!-- from bench/results/NAME.json -->` and ends with `<!-- end -->`. A page may show one result in
+several blocks: `<!-- from bench/results/NAME.json: BLOCK -->`. The prose around the blocks is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from bench.report import confusion_matrix, freed_bytes, mitigations, operator, recoveries, soak, training
+from bench.report.markdown import Result, read
+
+Render = Callable[[Result], str]
+
+BLOCKS: Mapping[str, Render] = {
+    "h200_step": training.step,
+    "smollm2_chain_sum": training.chain_sum,
+    "smollm2_chain_sum_cpu": training.chain_sum_cpu,
+    "overhead": training.overhead,
+    "probe_overhead": training.probe,
+    "memory_telemetry": training.telemetry,
+    "operator_scale": operator.scale,
+    "operator_single_job": operator.single_job,
+    "cluster_job": operator.cluster_job,
+    "recovery_in_pods": recoveries.recovery_in_pods,
+    "recovered_jobs": recoveries.recovered_jobs,
+    "recovered_jobs: freed bytes": freed_bytes.block,
+    "recovery_time": recoveries.recovery_time,
+    "recovery_time_h200": recoveries.recovery_time,
+    "soak": soak.block,
+    "induced_failures": confusion_matrix.block,
+    "memory_mitigation_cost": mitigations.costs,
+    "memory_cache": mitigations.cache,
+    "memory_retained": mitigations.retained,
+    "memory_small_card": mitigations.small_card,
+    "memory_controller": mitigations.controller,
+    "memory_rollout_role": mitigations.rollout_role,
+}
+"""Renderers by the name of the result, and of the block if there are several."""
+
+_BLOCK = re.compile(r"<!-- from bench/results/(\w+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
+
+
+class UnknownBlock(Exception):
+    """A page has a mark that no renderer is registered for."""
+
+
+def fill(page: str) -> str:
+    """`page` with each block rendered anew. Raises UnknownBlock."""
+    return _BLOCK.sub(_filled, page)
+
+
+def _filled(block: re.Match[str]) -> str:
+    result, name = block[1], f"{block[1]}{block[2]}"
+    if name not in BLOCKS:
+        raise UnknownBlock(f"expected one of {', '.join(BLOCKS)}; found the mark of {name}")
+    mark = block[0].partition("\n")[0]
+    return f"{mark}\n{BLOCKS[name](read(result))}<!-- end -->\n"
