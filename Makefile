@@ -89,9 +89,10 @@ format: setup ## Format the code and mend what lint can mend
 	$(BIN)/ruff check --fix
 
 .PHONY: generate
-generate: setup ## Write what is made from the API types: CRDs, JSON schema, the chart's copies, pages of the docs
+generate: setup ## Write generated files: CRDs, JSON schema, the chart's copies, tables of the docs
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python charts/generate.py
+	$(BIN)/python -m bench.report
 
 .PHONY: lock
 lock: setup ## Remake the hashed requirement files (LOCK=--upgrade for newer versions)
