@@ -1,1 +1,1 @@
-"""What the measuring programs share."""
+"""Code that the measuring programs share."""

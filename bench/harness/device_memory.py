@@ -1,4 +1,4 @@
-"""Memory in use on GPU 0 by all processes together, as the driver counts it. Makes no CUDA context."""
+"""Memory in use on GPU 0 by all processes, as the driver reports it. Creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SAMPLE_EVERY_SECONDS = 0.02
 
 
 def device_used_bytes() -> int:
-    """Memory in use on GPU 0, by whichever process; 0 without a GPU."""
+    """Memory in use on GPU 0 by all processes; 0 without a GPU."""
     gpu = _gpu()
     return 0 if gpu is None else int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)
 
 
 def device_processes() -> int:
-    """Processes that have a CUDA context on GPU 0, as far as the driver lets this process see them."""
+    """Number of processes with a CUDA context on GPU 0 that the driver shows to this process."""
     gpu = _gpu()
     return 0 if gpu is None else len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
 
 
 class DevicePeak(threading.Thread):
-    """Within, samples GPU 0 every 20 ms: `peak_bytes` is the most in use, all processes together."""
+    """Context manager that samples GPU 0 every 20 ms; `peak_bytes` is the largest use by all processes."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""The policy's process with one knob more than the trainer needs."""
+"""The policy's actor with one more control than the trainer needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rljob_trainer.roles.policy_actor import PolicyActor
 
 
 class MeasuredPolicy(PolicyActor):
-    """A policy rank whose micro-batches can change their size while its allocator keeps what it has cached."""
+    """A policy rank whose micro-batches can change size while its allocator keeps its cache."""
 
     def use_budget(self, micro_batch_tokens: int) -> None:
         memory = self.config.memory.model_copy(update={"micro_batch_tokens": micro_batch_tokens})

@@ -1,7 +1,7 @@
-"""One policy rank and one rollout engine on one GPU, as `rljob run` makes them, for the programs that measure memory.
+"""One policy rank and one rollout engine on one GPU, as in `rljob run`, for the programs that measure memory.
 
-They are Ray actors of the trainer's own classes, kept for all arms of a program: an arm changes the policy's memory
-settings in the living process. The rollouts that the policy learns from are drawn, so that their lengths are known.
+They are Ray actors of the trainer's own classes and live through all arms of a program: an arm changes the memory
+settings of the running policy. The policy learns from random rollouts, so their lengths are known.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Row = dict[str, Any]
 GIB = 1 << 30
 MIB = 1 << 20
 CALL_SECONDS = 240
-"""No call of these programs takes longer, the start of an engine included."""
+"""Longest call of these programs, including the start of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a step consists of. `longest`: tokens of the longest sequence, prompt and response together."""
+    """Model and sizes of a step."""
 
     uri: str
     vocabulary: int
@@ -47,6 +47,7 @@ class Workload:
     group_size: int
     prompt_tokens: int
     longest: int
+    """Tokens of the longest sequence, prompt and response together."""
     micro_batch_tokens: int
     logprob_chunk_tokens: int
     kv_cache_bytes: int
@@ -71,7 +72,7 @@ def workload_for(device: Device) -> Workload:
 
 
 def memory_settings(workload: Workload, **changes: Any) -> MemoryPlan:
-    """The plan that `Auto` results in on a large GPU, with `changes`."""
+    """The plan of `Auto` on a large GPU, with `changes`."""
     settings: Row = {
         "empty_cache": True,
         "expandable_segments": True,
@@ -112,8 +113,8 @@ def rollout_config(workload: Workload, device: Device, *, generated_tokens: int,
     )
 
 
-def drawn_rollouts(workload: Workload, step: int) -> RolloutBatch:
-    """Scored rollouts of a step; the lengths of the responses are drawn, the same for the same step."""
+def random_rollouts(workload: Workload, step: int) -> RolloutBatch:
+    """Scored rollouts of a step. Lengths of the responses are random, and the same for the same step."""
     draw = np.random.default_rng(step)
     completions = workload.prompts * workload.group_size
     lengths = draw.integers(workload.longest // 16, workload.longest - workload.prompt_tokens, completions)
@@ -138,7 +139,7 @@ def normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArr
 
 
 class Roles:
-    """A policy rank and an engine that share a GPU. Entered, they are loaded and hold the same weights."""
+    """A policy rank and an engine that share a GPU. On entry, both are loaded and have the same weights."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class Roles:
         generated_tokens: int = 16,
         cuda_graphs: bool = False,
     ) -> None:
-        """`generated_tokens`: of each completion. `cuda_graphs`: the engine starts later and generates faster."""
+        """`generated_tokens`: per completion. `cuda_graphs`: slower start of the engine, faster generation."""
         self._workload, self._device = workload, device
         self._directory = tempfile.TemporaryDirectory(prefix="rljob-bench-")
         self._policy_config = policy_config(workload, device, memory, Path(self._directory.name))
@@ -187,27 +188,27 @@ class Roles:
         self._directory.cleanup()
 
     def change_memory(self, memory: MemoryPlan) -> None:
-        """Go on under other settings; what the policy has cached so far goes back to the device."""
+        """Change the memory settings; the policy's cache is emptied."""
         _result(self._policy.change_memory.remote(memory))
 
     def use_budget(self, micro_batch_tokens: int) -> None:
-        """Go on with micro-batches of another size; what is cached stays."""
+        """Change the size of micro-batches; the policy's cache stays."""
         _result(self._policy.use_budget.remote(micro_batch_tokens))
 
     def generate(self) -> float:
-        """Generate a step's completions; seconds."""
+        """Generate the completions of a step; seconds."""
         prompts = [[3 + prompt % 50] * self._workload.prompt_tokens for prompt in range(self._workload.prompts)]
         begun = time.perf_counter()
         _result(self._engine.generate.remote(prompts, self._workload.group_size, list(range(len(prompts)))))
         return time.perf_counter() - begun
 
     def sleep(self) -> float:
-        """Send the engine to sleep; seconds."""
+        """Put the engine to sleep; seconds."""
         return self._timed(self._engine.sleep)
 
     def update(self, step: int) -> UpdateResult:
-        """Learn from the step's drawn rollouts."""
-        result: UpdateResult = _result(self._policy.update.remote(drawn_rollouts(self._workload, step)))
+        """Learn from the random rollouts of the step."""
+        result: UpdateResult = _result(self._policy.update.remote(random_rollouts(self._workload, step)))
         return result
 
     def wake_weights(self) -> float:
@@ -234,13 +235,13 @@ class Roles:
 
 
 def read_memory_log(output_dir: Path) -> list[Row]:
-    """The lines of the policy's memory log, a number that is 0 left out of them."""
+    """The lines of the policy's memory log; numbers that are 0 are absent."""
     return [json.loads(line) for line in (output_dir / "memory" / "policy-0.jsonl").read_text().splitlines()]
 
 
 @contextlib.contextmanager
 def arm(rows: list[Row], name: str) -> Iterator[Row]:
-    """A row of the record, filled by the block; an arm that fails says so in its row, and the others go on."""
+    """A row of the record, filled by the block. An error goes into the row, and the next arms still run."""
     row: Row = {"arm": name}
     rows.append(row)
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A control plane with the operator beside it, for benchmarks: started, measured, stopped."""
+"""A control plane and an operator for benchmarks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUESTIONS = ("leases", "tokenreviews", "subjectaccessreviews")
 
 @contextmanager
 def control_plane(base_port: int, *, scheduler: bool) -> Iterator[ControlPlane]:
-    """With the project's CRDs, the namespace `bench`, and everything gone afterwards."""
+    """A control plane with the project's CRDs and the namespace `bench`, removed afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="rljob-bench-") as directory,
         ControlPlane(Path(directory), base_port=base_port, controller_manager=True, scheduler=scheduler) as plane,
@@ -48,8 +48,8 @@ def kubectl(plane: ControlPlane, *arguments: str) -> None:
 
 
 def installed_operator(plane: ControlPlane, base_port: int, url: str | None = None) -> OperatorProcess:
-    """The operator with the chart's rights and an installation's settings, not yet started. `url`: a proxy to go
-    through."""
+    """An operator with the permissions of the chart and the settings of an installation, not started. `url`: address of
+    a proxy to use."""
     token = install(ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
     ca = None if url else plane.ca
     kubeconfig = write_kubeconfig(plane.directory / "operator.kubeconfig", url or plane.url, token, ca)
@@ -63,7 +63,7 @@ def installed_operator(plane: ControlPlane, base_port: int, url: str | None = No
 
 
 def operator_requests(operator: OperatorProcess) -> Counter[tuple[str, str]]:
-    """Requests that the operator has sent, by verb and resource, as its own metrics count them."""
+    """Requests sent by the operator, by verb and resource, from its metrics."""
     text = httpx.get(f"http://127.0.0.1:{operator.metrics_port}/metrics").raise_for_status().text
     requests: Counter[tuple[str, str]] = Counter()
     for family in text_string_to_metric_families(text):
@@ -74,7 +74,7 @@ def operator_requests(operator: OperatorProcess) -> Counter[tuple[str, str]]:
 
 
 def writes(requests: Counter[tuple[str, str]]) -> int:
-    """Those that change something about jobs: no reads, no Lease, no questions about rights."""
+    """Requests that change objects of jobs: no reads, Leases or access reviews."""
     reads = ("get", "list", "watch")
     return sum(
         count for (verb, resource), count in requests.items() if verb not in reads and resource not in _QUESTIONS
@@ -83,10 +83,11 @@ def writes(requests: Counter[tuple[str, str]]) -> int:
 
 @dataclass
 class MemoryWatch:
-    """Most memory that each process held, in bytes by name, sampled twice a second while the block runs."""
+    """Peak resident memory of processes, sampled twice a second within the block."""
 
     processes: dict[str, psutil.Process]
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    """By name of the process."""
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
@@ -105,6 +106,6 @@ class MemoryWatch:
 
 
 def processes(operator: OperatorProcess) -> dict[str, psutil.Process]:
-    """The operator, and the programs of the cluster by their names."""
+    """The operator and the programs of the cluster, by name."""
     started = {Path(process.cmdline()[0]).name: process for process in psutil.Process().children()}
     return {"operator": operator.process, **{name: started[name] for name in _PROGRAMS if name in started}}

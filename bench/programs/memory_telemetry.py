@@ -26,9 +26,9 @@ from bench.harness.memory_roles import (
     Device,
     Row,
     arm,
-    drawn_rollouts,
     memory_settings,
     policy_config,
+    random_rollouts,
     read_memory_log,
 )
 from bench.harness.record import RESULTS, record
@@ -55,7 +55,7 @@ def main(device: Device, updates: int, output: Path) -> None:
         rank = PolicyRank(0, 1, config)
         rank.connect(*rank.rendezvous())
         rank.load()
-        batch = drawn_rollouts(workload, 1)
+        batch = random_rollouts(workload, 1)
         with arm(rows, "log on and off in turn") as row:
             row |= both_ways(lambda: rank.update(batch).seconds, updates)
         with arm(rows, "samples alone") as row:

@@ -36,7 +36,7 @@ from rljob_operator.labels import ROLE
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, Object
 from rljob_testing.operator.go_modules import module_files
-from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 BASE_PORT = 24100
@@ -144,7 +144,7 @@ def small_job(name: str) -> Object:
 
 def end(api: ApiClient, name: str) -> None:
     """What the controller of a job does last: its report, its termination message."""
-    job = WatchedJob(api, KubeletHand(api), NAMESPACE, name)
+    job = WatchedJob(api, SimulatedKubelet(api), NAMESPACE, name)
     job.report(step=10)
     job.end_controller(ExitCode.COMPLETE, step=10)
 

@@ -23,9 +23,9 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import KubeletHand, node_for
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.recorded_request import RecordedRequest
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet, node_for
 from rljob_testing.operator.watched_job import WatchedJob
 
 BASE_PORT = 24200
@@ -45,7 +45,7 @@ def measure(jobs: int) -> dict[str, Any]:
         proxy = FaultProxy(plane.url, plane.ca, BASE_PORT + 10)
         proxy.start()
         api = ApiClient.from_kubeconfig(plane.kubeconfig)
-        kubelet = KubeletHand(api)
+        kubelet = SimulatedKubelet(api)
         kubelet.start()
         operator = installed_operator(plane, BASE_PORT + 11, proxy.url)
         operator.start()

@@ -21,12 +21,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from bench.harness.gpu_cluster import host_pods
-from bench.harness.gpu_cluster.job import story_job
-from bench.harness.gpu_cluster.namespaces import again_in_own_namespaces, in_own_namespaces, set_up
+from bench.harness.gpu_cluster.job import recovery_job
+from bench.harness.gpu_cluster.namespaces import in_own_namespaces, rerun_in_own_namespaces, set_up
 from bench.harness.gpu_cluster.one_node import OneNodeCluster
 from bench.harness.gpu_cluster.printed_watch import printed_watch
 from bench.harness.gpu_cluster.recording import Recording
-from bench.harness.gpu_cluster.report import write_account
+from bench.harness.gpu_cluster.report import write_report
 from rljob_api.fault_injection import Fault
 from rljob_cluster.binaries import binary_directory
 from rljob_testing.ballast import ballast
@@ -40,24 +40,24 @@ CRDS = ROOT / "crds" / "manifests"
 
 def main(options: argparse.Namespace) -> int:
     if not in_own_namespaces():
-        return again_in_own_namespaces()
+        return rerun_in_own_namespaces()
     deadline = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     set_up(STATE, options.binaries)
     cluster = OneNodeCluster(options.binaries, STATE)
-    job = story_job(cluster.layout, options.fault or [], options.model)
+    job = recovery_job(cluster.layout, options.fault or [], options.model)
     recording = Recording(cluster, job.name)
     start_seconds: dict[str, float] = {}
     try:
         start(cluster, start_seconds)
         recording.begin()
         with printed_watch(cluster.kubectl, options.out / "watch.txt", lambda: recording.seconds):
-            with neighbour(options.neighbour):
+            with foreign_process(options.foreign_process):
                 cluster.apply(job.manifest)
                 recording.follow("plan_changed", deadline)
             recording.follow("complete", deadline)
     finally:
-        write_account(cluster, job, options.neighbour, recording, start_seconds, options.out)
+        write_report(cluster, job, options.foreign_process, recording, start_seconds, options.out)
     return 0 if recording.complete else 1
 
 
@@ -86,7 +86,7 @@ def operator(cluster: OneNodeCluster) -> OperatorProcess:
     return OperatorProcess(cluster.layout.kubeconfig, cluster.layout.logs / "operator.log", 8081, 8080, settings)
 
 
-def neighbour(leaves_gib: float | None) -> AbstractContextManager[None]:
+def foreign_process(leaves_gib: float | None) -> AbstractContextManager[None]:
     """Another program on the GPU, which leaves the job so much of its memory; none where that is None."""
     return nullcontext() if leaves_gib is None else ballast(leave_bytes=int(leaves_gib * 2**30))
 
@@ -112,7 +112,7 @@ if __name__ == "__main__":
         help="a failure on purpose, such as ActivationSpike@update:4; repeatable",
     )
     parser.add_argument(
-        "--neighbour",
+        "--foreign-process",
         type=float,
         metavar="GIB",
         help="until the plan is first changed, another process holds all of the GPU's memory but so much",

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.harness.record import record
 from rljob_testing.soak.cluster import SoakCluster
 from rljob_testing.soak.report import problems, row
-from rljob_testing.soak.soak import Order, run_soak
+from rljob_testing.soak.soak import SoakSettings, run_soak
 
 
 def main() -> int:
@@ -31,11 +31,11 @@ def main() -> int:
 
     began = time.monotonic()
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         print(f"{time.monotonic() - began:7.1f}  {line}", flush=True)
 
-    order = Order(arguments.seed, arguments.minutes, arguments.jobs, arguments.output / "jobs")
-    soak = run_soak(order, SoakCluster.of_this_machine(), tell)
+    settings = SoakSettings(arguments.seed, arguments.minutes, arguments.jobs, arguments.output / "jobs")
+    soak = run_soak(settings, SoakCluster.of_this_machine(), log)
     print(record("soak", [row(soak)], _NOTE, directory=arguments.output))
     for problem in problems(soak):
         print(problem, file=sys.stderr)

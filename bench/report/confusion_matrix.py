@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def score(rows: Sequence[Row]) -> dict[str, Any]:
-    """How many `failures` there were, how many of them `right_first`, and which `wrong_and_sure`: above 0.8."""
+    """Counts of failures and of right first diagnoses, and the failures with a wrong class above 0.8 confidence."""
     failures = [row for row in rows if _failed(row)]
     wrong = [
         f"{row['induced']}.{row['program']}"
@@ -30,7 +30,7 @@ def score(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _failed(row: Row) -> bool:
-    """Whether memory ran out, known or not to the diagnosis."""
+    """True if memory ran out, diagnosed or not."""
     return bool(row["diagnoses"]) or row["ended"] == "not diagnosed"
 
 
@@ -39,7 +39,7 @@ def _said_first(row: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The confusion matrix as Markdown: a line a class that was induced, with what was said of it first."""
+    """Markdown: a line for each induced class, with the classes that were diagnosed first."""
     lines = ["| induced | failures | diagnosed first as | confidence |", "|---|---|---|---|"]
     for induced in dict.fromkeys(row["induced"] for row in sorted(rows, key=lambda row: row["induced"])):
         failures = [row for row in rows if row["induced"] == induced and _failed(row)]

@@ -1,10 +1,10 @@
-"""What changes of the memory plan were expected to free, against what was seen: every recorded one, drawn.
+"""Expected and observed effects of changes of the memory plan, as a table and a figure.
 
     python -m bench.report.freed_bytes
 
-Reads recovered_jobs.json and recovery_in_pods.json for what recoveries freed, and memory_*.json for what one setting
-changed where nothing failed; writes bench/results/freed_bytes.png. Failures on purpose are left out: what a fault has
-taken is given back whatever is changed.
+Reads recovered_jobs.json and recovery_in_pods.json for the effects of recoveries, and memory_*.json for settings that
+were changed without a failure. Writes bench/results/freed_bytes.png. Injected failures are left out: any change frees
+the memory of the fault.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rljob_memory.workload import Hardware, ModelShape, Workload
 
 PICTURE = RESULTS / "freed_bytes.png"
 TOLERANCE = 1 / 3
-"""An estimate that is off by a larger share of what was seen is to be mended."""
+"""A larger error, as a share of the observed bytes, is a defect of the expectation."""
 
 How = Literal["recovery", "measurement"]
 Result = Mapping[str, Any]
@@ -43,16 +43,17 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Of one change, in bytes. `how`: seen in a recovery, or where the setting alone was changed and nothing failed."""
+    """The effect of one change."""
 
     setting: str
     expected_bytes: int
     observed_bytes: int
     how: How
+    """Observed in a recovery, or with one setting changed and no failure."""
 
     @property
     def off_by(self) -> float:
-        """The estimate's error as a share of what was seen."""
+        """Error of the expectation, as a share of the observed bytes."""
         return self.expected_bytes / self.observed_bytes - 1
 
     @property
@@ -61,7 +62,7 @@ class Effect:
 
 
 def effects(results: Path = RESULTS) -> list[Effect]:
-    """All that are recorded."""
+    """All recorded effects."""
     recoveries = [*_of_jobs(_read(results, "recovered_jobs")), *_of_pods(_read(results, "recovery_in_pods"))]
     settings = _read(results, "memory_mitigation_cost"), _read(results, "memory_rollout_role")
     return [*recoveries, *_of_settings(*settings)]
@@ -89,7 +90,7 @@ def _of_pods(result: Result) -> Iterator[Effect]:
 
 
 def _seen(setting: str, expected_bytes: int | None, observed_bytes: int | None) -> Iterator[Effect]:
-    """Nothing where one of the two is not known, or nothing was seen to go."""
+    """Yields nothing if a number is unknown, or if memory did not shrink."""
     if expected_bytes and observed_bytes and observed_bytes > 0:
         yield Effect(setting, expected_bytes, observed_bytes, "recovery")
 
@@ -112,11 +113,11 @@ _PLAN = MemoryPlan(
     optimizer_offload=False,
     sync_bucket_bytes=297 * MIB,
 )
-"""Of bench/harness/memory_roles.py: what these programs run, and under which plan."""
+"""The workload and plan of bench/harness/memory_roles.py."""
 
 
 def _of_settings(costs: Result, engine: Result) -> Iterator[Effect]:
-    """Of the policy's settings what is reserved less at most, or for good; of the engine's sleep what it gives back."""
+    """Policy settings: the difference in peak or lasting reserved memory. Engine sleep: the memory that it frees."""
     arms = {row["arm"]: row for row in costs["rows"]}
     peak = arms["default plan, again"]["peak_reserved_bytes"]
     for family, arm in (
@@ -135,7 +136,7 @@ def _of_settings(costs: Result, engine: Result) -> Iterator[Effect]:
 
 
 def _measured(family: Family, observed_bytes: int, **before: Any) -> Effect:
-    """With what `family` expects of its next change of the plan, which has `before` besides."""
+    """Compare with the expectation of `family` for its next change of the plan, after the changes `before`."""
     change = family.next_change(_spike_under(_PLAN.model_copy(update=before)))
     if change is None or change.expected_bytes is None:
         raise ValueError(f"expected {family.name} to say what its next change frees, found {change}")
@@ -143,7 +144,7 @@ def _measured(family: Family, observed_bytes: int, **before: Any) -> Effect:
 
 
 def _spike_under(plan: MemoryPlan) -> Case:
-    """A request for a chunk's logits, in vain."""
+    """A failed request for the logits of one chunk."""
     requested = 4 * _QWEN3_0_6B.vocabulary * plan.logprob_chunk_tokens
     spike = FailureClass.ACTIVATION_SPIKE
     return Case(
@@ -175,7 +176,7 @@ def block(_result: Mapping[str, Any]) -> str:
 
 
 def table(found: list[Effect]) -> str:
-    """As Markdown, a line an effect."""
+    """Markdown with one line for each effect."""
     where = {"recovery": "in a recovery", "measurement": "by itself"}
     lines = ["| setting | changed | expected to free | freed | error |", "|---|---|---|---|---|"]
     for effect in found:
@@ -187,7 +188,7 @@ def table(found: list[Effect]) -> str:
 
 
 def draw(found: list[Effect], path: Path) -> None:
-    """The picture, as PNG."""
+    """Write the figure as PNG."""
     from matplotlib import style
 
     from rljob_trainer.plot.style import INK, MUTED, PHASE_COLOURS, STYLE, titled_figure

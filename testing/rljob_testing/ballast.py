@@ -1,9 +1,9 @@
-"""A process that holds memory of the GPU and does nothing: it makes the card smaller for the others.
+"""A process that holds GPU memory and does nothing, so that others have less.
 
     python -m rljob_testing.ballast --hold BYTES | --leave BYTES
 
-It speaks to the CUDA driver alone, so it is there in a moment. It says `ready` once it holds the memory, and ends when
-its standard input does, so it never outlives whoever started it.
+It uses the CUDA driver directly, so it starts quickly. It prints `ready` once it holds the memory, and ends when its
+standard input is closed, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SMALLEST_CHUNK_BYTES = 2 << 20
 
 
 class DriverError(Exception):
-    """The message names the call and the driver's own word for what went wrong."""
+    """The message names the call and the driver's error."""
 
 
 class CudaDriver:
-    """The few calls of libcuda that it takes to hold memory, on GPU 0."""
+    """The calls of libcuda that are needed to hold memory on GPU 0."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -36,11 +36,11 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self, size_bytes: int) -> None:
-        """Raises `DriverError`, with `CUDA_ERROR_OUT_OF_MEMORY` where it does not fit."""
+        """Raises `DriverError`; it contains `CUDA_ERROR_OUT_OF_MEMORY` if the memory does not fit."""
         self._call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
 
     def free_bytes(self) -> int:
-        """Free memory of the device, whoever uses the rest."""
+        """Free memory of the device."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
@@ -54,7 +54,7 @@ class CudaDriver:
 
 @contextmanager
 def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0) -> Iterator[None]:
-    """Within, another process holds `hold_bytes` of GPU 0 beside its CUDA context, or all but `leave_bytes`."""
+    """Within, another process holds `hold_bytes` of GPU 0 in addition to its CUDA context, or all but `leave_bytes`."""
     amount = ["--hold", str(hold_bytes)] if hold_bytes else ["--leave", str(leave_bytes)]
     command = [sys.executable, "-m", "rljob_testing.ballast", *amount]
     # A controller, from which it may be started, sees no GPU.

@@ -1,4 +1,4 @@
-"""A program that is given only so much time, and of which nothing is left where that is not enough."""
+"""Runs a program with a time limit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 
 
 def run_for(command: Sequence[str | Path], log: Path, seconds: float, variables: Mapping[str, str]) -> int | None:
-    """The exit code of `command`, or None where it had to be ended after `seconds`.
+    """Exit code of `command`; None if it was killed after `seconds`.
 
-    `log`: gets all that it prints. `variables`: its whole environment. Its children are ended with it, as they may hold
-    memory of the GPU.
+    `log`: file for its output. `variables`: its whole environment. Its children are killed with it, because they may
+    hold GPU memory.
     """
     with log.open("wb") as stream:
         process = subprocess.Popen(

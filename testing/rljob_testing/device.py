@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def device() -> str:
-    """The first GPU's name, or the processor's and how many of its cores are ours."""
+    """Name of the first GPU, or of the processor with the number of usable cores."""
     import pynvml
 
     try:

@@ -1,4 +1,4 @@
-"""How long tests wait, and by which clock."""
+"""Deadlines for tests on a busy machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 import psutil
 
 PATIENCE_SECONDS = 480.0
-"""For steps of a job, whose processes first import torch and vLLM: minutes on two cores that also run other tests. Less
-than the 600 s after which pods are given up, which must not be what ends a wait."""
+"""Limit for steps of a job, whose processes first import torch and vLLM: minutes on two busy cores. Less than the 600 s
+after which pods are given up, which must not end a wait first."""
 
 
 class Deadline:
-    """So many seconds from now, by a clock that stands still while the hypervisor runs somebody else.
+    """A deadline by a clock that stops while the hypervisor runs other guests.
 
-    On a busy host a guest may have a third of its processors for minutes. What is waited for is then late, not slow; a
-    bound that allowed for it by the clock on the wall would let pass, at all other times, what is slow.
+    On a busy host a guest may have a third of its processors for minutes. A limit by wall clock would either fail then,
+    or be too generous at all other times.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,7 +31,7 @@ class Deadline:
 
 
 def wait_for_end(process: subprocess.Popen[str], seconds: float = PATIENCE_SECONDS) -> str:
-    """What `process` prints until it ends. AssertionError, with what it has printed, where it does not end by then."""
+    """The output of `process` until it ends. AssertionError, with the output so far, if it does not end in time."""
     deadline = Deadline(seconds)
     while True:
         try:

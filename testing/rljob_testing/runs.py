@@ -1,4 +1,4 @@
-"""Runs of the real `rljob` command for tests, on manifests made from the example."""
+"""Runs the real `rljob` command on manifests derived from an example."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
 
 
 def write_manifest(path: Path, **changes: dict[str, Any]) -> Path:
-    """The digits example with some of its spec replaced: `write_manifest(path, algorithm={"steps": 4})`."""
+    """Write the digits example with parts of its spec replaced: `write_manifest(path, algorithm={"steps": 4})`."""
     job = yaml.safe_load((EXAMPLES / "digits.yaml").read_text())
     for section, values in changes.items():
         job["spec"][section] = {**job["spec"].get(section, {}), **values}
@@ -54,7 +54,7 @@ def write_manifest(path: Path, **changes: dict[str, Any]) -> Path:
 
 
 def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start the real command; its output is captured together."""
+    """Start the command; output and errors are captured together."""
     return subprocess.Popen(
         [RLJOB, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[
 
 
 def rljob_run(manifest: Path, output: Path, *options: str | Path, **environment: str) -> Run:
-    """Run the job to its end, whatever that is."""
+    """Run the job to its end, successful or not."""
     process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options, **environment)
     printed = wait_for_end(process)
     return Run(process.returncode, printed, output)

@@ -1,1 +1,1 @@
-"""A job in pods on one machine's GPU, through a failure for want of memory: the cluster, the operator, the record."""
+"""A job in pods on one machine's GPU that runs out of memory and recovers: cluster, operator, record."""

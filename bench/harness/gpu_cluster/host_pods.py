@@ -1,7 +1,7 @@
-"""Pods without an image to speak of: what they run is this machine's own Python, with everything it imports.
+"""Pods that run this machine's own Python rather than an image.
 
-A machine that can fetch nothing has no trainer image, but it has torch, vLLM and the driver's libraries. So the pods
-mount its folders, read-only, at their own paths.
+A machine without network access has no trainer image, but it has torch, vLLM and the driver's libraries. The pods mount
+its folders, read-only, at the same paths.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WORKER_FIRST_PORT = 7380
 
 
 def image() -> SmallImage:
-    """Holds the program `rljob` alone. Both pods have the node's address, so their Rays must not want the same ports:
-    the worker's are others than the default."""
+    """An image with only the program `rljob`. Both pods have the node's address, so the worker's Ray uses other
+    ports."""
     rljob = f"""\
 #!/bin/sh
 if [ "$1" = worker ]; then export RLJOB_RAY_FIRST_PORT={_WORKER_FIRST_PORT}; fi
@@ -37,8 +37,8 @@ exec {sys.executable} -m rljob_trainer "$@"
 
 
 def template(layout: ClusterLayout, head: str) -> dict[str, Any]:
-    """The part of a pod's template that makes it run on this machine's files and network. `head`: the host name under
-    which the job's pods look for the controller; there is no DNS."""
+    """Part of a pod template: this machine's files and network. `head`: host name of the controller; there is no
+    DNS."""
     folders = {f"host-{number}": path for number, path in enumerate(_host_paths())}
     volumes = [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()]
     mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
@@ -61,7 +61,7 @@ def template(layout: ClusterLayout, head: str) -> dict[str, Any]:
 
 
 def _host_paths() -> list[str]:
-    """Of the system, and of this Python: where it is installed, and where it finds what it imports."""
+    """Folders of the system, of this Python installation, and of its import path."""
     python = [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent), *sys.path]
     imported = [str(Path(path).absolute()) for path in python if path and Path(path).is_dir()]
     system = [path for path in (*_SYSTEM_FOLDERS, *_SYSTEM_FILES) if Path(path).exists()]

@@ -1,4 +1,4 @@
-"""The RLJob of the story: job.yaml, with this machine's pods, a volume on its disk, and a failure on purpose."""
+"""The RLJob: job.yaml with this machine's pods, a volume on its disk, and injected faults."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ MANIFEST = Path(__file__).parent / "job.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class StoryJob:
-    """`volume`: the folder of this machine that the pods write to."""
+class RecoveryJob:
+    """The job, and its volume."""
 
     manifest: dict[str, Any]
     volume: Path
+    """The folder of this machine that the pods write to."""
 
     @property
     def name(self) -> str:
@@ -31,7 +32,7 @@ class StoryJob:
 
     @property
     def output(self) -> Path:
-        """Of the run. Jobs that name their volume have a folder each on it."""
+        """Output folder of the run. Jobs with a volume of their own choice have a folder each on it."""
         return self.volume / self.name
 
     @property
@@ -44,8 +45,8 @@ class StoryJob:
         return faults
 
 
-def story_job(layout: ClusterLayout, faults: Sequence[Fault], model: str | None) -> StoryJob:
-    """`model`: the URI of another one than job.yaml's."""
+def recovery_job(layout: ClusterLayout, faults: Sequence[Fault], model: str | None) -> RecoveryJob:
+    """`model`: URI of a model other than job.yaml's."""
     manifest = yaml.safe_load(MANIFEST.read_text())
     head = f"{names.service_name(manifest['metadata']['name'])}.{NAMESPACE}.svc"
     volume = layout.state / "checkpoints"
@@ -59,4 +60,4 @@ def story_job(layout: ClusterLayout, faults: Sequence[Fault], model: str | None)
     }
     if model:
         spec["model"]["uri"] = model
-    return StoryJob(manifest, volume)
+    return RecoveryJob(manifest, volume)

@@ -1,4 +1,4 @@
-"""Everything of the cluster lives in namespaces of its own, and ends with their first process: this one."""
+"""Linux namespaces for the cluster. They end with their first process, which is this program."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rljob_cluster.layout import CONTROL_PLANE_ADDRESS
 from rljob_cluster.machine_init import hold_sysctls, mount_own_folders
 
 ADDRESS = CONTROL_PLANE_ADDRESS
-"""Of the machine, of its node, and of the pods, which share the node's network."""
+"""Of the machine, its node, and the pods, which share the node's network."""
 
 CGROUP_ROOT = "/"
-"""Below which the kubelet makes its own."""
+"""The kubelet creates its control groups below it."""
 
 _PODS_CGROUP = "kubepods"
 _NAMESPACES = ("--fork", "--pid", "--mount-proc", "--mount", "--net", "--propagation=private", "--kill-child")
@@ -27,9 +27,11 @@ def in_own_namespaces() -> bool:
     return os.getpid() == 1
 
 
-def again_in_own_namespaces() -> int:
-    """Run this program again, as the first process of new namespaces for processes, mounts and network; its exit code.
-    What it leaves is gone then: the kernel keeps control groups alone, and those are removed."""
+def rerun_in_own_namespaces() -> int:
+    """Run this program again as the first process of new process, mount and network namespaces; its exit code.
+
+    The kernel keeps only the control groups, which are removed here.
+    """
     command = ["unshare", *_NAMESPACES, "--", sys.executable, *sys.orig_argv[1:]]
     done = subprocess.run(["setpriv", "--pdeathsig", "KILL", "--", *command], check=False)
     for hierarchy in cgroups.hierarchies(cgroups.MOUNT):
@@ -40,8 +42,11 @@ def again_in_own_namespaces() -> int:
 
 
 def set_up(state: Path, binaries: Path) -> None:
-    """Find programs in `binaries` first, mount `state` in memory, hold the kernel's settings, and give the machine its
-    address. Nothing of it outlives this process. Raises ClusterError where the machine refuses."""
+    """Put `binaries` first on PATH, mount `state` in memory, fix the kernel's settings, and give the machine its
+    address.
+
+    None of it outlives this process. Raises ClusterError if the machine refuses.
+    """
     os.environ["PATH"] = f"{binaries}:{os.environ['PATH']}"
     mount_own_folders()
     hold_sysctls()

@@ -1,4 +1,4 @@
-"""A control plane and one real kubelet with its containerd, from built programs alone."""
+"""A control plane and one real kubelet with containerd, from built programs only."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _START_SECONDS = 60.0
 
 
 class OneNodeCluster:
-    """Its programs end with this process. Pods must share the node's network: there is no other."""
+    """Its programs end with this process. Pods must use the node's network; there is no other."""
 
     def __init__(self, binaries: Path, state: Path) -> None:
-        """Raises ClusterError where a program is missing."""
+        """Raises ClusterError if a program is missing."""
         require_binaries(binaries, PROGRAMS)
         self.layout = ClusterLayout(state, binaries)
         self._children: list[ChildProcess] = []
@@ -46,7 +46,7 @@ class OneNodeCluster:
 
     @property
     def kubectl(self) -> list[str]:
-        """The administrator's."""
+        """Command line of the administrator's kubectl."""
         program = str(self.layout.binaries / "kubectl")
         return [program, f"--kubeconfig={self.layout.kubeconfig}", f"--namespace={NAMESPACE}"]
 
@@ -55,7 +55,7 @@ class OneNodeCluster:
         return self.layout.node(NODE).state / "pod-logs"
 
     def start_control_plane(self) -> None:
-        """Return when the API server is ready. Raises ClusterError where it does not get there."""
+        """Return when the API server is ready. Raises ClusterError if it is not in time."""
         _write_files(self.layout)
         control_plane = self.layout.control_plane
         self._start("etcd", control_plane_programs.etcd(control_plane))
@@ -65,7 +65,7 @@ class OneNodeCluster:
         self._start("kube-scheduler", control_plane_programs.scheduler(control_plane))
 
     def start_node(self, image: SmallImage) -> None:
-        """Return when pods of `image` can be made, and the node has its GPU. Raises ClusterError."""
+        """Return when pods of `image` can be created and the node has its GPU. Raises ClusterError."""
         self._start("containerd", cluster_programs.containerd(self.layout, NODE))
         self._wait_until("containerd answers", self.layout.node(NODE).containerd_socket.exists)
         archive = self.layout.state / "image.tar"
@@ -83,12 +83,12 @@ class OneNodeCluster:
         run(*self.kubectl, "wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 
     def apply(self, manifest: dict[str, Any]) -> None:
-        """Raises ClusterError where the API server refuses it."""
+        """Raises ClusterError if the API server refuses the object."""
         apply = ("apply", "--server-side", "--request-timeout=30s", "-f", "-")
         run(*self.kubectl, *apply, input=json.dumps(manifest).encode())
 
     def check_running(self) -> None:
-        """Raises ClusterError, with the end of its log, where a program has ended."""
+        """Raises ClusterError, with the end of its log, if a program has ended."""
         for child in self._children:
             child.check_running()
 
@@ -107,7 +107,7 @@ class OneNodeCluster:
 
 
 def _write_files(layout: ClusterLayout) -> None:
-    """Certificates, and the configuration of the node."""
+    """Certificates and the configuration of the node."""
     layout.logs.mkdir(parents=True)
     write_credentials(layout.control_plane)
     files = layout.node(NODE)

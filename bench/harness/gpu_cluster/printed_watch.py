@@ -1,4 +1,4 @@
-"""`kubectl get rljobs -w` as a person would see it, with the seconds."""
+"""The output of `kubectl get rljobs -w`, with seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO
 
 @contextmanager
 def printed_watch(kubectl: list[str], path: Path, seconds: Callable[[], float]) -> Iterator[None]:
-    """Write it to `path` while the block runs; `seconds`: what is written before each line."""
+    """Write the output to `path` within the block. `seconds`: printed before each line."""
     with subprocess.Popen([*kubectl, "get", "rljobs", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
         reader = threading.Thread(target=_copy, args=(watch.stdout, path, seconds))

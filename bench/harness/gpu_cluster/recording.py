@@ -1,4 +1,4 @@
-"""What is seen of the job from outside while it runs, and when."""
+"""Observes the job while it runs, and records the time of each moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.harness.gpu_cluster.one_node import NAMESPACE, OneNodeCluster
-from bench.harness.gpu_cluster.snapshot import ENDS, MOMENTS, Sight, pod_state
+from bench.harness.gpu_cluster.snapshot import FINAL_MOMENTS, MOMENTS, JobSnapshot, pod_state
 
 _LOOK_SECONDS = 0.2
 _RLJOB_PATHS = f"/apis/rljob.dev/v1alpha1/namespaces/{NAMESPACE}"
@@ -17,19 +17,21 @@ _POD_PATHS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 @dataclass
 class Recording:
-    """`moments`: seconds until something was first seen; `pods`: every state that a pod was seen in; `last`: what was
-    seen last."""
+    """Observations of one job."""
 
     cluster: OneNodeCluster
     job: str
     moments: dict[str, float] = field(default_factory=dict)
+    """Seconds until each moment was first observed."""
     pods: list[dict[str, Any]] = field(default_factory=list)
-    last: Sight = field(default_factory=Sight)
+    """Every state of a pod that was observed."""
+    last: JobSnapshot = field(default_factory=JobSnapshot)
+    """The last snapshot."""
     _began: float = field(default_factory=time.monotonic)
     _states: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Seconds count from here."""
+        """Start counting seconds."""
         self._began = time.monotonic()
 
     @property
@@ -41,19 +43,19 @@ class Recording:
         return "complete" in self.moments
 
     def follow(self, until: str, deadline: float) -> None:
-        """Look until that moment has come, or the job has ended.
+        """Take snapshots until the moment `until`, or until the job has ended.
 
-        `deadline`: by `time.monotonic()`. Raises TimeoutError there, ClusterError where a program of the cluster ends.
+        `deadline`: by `time.monotonic()`. Raises TimeoutError then, and ClusterError if a program of the cluster ends.
         """
-        while not self.moments.keys() & {until, *ENDS}:
+        while not self.moments.keys() & {until, *FINAL_MOMENTS}:
             self.cluster.check_running()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.seconds:.0f} s after the job was applied, this has not come: {until}")
             time.sleep(_LOOK_SECONDS)
-            self._note(self._look())
+            self._note(self._take_snapshot())
 
-    def _look(self) -> Sight:
-        return Sight(
+    def _take_snapshot(self) -> JobSnapshot:
+        return JobSnapshot(
             job=self._get(f"{_RLJOB_PATHS}/rljobs/{self.job}"),
             report=self._get(f"{_RLJOB_PATHS}/stepreports/{self.job}"),
             pods=self._get(f"{_POD_PATHS}?labelSelector=rljob.dev/job-name={self.job}").get("items", []),
@@ -63,12 +65,12 @@ class Recording:
         found: dict[str, Any] = json.loads(self.cluster.api.get(path) or "{}")
         return found
 
-    def _note(self, sight: Sight) -> None:
-        self.last = sight
+    def _note(self, snapshot: JobSnapshot) -> None:
+        self.last = snapshot
         for name, holds in MOMENTS.items():
-            if name not in self.moments and holds(sight):
+            if name not in self.moments and holds(snapshot):
                 self.moments[name] = self.seconds
-        for state in map(pod_state, sight.pods):
+        for state in map(pod_state, snapshot.pods):
             if self._states.get(state["pod"]) != state:
                 self._states[state["pod"]] = state
                 self.pods.append({"seconds": self.seconds, **state})

@@ -1,4 +1,4 @@
-"""What is left of the story when everything has ended: files, whether it came to its end or broke off."""
+"""Files that remain of a recording, complete or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.harness.gpu_cluster.job import StoryJob
+from bench.harness.gpu_cluster.job import RecoveryJob
 from bench.harness.gpu_cluster.one_node import OneNodeCluster
 from bench.harness.gpu_cluster.recording import Recording
 from bench.harness.record import record
@@ -21,30 +21,29 @@ _KUBECTL_SECONDS = 30
 _LOG_LINES, _LOG_LINES_OF_A_FAILURE = 60, 400
 
 
-def write_account(
+def write_report(
     cluster: OneNodeCluster,
-    job: StoryJob,
-    neighbour_gib: float | None,
+    job: RecoveryJob,
+    left_gib: float | None,
     recording: Recording,
     start_seconds: dict[str, float],
     out: Path,
 ) -> None:
-    """`neighbour_gib`: what another process left of the GPU. `start_seconds`: how long each part of the cluster took to
-    start."""
-    described = _said_by(cluster, "describe", "rljobs", job.name)
-    events = _said_by(
+    """`left_gib`: GPU memory that another process left. `start_seconds`: start-up of the cluster, by part."""
+    described = _kubectl_output(cluster, "describe", "rljobs", job.name)
+    events = _kubectl_output(
         cluster, "get", "events", "--sort-by=.metadata.creationTimestamp", f"--output=custom-columns={_EVENT_COLUMNS}"
     )
     (out / "describe.txt").write_text(f"{described}\n{events}")
     if job.ledger.exists():
         shutil.copy(job.ledger, out)
     lines = _LOG_LINES if recording.complete else _LOG_LINES_OF_A_FAILURE
-    (out / "logs.txt").write_text(_ends_of_logs([job.output, cluster.pod_logs, cluster.layout.logs], lines))
-    print(record("recovery_in_pods", [_row(recording, start_seconds, _ledger(job))], _note(job, neighbour_gib), out))
+    (out / "logs.txt").write_text(_log_tails([job.output, cluster.pod_logs, cluster.layout.logs], lines))
+    print(record("recovery_in_pods", [_row(recording, start_seconds, _ledger(job))], _note(job, left_gib), out))
 
 
-def _said_by(cluster: OneNodeCluster, *words: str) -> str:
-    """What kubectl prints, whatever that is: the cluster may have broken down."""
+def _kubectl_output(cluster: OneNodeCluster, *words: str) -> str:
+    """Output and errors of kubectl; the cluster may be broken."""
     try:
         done = subprocess.run(
             [*cluster.kubectl, *words], capture_output=True, text=True, check=False, timeout=_KUBECTL_SECONDS
@@ -54,17 +53,17 @@ def _said_by(cluster: OneNodeCluster, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def _ends_of_logs(folders: Iterable[Path], lines: int) -> str:
+def _log_tails(folders: Iterable[Path], lines: int) -> str:
     logs = [log for folder in folders for log in sorted(folder.rglob("*.log"))]
-    return "\n".join(f"=== {log}\n{_end(log, lines)}\n" for log in logs)
+    return "\n".join(f"=== {log}\n{_tail(log, lines)}\n" for log in logs)
 
 
-def _end(log: Path, lines: int) -> str:
+def _tail(log: Path, lines: int) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _ledger(job: StoryJob) -> list[dict[str, Any]]:
-    """Its whole lines."""
+def _ledger(job: RecoveryJob) -> list[dict[str, Any]]:
+    """Its complete lines."""
     text = job.ledger.read_text() if job.ledger.exists() else ""
     return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
@@ -89,11 +88,11 @@ def _row(recording: Recording, start_seconds: dict[str, float], ledger: list[dic
     }
 
 
-def _note(job: StoryJob, neighbour_gib: float | None) -> str:
+def _note(job: RecoveryJob, left_gib: float | None) -> str:
     spec = job.manifest["spec"]
     mishaps = [f"{fault['class']} in {fault['phase']} of step {fault['step']}, on purpose" for fault in job.faults]
-    if neighbour_gib is not None:
-        mishaps.insert(0, f"another process that leaves {neighbour_gib:g} GiB of the GPU until the plan is changed")
+    if left_gib is not None:
+        mishaps.insert(0, f"another process that leaves {left_gib:g} GiB of the GPU until the plan is changed")
     return (
         f"one RLJob ({spec['model']['uri']}, {spec['algorithm']['steps']} steps) in two pods on one node with a real "
         f"kubelet; what it meets: {'; '.join(mishaps) or 'nothing'}"

@@ -1,4 +1,4 @@
-"""What the API server says of the job at one time, and what that means. Pure."""
+"""The job, its StepReport and its pods at one time. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """The job, its StepReport and its pods; empty where they are not there."""
+class JobSnapshot:
+    """Objects of the API server; empty if they do not exist."""
 
     job: Object = field(default_factory=dict)
     report: Object = field(default_factory=dict)
@@ -24,13 +24,13 @@ class Sight:
 
     @property
     def plan_changes(self) -> list[Object]:
-        """As the operator knows them, or sooner: as the trainer does."""
+        """Known to the operator, or, sooner, to the trainer."""
         changes: list[Object] = self.status.get("planChanges") or self.report.get("planChanges") or []
         return changes
 
     @property
     def steps(self) -> int:
-        """Committed."""
+        """Committed steps."""
         return int(self.report.get("step") or 0)
 
     @property
@@ -43,7 +43,7 @@ class Sight:
 
 
 def pod_state(pod: Object) -> Object:
-    """What tells one life of a pod, or of its container, from another."""
+    """Fields that change when a pod or its container is restarted."""
     status = pod.get("status", {})
     container = (status.get("containerStatuses") or [{}])[0]
     return {
@@ -56,35 +56,37 @@ def pod_state(pod: Object) -> Object:
     }
 
 
-def _condition(name: str) -> Callable[[Sight], bool]:
-    return lambda sight: any(
+def _condition(name: str) -> Callable[[JobSnapshot], bool]:
+    return lambda snapshot: any(
         condition["type"] == name and condition["status"] == "True"
-        for condition in sight.status.get("conditions") or ()
+        for condition in snapshot.status.get("conditions") or ()
     )
 
 
-def _second_life(sight: Sight) -> bool:
+def _containers_restarted(snapshot: JobSnapshot) -> bool:
     """All containers run again, in the same pods or in new ones."""
-    restarted = any(pod_state(pod)["restarts"] for pod in sight.pods)
-    return (restarted or sight.attempts > 1) and sight.containers_run
+    restarted = any(pod_state(pod)["restarts"] for pod in snapshot.pods)
+    return (restarted or snapshot.attempts > 1) and snapshot.containers_run
 
 
-def _gone_on(sight: Sight) -> bool:
-    changes = sight.plan_changes
-    return bool(changes) and sight.steps >= int(changes[-1]["step"])
+def _failed_step_committed(snapshot: JobSnapshot) -> bool:
+    changes = snapshot.plan_changes
+    return bool(changes) and snapshot.steps >= int(changes[-1]["step"])
 
 
-MOMENTS: dict[str, Callable[[Sight], bool]] = {
-    "pods_made": lambda sight: bool(sight.pods),
-    "containers_running": lambda sight: sight.containers_run,
-    "first_step": lambda sight: sight.steps >= 1,
-    "out_of_memory": lambda sight: bool(sight.report.get("lastEvidence") or sight.status.get("lastOutOfMemory")),
-    "plan_changed": lambda sight: bool(sight.plan_changes),
-    "containers_running_again": _second_life,
-    "failed_step_committed": _gone_on,
+MOMENTS: dict[str, Callable[[JobSnapshot], bool]] = {
+    "pods_made": lambda snapshot: bool(snapshot.pods),
+    "containers_running": lambda snapshot: snapshot.containers_run,
+    "first_step": lambda snapshot: snapshot.steps >= 1,
+    "out_of_memory": lambda snapshot: bool(
+        snapshot.report.get("lastEvidence") or snapshot.status.get("lastOutOfMemory")
+    ),
+    "plan_changed": lambda snapshot: bool(snapshot.plan_changes),
+    "containers_running_again": _containers_restarted,
+    "failed_step_committed": _failed_step_committed,
     "complete": _condition("Complete"),
     "failed": _condition("Failed"),
 }
-"""What is looked for, in the order of the story."""
+"""Conditions to observe, in the order in which they are expected."""
 
-ENDS = frozenset({"complete", "failed"})
+FINAL_MOMENTS = frozenset({"complete", "failed"})

@@ -1,1 +1,1 @@
-"""Jobs on the Kubernetes of this machine, as a user sees them: kubectl, the installed operator, a job's status."""
+"""Jobs on this machine's Kubernetes, as users see them: kubectl, the installed operator, the status of a job."""

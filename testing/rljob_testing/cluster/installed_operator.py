@@ -1,4 +1,4 @@
-"""The operator as its users install it: images on the nodes, the chart by Helm."""
+"""The operator as users install it: images on the nodes, the chart by Helm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading an RLJob as its users do."""
+"""The status of an RLJob, as users read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def digits(name: str = "digits", **spec: Any) -> Object:
-    """The example, with parts of its spec replaced; dictionaries are merged."""
+    """The digits example with parts of its spec replaced; dictionaries are merged."""
     job: Object = yaml.safe_load((EXAMPLES / "digits.yaml").read_text())
     job["metadata"]["name"] = name
     job["spec"] = _merged(job["spec"], spec)
@@ -39,7 +39,7 @@ def condition(job: Object, type_: str) -> Object:
 
 
 def holds(type_: str, reason: str | None = None) -> Any:
-    """Whether a condition of a job is true, and for this reason; for `Kubectl.wait`."""
+    """Predicate for `Kubectl.wait`: the condition is true, and has this reason if one is given."""
 
     def check(job: Object) -> bool:
         found = condition(job, type_)
@@ -53,13 +53,13 @@ def finished(job: Object) -> bool:
 
 
 def attempt(job: Object) -> Object:
-    """The latest one."""
+    """The latest attempt."""
     found: Object = (status(job).get("attempts") or [{}])[-1]
     return found
 
 
 def at_step(step: int, attempt_number: int = 1) -> Any:
-    """Whether a StepReport tells of so many committed steps, or more, in this attempt; for `Kubectl.wait`."""
+    """Predicate for `Kubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
     return lambda report: report.get("attempt") == attempt_number and (report.get("step") or 0) >= step
 
 

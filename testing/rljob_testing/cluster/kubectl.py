@@ -26,14 +26,14 @@ PLURALS = {
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl of the cluster, as its administrator, in one namespace."""
+    """kubectl of the cluster in one namespace, as administrator."""
 
     program: Path
     kubeconfig: Path
     namespace: str = "default"
 
     def __call__(self, *words: str, input: str | None = None, check: bool = True) -> str:
-        """What it printed; where it fails and `check` is off, what it said."""
+        """Output of kubectl; its error output if it fails and `check` is off."""
         command = [str(self.program), "--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace, *words]
         done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, timeout=120)
         if check and done.returncode != 0:
@@ -50,7 +50,7 @@ class Kubectl:
     def wait(
         self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = 120
     ) -> dict[str, Any]:
-        """The object, as soon as it is as wanted. Looks without kubectl, which costs 0.1 s of a processor each time."""
+        """The object, as soon as `holds` is true. Polls without kubectl, which takes 0.1 s of CPU time per call."""
         api, deadline = ApiClient.from_kubeconfig(self.kubeconfig), Deadline(seconds)
         resource = PLURALS[kind]
         namespace = None if kind == "node" else self.namespace

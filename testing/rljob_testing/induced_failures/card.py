@@ -1,4 +1,4 @@
-"""One GPU for many programs: each waits for its turn, and for an empty card."""
+"""Shares one GPU between programs: each waits for its turn, and for an empty GPU."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _SECONDS_UNTIL_EMPTY = 30
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """GPU 0. `free`: what this process can have of it, its own CUDA context taken off."""
+    """GPU 0."""
 
     total_bytes: int
     free_bytes: int
+    """Memory that this process can allocate, without its own CUDA context."""
 
     @property
     def free_gib(self) -> float:
@@ -34,15 +35,15 @@ class Card:
 
 
 def has_gpu() -> bool:
-    """Asks NVML: CUDA is left alone, so that a process may still be forked."""
+    """Asks NVML rather than CUDA, so the process can still be forked."""
     return torch.cuda.device_count() > 0
 
 
 def take_turn() -> None:
-    """Wait until no other program uses the GPU; the turn ends with the process, at the latest after its seconds.
+    """Wait until no other program uses the GPU. The turn ends with the process, or when its time is over.
 
-    Makes no CUDA context. The programs load their libraries before it, several at once, which is most of their time.
-    Raises `NotPossibleHere` where there is no GPU.
+    Creates no CUDA context. Programs load their libraries before their turn, several at once, as this takes most of
+    their time. Raises `NotPossibleHere` without a GPU.
     """
     if not has_gpu():
         raise NotPossibleHere("needs an NVIDIA GPU")
@@ -52,9 +53,9 @@ def take_turn() -> None:
 
 
 def take_card() -> Card:
-    """Wait for the turn, then for what the last program held to be given back. Makes this process's CUDA context.
+    """Wait for the turn and for the release of the last program's memory, and create this process's CUDA context.
 
-    Raises `NotPossibleHere` where there is no GPU, or others hold much of it.
+    Raises `NotPossibleHere` without a GPU, or if other processes hold much of it.
     """
     take_turn()
     deadline = time.monotonic() + _SECONDS_UNTIL_EMPTY
@@ -67,22 +68,22 @@ def take_card() -> Card:
 
 
 def _used_share() -> float:
-    """Of the GPU's memory, asked of the driver: on a full card CUDA cannot even begin."""
+    """Share of the GPU's memory in use, by NVML: on a full GPU, CUDA cannot be initialized."""
     pynvml.nvmlInit()
     memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
     return float(memory.used / memory.total)
 
 
 def gib(size: float) -> torch.Tensor:
-    """A tensor of so many GiB on the GPU, in bytes that nobody has written."""
+    """A tensor of `size` GiB on the GPU, uninitialized."""
     return torch.empty(int(size * GIB), dtype=torch.uint8, device="cuda")
 
 
 def floats(size_bytes: float) -> torch.Tensor:
-    """A tensor of float32 zeros of so many bytes on the GPU."""
+    """A tensor of float32 zeros of `size_bytes` on the GPU."""
     return torch.zeros(int(size_bytes) // 4, device="cuda")
 
 
 def memory_log_of(folder: Path) -> Path:
-    """Where a run keeps the memory of its first policy rank."""
+    """Path of the memory log of the first policy rank."""
     return folder / "memory" / "policy-0.jsonl"

@@ -1,4 +1,4 @@
-"""The programs that run out of memory on purpose, by the class of their failure."""
+"""The programs, by failure class."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_testing.induced_failures import programs as package
 
 SKIPPED_EXIT_CODE = 77
-"""A program's exit code where the machine cannot do what it needs; its last line says what that is."""
+"""Exit code of a program whose requirements this machine lacks; the last line of its output names them."""
 
 
 class NotPossibleHere(Exception):
-    """The message says what the machine lacks."""
+    """The message names the missing requirement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`run` takes the folder for its evidence and ends in the failure. `seconds`: longest time on the GPU.
-
-    `variables`: of its environment, set before it starts. `needs_gpu`: whether it cannot do without one.
-    """
+    """A program that runs out of memory on purpose."""
 
     failure_class: FailureClass
     name: str
     run: Callable[[Path], None]
+    """Called with the folder for evidence; ends in the failure."""
     seconds: int
+    """Longest time on the GPU."""
     variables: dict[str, str]
+    """Environment variables, set before the process starts."""
     needs_gpu: bool
+    """False if it also runs without a GPU."""
 
     @property
     def title(self) -> str:
@@ -48,7 +49,7 @@ def induces(
     variables: dict[str, str] | None = None,
     needs_gpu: bool = True,
 ) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
-    """Enter the decorated function as a program that ends in a failure of `failure_class`."""
+    """Register the decorated function as a program that fails with `failure_class`."""
 
     def enter(run: Callable[[Path], None]) -> Callable[[Path], None]:
         program = Program(failure_class, run.__name__, run, seconds, variables or {}, needs_gpu)
@@ -59,7 +60,7 @@ def induces(
 
 
 def programs() -> list[Program]:
-    """All of them, class by class."""
+    """All programs, class by class."""
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     order = list(FailureClass)

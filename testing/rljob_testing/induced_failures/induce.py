@@ -1,4 +1,4 @@
-"""Runs a program that runs out of memory on purpose, and has its evidence diagnosed."""
+"""Runs a program that runs out of memory on purpose, and diagnoses its evidence."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One program's end. `ended`: failed, not diagnosed, skipped, timed out, no failure, or not run. `diagnoses`: as
-    `rljob diagnose --json` prints them, the best first."""
+    """The result of one program."""
 
     induced: str
     program: str
     ended: str
+    """failed, not diagnosed, skipped, timed out, no failure, or not run."""
     seconds: float
     diagnoses: list[dict[str, Any]] = field(default_factory=list)
+    """From `rljob diagnose --json`, the best first."""
     note: str = ""
 
 
 def induce(program: Program, output: Path, deadline: float) -> Row:
-    """Run `program` and have its evidence diagnosed. Whatever goes wrong is said in the row."""
+    """Run `program` and diagnose its evidence. Problems go into the row."""
     folder = output / "failures" / str(program.failure_class) / program.name
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -58,7 +59,7 @@ def induce(program: Program, output: Path, deadline: float) -> Row:
 
 
 def run(program: Program, folder: Path, seconds: float, lock: Path) -> int | None:
-    """The exit code of the program, or None where it had to be ended after `seconds`."""
+    """Exit code of the program; None if it was killed after `seconds`."""
     environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
     environment |= {LOCK_VARIABLE: str(lock), SECONDS_VARIABLE: str(program.seconds), **program.variables}
     command = [sys.executable, "-m", "rljob_testing.induced_failures", program.title, str(folder)]
@@ -66,7 +67,7 @@ def run(program: Program, folder: Path, seconds: float, lock: Path) -> int | Non
 
 
 def diagnose(folder: Path) -> list[dict[str, Any]]:
-    """What `rljob diagnose --json` says of the folder, without its advice."""
+    """Output of `rljob diagnose --json` for the folder, without advice."""
     command = [sys.executable, "-m", "rljob_trainer", "diagnose", "--json", str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DIAGNOSE_SECONDS)
     return [{name: value for name, value in found.items() if name != "advice"} for found in json.loads(done.stdout)]

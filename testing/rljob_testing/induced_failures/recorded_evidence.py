@@ -1,4 +1,4 @@
-"""Makes a failure's evidence small enough to keep under tests/data/oom, without changing what is diagnosed of it."""
+"""Shrinks the evidence of a failure for tests/data/oom, without changing its diagnosis."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _UNTELLING = re.compile(r"^\s*[\^~]+\s*$|it/s\]|s/it\]|^\s*$")
 
 
 def pack(failure: Path, recorded: Path, made_by: str) -> Path:
-    """Copy the failure in the folder `failure`, as `<class>/<name>`, into `recorded`: a text where its log is all,
-    else a folder, with its source named.
+    """Copy the failure in the folder `failure`, as `<class>/<name>`, into `recorded`, with its source.
 
-    Raises `ValueError` where the small copy would be diagnosed as something else than the whole.
+    The copy is a text file if the failure has only a log, else a folder. Raises `ValueError` if the diagnosis of the
+    copy differs.
     """
     source = f"# source: made on one {device()}, {datetime.now(UTC):%Y-%m-%d}, by {made_by}\n"
     copy = recorded / failure.parent.name / f"induced-{failure.name.replace('_', '-')}"
@@ -51,7 +51,7 @@ def pack(failure: Path, recorded: Path, made_by: str) -> Path:
 
 
 def _files(failure: Path) -> Iterator[Path]:
-    """Those that can be evidence: in a run's folder, beside much else."""
+    """Files that can be evidence; a run's folder has many others."""
     yield from sorted(
         path for path in failure.iterdir() if path.is_file() and path.name not in _NO_EVIDENCE and path.name[0] != "."
     )
@@ -60,7 +60,7 @@ def _files(failure: Path) -> Iterator[Path]:
 
 
 def _small(path: Path) -> str | None:
-    """The file's text, cut to what counts; None where it is left out."""
+    """The relevant text of the file; None if it is left out."""
     text = path.read_text(encoding="utf-8", errors="replace").replace(f"{_REPOSITORY}/", "")
     text = _PACKAGES.sub("/opt/venv/lib/python3/site-packages/", text)
     text = _ADDRESS.sub("127.0.0.1:", _MODEL_CACHE.sub("/models/random/", text))
@@ -74,7 +74,7 @@ def _small(path: Path) -> str | None:
 
 
 def _middle_left_out(text: str) -> str:
-    """Its beginning, where an engine says what it takes, and its end, where the failure is."""
+    """The beginning, where an engine reports its memory, and the end, with the failure."""
     if len(text) <= LARGEST_LOG_CHARACTERS:
         return text
     head = text[: LARGEST_LOG_CHARACTERS // 3].rpartition("\n")[0]

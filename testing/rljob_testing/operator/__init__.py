@@ -1,1 +1,1 @@
-"""The operator as a process beside a real API server: faults between the two, and pods that a test moves by hand."""
+"""The operator as a process with a real API server: a proxy for faults, and pods that tests move."""

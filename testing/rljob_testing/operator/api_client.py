@@ -1,4 +1,4 @@
-"""A plain client of the API server for tests: a person with kubectl, as functions."""
+"""A plain client of the API server for tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CLUSTER_SCOPED = {
 
 
 class ApiError(Exception):
-    """The API server's refusal: HTTP status, reason (`Invalid`, `Forbidden`, …) and the sentence a user sees."""
+    """A refusal of the API server: HTTP status, reason (`Invalid`, `Forbidden`, …) and message."""
 
     def __init__(self, status: int, body: Object) -> None:
         self.status = status
@@ -62,7 +62,7 @@ class ApiError(Exception):
 
 
 def refusal(call: Callable[Parameters, object], *args: Parameters.args, **kwargs: Parameters.kwargs) -> ApiError | None:
-    """The API server's refusal of what `call` asks of it; None where it was allowed."""
+    """The API server's refusal of `call`; None if it was allowed."""
     try:
         call(*args, **kwargs)
     except ApiError as error:
@@ -71,7 +71,7 @@ def refusal(call: Callable[Parameters, object], *args: Parameters.args, **kwargs
 
 
 class ApiClient:
-    """One identity at one API server. Resources go by their plural names: `api.get("pods", "name", "namespace")`."""
+    """One identity at one API server. Resources have their plural names: `api.get("pods", "name", "namespace")`."""
 
     def __init__(self, url: str, context: ssl.SSLContext, token: str | None = None) -> None:
         self.url = url
@@ -81,7 +81,7 @@ class ApiClient:
 
     @classmethod
     def from_kubeconfig(cls, path: Path) -> Self:
-        """The identity of the current context; a client certificate."""
+        """The identity of the current context, by client certificate."""
         config = yaml.safe_load(path.read_text())
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
         context = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority").decode())
@@ -92,14 +92,14 @@ class ApiClient:
         return cls(cluster["server"], context)
 
     def as_token(self, token: str, ca: Path) -> ApiClient:
-        """The same API server as somebody else."""
+        """The same API server with another identity."""
         return ApiClient(self.url, ssl.create_default_context(cafile=str(ca)), token)
 
     def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
         return self.request("GET", _path(resource, namespace, name))
 
     def find(self, resource: str, name: str, namespace: str | None = None) -> Object | None:
-        """The object, or None where there is none."""
+        """The object; None if it does not exist."""
         try:
             return self.get(resource, name, namespace)
         except ApiError as error:
@@ -108,7 +108,7 @@ class ApiClient:
             raise
 
     def list(self, resource: str, namespace: str | None = None, selector: str = "") -> list[Object]:
-        """In all namespaces where `namespace` is None."""
+        """Without `namespace`: in all namespaces."""
         found = self.request("GET", _path(resource, namespace), params={"labelSelector": selector})
         return list(found["items"])
 
@@ -116,7 +116,7 @@ class ApiClient:
         return self.request("POST", _path(resource, namespace), body=body, params={"fieldValidation": "Strict"})
 
     def create_below(self, resource: str, name: str, subresource: str, body: Object, namespace: str) -> Object:
-        """For subresources that are created, such as pods/binding and serviceaccounts/token."""
+        """Create a subresource such as pods/binding or serviceaccounts/token."""
         return self.request("POST", f"{_path(resource, namespace, name)}/{subresource}", body=body)
 
     def merge(
@@ -137,7 +137,7 @@ class ApiClient:
         return self._patch("application/apply-patch+yaml", resource, name, body, namespace, "", params)
 
     def delete(self, resource: str, name: str, namespace: str | None = None, grace_seconds: int | None = None) -> None:
-        """`grace_seconds` 0: gone at once, as a kubelet says when a pod's processes have ended."""
+        """`grace_seconds` 0: delete at once, as a kubelet does after a pod's processes have ended."""
         options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         self.request("DELETE", _path(resource, namespace, name), body={"propagationPolicy": "Background", **options})
 
@@ -149,7 +149,7 @@ class ApiClient:
         params: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """Any request. Raises ApiError where the answer is a refusal."""
+        """Any request. Raises ApiError if it is refused."""
         headers = {"Content-Type": content_type}
         answer = self._http.request(method, path, json=body, params=params, headers=headers)
         data: Object = answer.json() if answer.headers["content-type"].startswith("application/json") else {}

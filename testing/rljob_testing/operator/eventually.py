@@ -1,4 +1,4 @@
-"""Waiting for what a running operator does in its own time."""
+"""Waits for effects of a running operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def eventually(
 ) -> Result:
     """The first truthy result of `look`. An AssertionError raised inside it counts as not yet.
 
-    `expected` says what was waited for, where it does not come in `timeout` seconds; `context`, what there is instead.
+    `expected` names the awaited effect in the error after `timeout` seconds; `context` adds the present state.
     """
     deadline = Deadline(timeout)
     found: object = None
@@ -35,7 +35,7 @@ def eventually(
 
 
 def holds_for(seconds: float, check: Callable[[], bool], expected: str) -> None:
-    """`check` is true all the time: for what must not happen."""
+    """Assert that `check` stays true: for effects that must not happen."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert check(), f"expected for {seconds:g} s: {expected}"

@@ -1,6 +1,6 @@
-"""A proxy between the operator and the API server that counts what passes, and fails on demand.
+"""A proxy between the operator and the API server that counts requests and injects faults.
 
-Tests run in a thread of their own: what they call here only sets values that the proxy's event loop reads.
+Tests run in another thread: their calls only set values that the proxy's event loop reads.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: 
 
 @dataclass(slots=True)
 class Fault:
-    """What happens instead of passing, to requests of these `verbs` and `resources` (empty: all), at most `times`."""
+    """A fault for requests with these `verbs` and `resources` (empty: all), at most `times`."""
 
     status: int | None
-    """HTTP status of the answer. None: no answer at all, until the client gives up."""
+    """HTTP status of the answer. None: no answer until the client gives up."""
     verbs: frozenset[str] = frozenset()
     resources: frozenset[str] = frozenset()
     times: int | None = None
     retry_after_seconds: int | None = None
     after_passing: bool = False
-    """The API server does what was asked, and the client hears of the fault only."""
+    """The API server executes the request, and only the answer is lost."""
     hits: int = 0
 
-    def strikes(self, request: RecordedRequest) -> bool:
-        """Counts a hit where it does."""
+    def applies_to(self, request: RecordedRequest) -> bool:
+        """Counts a hit if it applies."""
         meant = (not self.verbs or request.verb in self.verbs) and (
             not self.resources or request.resource in self.resources
         )
@@ -62,7 +62,7 @@ class _Watch:
 
 @dataclass
 class FaultProxy:
-    """A reverse proxy at `url`, in front of the API server at `upstream`. Fault-free until told otherwise."""
+    """A reverse proxy at `url` for the API server at `upstream`. It injects no faults by default."""
 
     upstream: str
     ca: Path
@@ -91,7 +91,7 @@ class FaultProxy:
         retry_after_seconds: int | None = None,
         after_passing: bool = False,
     ) -> Iterator[Fault]:
-        """The fault holds within the block; its `hits` say how often it struck."""
+        """Inject the fault within the block; its `hits` count the affected requests."""
         fault = Fault(status, frozenset(verbs), frozenset(resources), times, retry_after_seconds, after_passing)
         self._faults.append(fault)
         try:
@@ -100,19 +100,20 @@ class FaultProxy:
             self._faults.remove(fault)
 
     def after_each_change(self, call: Callable[[RecordedRequest], None] | None) -> None:
-        """Call `call` with each write that changes anything, when the API server has done it and before its answer
-        passes. None: no more."""
+        """Call `call` with each write that changes an object, after the API server has done it and before its answer
+        passes. None: stop.
+        """
         self._after_change = call
 
     def cut_watches(self, *resources: str) -> int:
-        """Close the connections of these watches (none named: all), as a load balancer would. Returns how many."""
+        """Close the connections of these watches (none named: all), as a load balancer would. Returns their number."""
         watches = self.open_watches(*resources)
         for watch in watches:
             self._loop.call_soon_threadsafe(watch.transport.abort)
         return len(watches)
 
     def silence_watches(self, *resources: str) -> int:
-        """The connections stay open and say nothing any more; watches opened later are sound. Returns how many."""
+        """Keep the connections open but silent; later watches work. Returns their number."""
         watches = self.open_watches(*resources)
         for watch in watches:
             watch.silent = True
@@ -122,7 +123,7 @@ class FaultProxy:
         return [w for w in self._watches if not w.closed and (not resources or w.request.resource in resources)]
 
     def writes(self, namespace: str | None = None, since: float = 0.0) -> list[RecordedRequest]:
-        """Writes that reached the proxy; Leases and reviews do not count. Namespace "": to what is in none."""
+        """Writes that reached the proxy, without Leases and reviews. Namespace "": cluster-scoped objects."""
         return [
             request
             for request in list(self.requests)
@@ -138,7 +139,8 @@ class FaultProxy:
         )
 
     def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 60.0) -> None:
-        """Until no write has come for `seconds`. AssertionError, with the last writes, where that is never so."""
+        """Wait until no write has arrived for `seconds`. AssertionError, with the last writes, if that does not
+        happen."""
         deadline = Deadline(timeout)
         while not deadline.passed:
             writes = self.writes()
@@ -177,7 +179,7 @@ class FaultProxy:
     async def _handle(self, incoming: web.BaseRequest) -> web.StreamResponse:
         request = read_request(incoming.method, incoming.path, incoming.query)
         self.requests.append(request)
-        fault = next((fault for fault in self._faults if fault.strikes(request)), None)
+        fault = next((fault for fault in self._faults if fault.applies_to(request)), None)
         if fault is not None and not fault.after_passing:
             return await self._fail(request, fault)
         try:

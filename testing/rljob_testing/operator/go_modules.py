@@ -11,11 +11,11 @@ VOLCANO = ("volcano.sh/volcano@v1.10.0", "config/crd/volcano/bases/scheduling.vo
 
 
 class ModuleUnavailable(Exception):
-    """Go is not here, or the module cannot be downloaded; the message says which."""
+    """Go is not installed, or the module cannot be downloaded; the message names which."""
 
 
 def module_files(module: str, pattern: str) -> list[Path]:
-    """Files of `module` (path@version) by a glob; it is downloaded into Go's cache where it is not there yet."""
+    """Files of `module` (path@version) by a glob. The module is downloaded into Go's cache if necessary."""
     command = ["go", "mod", "download", "-json", module]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""The operator's identity on an API server: its ServiceAccount with exactly the rights that the chart gives it."""
+"""The operator's identity on an API server: its ServiceAccount with exactly the permissions of the chart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RIGHTS = ("serviceaccount", "rbac-operator")
 
 
 def rendered_rights(helm: Path, namespace: str, job_namespaces: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """ServiceAccount, roles and bindings as `helm install` would make them; `job_namespaces` empty: cluster-wide."""
+    """ServiceAccount, roles and bindings as `helm install` creates them. Without `job_namespaces`: cluster-wide."""
     only = [argument for name in _RIGHTS for argument in ("--show-only", f"templates/{name}.yaml")]
     watched = f"namespaces={json.dumps(list(job_namespaces))}"
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", namespace, "--set-json", watched, *only]
@@ -28,7 +28,7 @@ def rendered_rights(helm: Path, namespace: str, job_namespaces: Iterable[str] = 
 
 
 def install(api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = ()) -> str:
-    """Make the namespace, apply the rights, and return a token of the operator's ServiceAccount."""
+    """Create the namespace, apply the permissions, and return a token of the operator's ServiceAccount."""
     api.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     rights = rendered_rights(helm, namespace, job_namespaces)
     for manifest in rights:
@@ -38,7 +38,7 @@ def install(api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable
 
 
 def token_of(api: ApiClient, namespace: str, service_account: str) -> str:
-    """A token of the ServiceAccount, good for an hour: what a kubelet would mount into its pods."""
+    """A token of the ServiceAccount, valid for an hour, as a kubelet would mount it."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
     answer = api.create_below("serviceaccounts", service_account, "token", request, namespace)
     return str(answer["status"]["token"])

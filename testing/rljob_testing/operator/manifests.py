@@ -1,4 +1,4 @@
-"""Manifests of jobs and of what stands around them."""
+"""Manifests of jobs and of related objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Object = dict[str, Any]
 
 
 def job(name: str = "job", **spec: Any) -> Object:
-    """A small valid RLJob; `spec` replaces whole fields of its spec, except `algorithm`, whose fields are added."""
+    """A small valid RLJob. `spec` replaces whole fields of its spec, except `algorithm`, whose fields are added."""
     return {
         "apiVersion": API_VERSION,
         "kind": "RLJob",
@@ -26,7 +26,7 @@ def job(name: str = "job", **spec: Any) -> Object:
 
 
 def namespace(name: str) -> Object:
-    """Pods that are not `restricted` are refused in it."""
+    """A namespace that refuses pods that are not `restricted`."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
@@ -36,14 +36,14 @@ def node(name: str, labels: dict[str, str]) -> Object:
 
 
 def node_status(gpus: int) -> Object:
-    """A ready node with plenty of everything. 0 GPUs: none is mentioned; as a merge patch, that removes them."""
+    """A ready node with ample resources. 0 GPUs: the resource is absent, or removed by a merge patch."""
     resources = {"cpu": "64", "memory": "512Gi", "pods": "500", "nvidia.com/gpu": str(gpus) if gpus else None}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
     return {"capacity": resources, "allocatable": resources, "conditions": [ready]}
 
 
 def step_report(attempt: int, step: int, **fields: Any) -> Object:
-    """What a controller pod tells of a run on one GPU; `fields` replace or add."""
+    """The StepReport of a run on one GPU; `fields` replace or add."""
     return {
         "attempt": attempt,
         "planGeneration": 1,
@@ -67,4 +67,4 @@ PLAN: Object = {
     "optimizerOffload": False,
     "syncBucketBytes": 1 << 28,
 }
-"""The memory plan that the trainer works out first."""
+"""The first memory plan of the trainer."""

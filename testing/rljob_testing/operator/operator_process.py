@@ -1,4 +1,4 @@
-"""The real operator as a process: started, killed and started again by tests and benchmarks."""
+"""The real operator as a process that tests and benchmarks start, kill and restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OperatorProcess:
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> None:
-        """Return when it is ready: its caches are filled, and it leads or stands by."""
+        """Return when it is ready: its caches are filled, and it is the leader or a standby."""
         assert not self.running, "the operator runs already"
         given = {**self.settings, "probes_port": self.probes_port, "metrics_port": self.metrics_port}
         settings = {f"RLJOB_OPERATOR_{name.upper()}": str(value) for name, value in given.items()}
@@ -56,7 +56,7 @@ class OperatorProcess:
         raise AssertionError(f"the operator is not ready after {START_SECONDS} s; {self.end_of_log()}")
 
     def probe(self, path: str) -> int:
-        """HTTP status of /healthz or /readyz; 0 where nobody answers."""
+        """HTTP status of /healthz or /readyz; 0 without an answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.probes_port}/{path}", timeout=5) as answer:
                 return int(answer.status)
@@ -74,13 +74,13 @@ class OperatorProcess:
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL: no good-bye, the Lease is not given back. Returns when it is dead."""
+        """Send SIGKILL; the Lease is not released. Returns when the process is dead."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def wait_ended(self, timeout: float = 60.0) -> int:
-        """Its exit code. AssertionError where it does not end."""
+        """Its exit code. AssertionError if it does not end."""
         deadline = Deadline(timeout)
         while self.running:
             assert not deadline.passed, f"the operator has not ended after {timeout:g} s; {self.end_of_log()}"
@@ -89,19 +89,19 @@ class OperatorProcess:
         return self._process.wait()
 
     def stop(self) -> int:
-        """SIGTERM, as a kubelet sends it; returns the exit code."""
+        """Send SIGTERM, as a kubelet does; returns the exit code."""
         assert self._process is not None
         self._process.terminate()
         return self.wait_ended()
 
     @property
     def process(self) -> psutil.Process:
-        """To be measured."""
+        """For measurements."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
     def cpu_seconds(self) -> float:
-        """User and system time since it started."""
+        """User and system time since the start."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
@@ -111,7 +111,7 @@ class OperatorProcess:
 
 
 def write_kubeconfig(path: Path, url: str, token: str, ca: Path | None = None) -> Path:
-    """A kubeconfig for a token. `ca`: absent where `url` is plain HTTP."""
+    """Write a kubeconfig for a token. `ca`: None if `url` is plain HTTP."""
     cluster = {"server": url} | ({} if ca is None else {"certificate-authority": str(ca)})
     config = {
         "apiVersion": "v1",

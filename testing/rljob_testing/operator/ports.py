@@ -1,4 +1,4 @@
-"""Ports for a control plane and an operator, also where other test sessions run on the same machine."""
+"""Free ports for a control plane and an operator, while other test sessions run on the same machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST, _LAST = 24000, 26000
 
 @contextmanager
 def port_block() -> Iterator[int]:
-    """The first of 24 free ports in a row. The last one is held, so that no other session takes the same block."""
+    """The first of 24 free ports in a row. The last one is held, so no other session takes the same block."""
     for base in range(_FIRST, _LAST, BLOCK):
         with socket.socket() as held:
             try:

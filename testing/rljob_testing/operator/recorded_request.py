@@ -1,4 +1,4 @@
-"""What one request to the API server was about, in the words of RBAC."""
+"""Verb and resource of a request to the API server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """`resource` is plural, with its subresource: `rljobs/status`. Empty for what is no resource, such as /version."""
+    """`resource` is plural, with its subresource: `rljobs/status`. It is empty for other paths such as /version."""
 
     verb: str
     resource: str
@@ -21,11 +21,11 @@ class RecordedRequest:
     name: str
     time: float = field(default_factory=time.monotonic)
     status: int = 0
-    """HTTP status of the answer; 0 while there is none."""
+    """HTTP status of the answer; 0 without an answer so far."""
 
     @property
     def is_write(self) -> bool:
-        """Changes what the cluster holds about a job. A Lease is not about any job, and a review is a question."""
+        """True if the request changes an object of a job: not a Lease, not an access review."""
         return self.verb in WRITE_VERBS and bool(self.resource) and self.resource not in (*_QUESTIONS, "leases")
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class RecordedRequest:
 
 
 def read_request(method: str, path: str, query: Mapping[str, str]) -> RecordedRequest:
-    """The verb and the resource as the API server's authorizer would name them."""
+    """Verb and resource as the API server's authorizer names them."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else []
     namespace = ""

@@ -1,4 +1,4 @@
-"""One job under test: made, moved along and looked at."""
+"""One job under test: create, move and observe it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
-from rljob_testing.operator.kubelet_hand import KubeletHand, Pod
+from rljob_testing.operator.simulated_kubelet import Pod, SimulatedKubelet
 
 Object = dict[str, Any]
 
 
 @dataclass
 class WatchedJob:
-    """An RLJob by namespace and name. What it `wait`s for must come within seconds."""
+    """An RLJob by namespace and name. Awaited states must be reached within seconds."""
 
     api: ApiClient
-    kubelet: KubeletHand
+    kubelet: SimulatedKubelet
     namespace: str
     name: str = "job"
 
@@ -42,14 +42,14 @@ class WatchedJob:
     # --- what its pods do ---
 
     def run(self, step: int = 1) -> WatchedJob:
-        """Healthy nodes: wait until all pods run, and let the controller report `step` committed steps."""
+        """With healthy nodes: wait until all pods run, and have the controller report `step` committed steps."""
         self.kubelet.follow(self.namespace)
         self.wait_for(ConditionType.RUNNING)
         self.report(step)
         return self
 
     def report(self, step: int, attempt: int = 1, **fields: Any) -> None:
-        """The controller pod's patch of its StepReport."""
+        """Patch the StepReport as the controller pod does."""
         report = manifests.step_report(attempt, step, **fields) | {
             "apiVersion": "rljob.dev/v1alpha1",
             "kind": "StepReport",
@@ -58,7 +58,7 @@ class WatchedJob:
         self.api.apply("stepreports", report, self.namespace, manager=TRAINER_FIELD_MANAGER)
 
     def end_controller(self, exit_code: int, step: int = 10, **ending: Any) -> None:
-        """The controller pod ends as the trainer does, with its termination message."""
+        """End the controller pod as the trainer does, with a termination message."""
         sentence = ExitCode(exit_code).meaning if exit_code in list(ExitCode) else "killed"
         message = TerminationMessage(exit_code=exit_code, message=sentence, step=step)
         pod = self.api.get("pods", controller_pod_name(self.name), self.namespace)
@@ -93,13 +93,13 @@ class WatchedJob:
         return int(self.attempts[-1]["number"])
 
     def condition(self, type_: ConditionType) -> Object:
-        """The condition; empty where there is none."""
+        """The condition; empty if it does not exist."""
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
     def wait_for(
         self, type_: ConditionType, status: str = "True", reason: ConditionReason | None = None, timeout: float = 60
     ) -> Object:
-        """The condition, once it has this status, and this reason where one is given."""
+        """The condition, once it has this status, and this reason if one is given."""
 
         def reached() -> Object | None:
             condition = self.condition(type_)
@@ -125,7 +125,7 @@ class WatchedJob:
         return self.pods[worker_pod_name(self.name, "policy", index)]
 
     def wait_for_pods(self, count: int = 2, timeout: float = 60) -> dict[str, Pod]:
-        """Until it has exactly `count` pods."""
+        """Wait until it has exactly `count` pods."""
         eventually(lambda: len(self.pods) == count, f"{count} pods", timeout, lambda: (list(self.pods), self.status))
         return self.pods
 
@@ -135,7 +135,7 @@ class WatchedJob:
         )
 
     def event_reasons(self) -> list[str]:
-        """Reasons of the Events about the job, in the order of their first occurrence."""
+        """Reasons of its Events, in the order of first occurrence."""
         events = [e for e in self.api.list("events", self.namespace) if e["involvedObject"]["name"] == self.name]
         return [e["reason"] for e in sorted(events, key=_first_seen)]
 

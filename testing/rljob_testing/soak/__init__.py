@@ -1,1 +1,1 @@
-"""Random faults over several jobs on this machine's cluster: do all complete, and is anything left behind?"""
+"""Random faults over several jobs on this machine's cluster, and a search for leaks."""

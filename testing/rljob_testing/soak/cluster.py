@@ -1,4 +1,4 @@
-"""Asks the cluster, and tells it, also while its API server is away."""
+"""The cluster of a soak; requests are retried while its API server is away."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAMESPACE = "soak"
 _JOBS = f"/apis/rljob.dev/v1alpha1/namespaces/{NAMESPACE}/rljobs"
 _LOOK_SECONDS = 1.0
 _AWAY_SECONDS = 180.0
-"""An API server that is away for longer does not come back."""
+"""An API server that is away for longer will not come back."""
 
 Object = dict[str, Any]
 
 
 class ApiServerAway(Exception):
-    """The API server was asked for minutes, and did not answer."""
+    """The API server did not answer for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +40,28 @@ class SoakCluster:
         layout = ClusterLayout.default()
         return cls(layout, admin_client(layout.control_plane))
 
-    def listed(self, path: str) -> list[Object]:
-        """The objects below the path of a list, such as /api/v1/pods. Raises ApiServerAway."""
+    def list_items(self, path: str) -> list[Object]:
+        """The objects of a list such as /api/v1/pods. Raises ApiServerAway."""
         found: list[Object] = self._answer(path)["items"]
         return found
 
     def jobs(self) -> list[Object]:
-        return self.listed(_JOBS)
+        return self.list_items(_JOBS)
 
     def job(self, name: str) -> Object:
         return self._answer(f"{_JOBS}/{name}")
 
     def pods(self) -> list[Object]:
-        """Of the jobs, by name."""
-        return self.listed(f"/api/v1/namespaces/{NAMESPACE}/pods")
+        """The pods of the jobs."""
+        return self.list_items(f"/api/v1/namespaces/{NAMESPACE}/pods")
 
     def volumes(self) -> list[Object]:
-        """Of the whole cluster."""
-        return self.listed("/api/v1/persistentvolumes")
+        """The volumes of the whole cluster."""
+        return self.list_items("/api/v1/persistentvolumes")
 
     def operator_pods(self) -> list[Object]:
         selector = "labelSelector=app.kubernetes.io/name=rljob-operator"
-        return self.listed(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods?{selector}")
+        return self.list_items(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods?{selector}")
 
     def version(self) -> str:
         return str(self._answer("/version")["gitVersion"])
@@ -71,18 +71,18 @@ class SoakCluster:
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
 
     def delete_namespace(self) -> None:
-        """With all that is in it; returns when it is gone."""
+        """Delete the namespace with its contents; returns when it is gone."""
         self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
 
     def apply(self, manifest: Object) -> None:
         self.kubectl("apply", "-f", "-", manifest=yaml.safe_dump(manifest))
 
     def delete(self, kind: str, name: str, *options: str, namespace: str = NAMESPACE) -> None:
-        """Ask for it; does not wait until it is gone."""
+        """Request a deletion, without waiting for it."""
         self.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", *options, namespace=namespace)
 
     def kubectl(self, *words: str, manifest: str | None = None, namespace: str = NAMESPACE) -> str:
-        """What it printed, as soon as it succeeds. Raises ApiServerAway, with its last words, where it does not."""
+        """The output of kubectl, once it succeeds. Raises ApiServerAway, with the last error, if it does not."""
         options = (f"--kubeconfig={self.layout.kubeconfig}", f"--namespace={namespace}", "--request-timeout=10s")
         command = [str(self.layout.binaries / "kubectl"), *options, *words]
         end = time.monotonic() + _AWAY_SECONDS
@@ -95,7 +95,7 @@ class SoakCluster:
             time.sleep(_LOOK_SECONDS)
 
     def run_folder(self, job: str) -> Path | None:
-        """Where the job's ledger and logs lie on this machine; None where it never had a volume."""
+        """The folder of this machine with the job's ledger and logs; None if the job has no volume."""
         claim = (NAMESPACE, f"{job}-checkpoints")
         return next((folder_of(volume) for volume in self.volumes() if claim_of(volume) == claim), None)
 
@@ -110,12 +110,12 @@ class SoakCluster:
 
 
 def claim_of(volume: Object) -> tuple[str, str]:
-    """Namespace and name of the claim that the volume was made for."""
+    """Namespace and name of the claim that a volume was created for."""
     claim = volume["spec"].get("claimRef", {})
     return claim.get("namespace", ""), claim.get("name", "")
 
 
 def folder_of(volume: Object) -> Path:
-    """The folder of this machine that the volume is."""
+    """The folder of this machine that holds a volume."""
     spec = volume["spec"]
     return Path((spec.get("hostPath") or spec["local"])["path"])

@@ -1,4 +1,4 @@
-"""How each kind of fault is done, to whatever is there at that time."""
+"""Injects each kind of fault into a target that exists at that time."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from rljob_testing.cluster.job_status import finished
 from rljob_testing.soak import processes
 from rljob_testing.soak.cluster import Object, SoakCluster
 from rljob_testing.soak.processes import RunningProcess
-from rljob_testing.soak.schedule import FaultKind, PlannedFault, drawn
+from rljob_testing.soak.schedule import FaultKind, PlannedFault, choose
 
 _OTHER_PROGRAMS = ("coredns", "kube-controller-manager", "kube-proxy", "kube-scheduler", "volume-provisioner")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One that was done. `at`: seconds since the epoch. `jobs`: those that it may have disturbed."""
+    """A fault that was injected."""
 
     kind: FaultKind
     at: float
+    """Seconds since the epoch."""
     target: str
     jobs: tuple[str, ...]
+    """Jobs that the fault may have disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """`job`: the one that it belongs to; None where it serves all. `strike` is given the seconds to stay away."""
+    """A process or object that a fault can be injected into."""
 
     name: str
     job: str | None
-    strike: Callable[[float], None]
+    """The job that the target belongs to; None if all jobs share it."""
+    inject: Callable[[float], None]
+    """Called with the seconds that the target stays away."""
 
 
-def strike(planned: PlannedFault, cluster: SoakCluster) -> Fault | None:
-    """Do the fault, and return when it is done; None where nothing is there that it could be done to."""
-    target = drawn(_TARGETS[planned.kind](cluster), planned.draw)
+def inject(planned: PlannedFault, cluster: SoakCluster) -> Fault | None:
+    """Inject the fault, and return when it is done; None if it has no target."""
+    target = choose(_TARGETS[planned.kind](cluster), planned.draw)
     if target is None:
         return None
     unfinished = (job["metadata"]["name"] for job in cluster.jobs() if not finished(job))
     jobs = (target.job,) if target.job else tuple(unfinished)
     fault = Fault(planned.kind, time.time(), target.name, jobs)
-    target.strike(planned.away_seconds)
+    target.inject(planned.away_seconds)
     return fault
 
 
@@ -130,7 +134,7 @@ def _delete(cluster: SoakCluster, pod: Object, options: tuple[str, ...], _: floa
 
 
 def _running(pods: list[Object]) -> list[Object]:
-    """Those that run, by name."""
+    """The running pods, by name."""
     return sorted((pod for pod in pods if pod["status"].get("phase") == "Running"), key=_name)
 
 

@@ -1,4 +1,4 @@
-"""Jobs one after another, each watched to its end, read, and deleted."""
+"""A stream of jobs: each is created, followed to its end, saved and deleted before the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob_testing.cluster.job_status import attempt, finished, holds, status
 from rljob_testing.soak.cluster import Object, SoakCluster
-from rljob_testing.soak.jobs import job_of
+from rljob_testing.soak.jobs import job_manifest
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.ledger import read_ledger
 from rljob_trainer.ledger.records import LedgerRecord
@@ -21,12 +21,14 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """A job as it was last seen, and its ledger. `damage`: what is wrong with that. `seconds`: until the job's end."""
+    """The last status of a job, and its ledger."""
 
     job: Object
     ledger: tuple[LedgerRecord, ...]
-    damage: str
+    ledger_error: str
+    """The reason why the ledger cannot be read; empty if it can."""
     seconds: float
+    """Until the end of the job."""
 
     @property
     def name(self) -> str:
@@ -34,23 +36,25 @@ class JobOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """`last_start` and `deadline`, by `time.monotonic()`: no job begins after the one, and none is waited for after the
-    other. `kept`: the folder that gets each job's last status and ledger."""
+class JobStream:
+    """Runs jobs one after another."""
 
     number: int
     seed: int
     cluster: SoakCluster
     last_start: float
+    """By `time.monotonic()`: no job starts later."""
     deadline: float
-    kept: Path
-    tell: Callable[[str], None]
+    """By `time.monotonic()`: no job is followed longer."""
+    folder: Path
+    """Folder for the last status and the ledger of each job."""
+    log: Callable[[str], None]
 
     def run(self) -> list[JobOutcome]:
-        """Raises ApiServerAway."""
+        """The outcome of each job. Raises ApiServerAway."""
         outcomes: list[JobOutcome] = []
         while time.monotonic() < self.last_start:
-            outcomes.append(self._run(job_of(self.seed, self.number, len(outcomes))))
+            outcomes.append(self._run(job_manifest(self.seed, self.number, len(outcomes))))
         return outcomes
 
     def _run(self, manifest: Object) -> JobOutcome:
@@ -59,31 +63,31 @@ class Lane:
         self.cluster.apply(manifest)
         job = self._follow(name)
         seconds = time.monotonic() - began
-        self._keep(job)
-        ledger, damage = self._read_ledger(name)
+        self._save(job)
+        ledger, ledger_error = self._read_ledger(name)
         self.cluster.delete("rljob", name)
-        return JobOutcome(job, ledger, damage, seconds)
+        return JobOutcome(job, ledger, ledger_error, seconds)
 
     def _follow(self, name: str) -> Object:
-        told = ""
+        logged = ""
         while True:
             job = self.cluster.job(name)
-            if (line := _in_a_line(job)) != told:
-                self.tell(line)
-                told = line
+            if (line := _summary_line(job)) != logged:
+                self.log(line)
+                logged = line
             if finished(job) or time.monotonic() > self.deadline:
                 return job
             time.sleep(_LOOK_SECONDS)
 
-    def _keep(self, job: Object) -> None:
-        """The status and the ledger; all that the run left, where the job is not complete."""
+    def _save(self, job: Object) -> None:
+        """Save status and ledger, and the whole output of a job that is not complete."""
         name = job["metadata"]["name"]
-        (self.kept / f"{name}.json").write_text(json.dumps(job, indent=2))
+        (self.folder / f"{name}.json").write_text(json.dumps(job, indent=2))
         folder = self.cluster.run_folder(name)
         if folder is not None and (folder / "ledger.jsonl").is_file():
             shutil.copyfile(folder / "ledger.jsonl", self._ledger(name))
         if folder is not None and not holds("Complete")(job):
-            shutil.copytree(folder, self.kept / name, dirs_exist_ok=True)
+            shutil.copytree(folder, self.folder / name, dirs_exist_ok=True)
 
     def _read_ledger(self, name: str) -> tuple[tuple[LedgerRecord, ...], str]:
         try:
@@ -92,11 +96,11 @@ class Lane:
             return (), str(error)
 
     def _ledger(self, name: str) -> Path:
-        return self.kept / f"{name}.ledger.jsonl"
+        return self.folder / f"{name}.ledger.jsonl"
 
 
-def _in_a_line(job: Object) -> str:
-    """Phase, attempt, plan, and how the last attempts ended."""
+def _summary_line(job: Object) -> str:
+    """Phase, attempt, plan, and the reasons of the last attempts."""
     seen = status(job)
     phase = seen.get("display", {}).get("phase", "Pending")
     ends = [ended["reason"] for ended in seen.get("attempts", []) if ended.get("reason")]

@@ -1,4 +1,4 @@
-"""The jobs of a soak: examples/digits.yaml with its size, its GPUs and its own failures drawn from the seed. Pure."""
+"""The jobs of a soak: examples/digits.yaml with steps, GPUs and injected failures drawn from the seed. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FAILURES: tuple[tuple[FaultClass, tuple[FaultPhase, ...]], ...] = (
     ("SharedMemory", ("sync", "rollout")),
     ("WorkerLost", ("load", "rollout", "update", "optimizer", "sync", "checkpoint")),
 )
-"""Classes of failures on purpose, and the phases that each is drawn in."""
+"""Failure classes that are injected, each with the phases to draw from."""
 
 _STEPS = (60, 120, 200)
 _GPUS = (0, 0, 1, 1, 2)
@@ -29,29 +29,29 @@ _MOST_FAILURES = 3
 _PATIENCE = {"maxRestarts": 30, "maxAdjustments": 20, "maxHostMemory": "8Gi", "maxSharedMemory": "4Gi"}
 
 
-def job_of(seed: int, lane: int, number: int) -> Object:
-    """The manifest of a lane's job of that number, both from 0."""
-    chance = random.Random(f"{seed}/{lane}/{number}")
+def job_manifest(seed: int, stream: int, number: int) -> Object:
+    """The manifest of job `number` in a stream; both count from 0."""
+    chance = random.Random(f"{seed}/{stream}/{number}")
     steps, gpus = chance.choice(_STEPS), chance.choice(_GPUS)
-    drawn = chance.sample(_FAILURES, chance.randint(1, _MOST_FAILURES))
-    failures = [_failure(class_, chance.choice(phases), chance.randint(1, steps // 2)) for class_, phases in drawn]
+    picked = chance.sample(_FAILURES, chance.randint(1, _MOST_FAILURES))
+    failures = [_failure(class_, chance.choice(phases), chance.randint(1, steps // 2)) for class_, phases in picked]
     return digits(
-        f"soak-{lane}-{number}",
+        f"soak-{stream}-{number}",
         algorithm={"steps": steps},
         checkpoint={"everySteps": chance.choice((5, 20))},
-        policy={"gpusPerReplica": gpus, "template": {"spec": _pod({class_ for class_, _ in drawn}, max(gpus, 1))}},
+        policy={"gpusPerReplica": gpus, "template": {"spec": _pod({class_ for class_, _ in picked}, max(gpus, 1))}},
         recovery=_PATIENCE,
         faultInjection={"enabled": True, "faults": failures},
     )
 
 
 def _failure(class_: FaultClass, phase: FaultPhase, step: int) -> Object:
-    """Roles load before step 1, and later only where something else has failed."""
+    """A role loads before step 1, and later only after another failure."""
     return {"class": class_, "phase": phase, "step": 1 if phase == "load" else step}
 
 
 def _pod(classes: set[FaultClass], ranks: int) -> dict[str, Any]:
-    """What of the worker's pod has to be bounded, so that the failures can happen."""
+    """Limits of the worker's pod that the failures need."""
     pod: dict[str, Any] = {}
     if "SharedMemory" in classes:
         pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]

@@ -1,4 +1,4 @@
-"""What is there though the pod, the container or the job that it was for is not: on both nodes and in the cluster."""
+"""Finds objects, processes and files whose pod, container or job is gone, on both nodes and in the cluster."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ _CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 _USER_OF_PODS = 10001
 _SHARED_FOLDERS = (Path("/tmp"), Path("/dev/shm"))
-"""Folders of the machine that pods have their own of: what they wrote there would be a hole in them."""
+"""Folders of which each pod has its own. A pod's file in the machine's folder means that isolation failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that containerd knows. `network`: the file of its network namespace, or empty."""
+    """A container of containerd."""
 
     id: str
     pod_uid: str
     network: str
+    """Name of its network namespace's file; empty if it has none."""
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Container:
-        """From what `ctr containers info` prints."""
+        """Parse the output of `ctr containers info`."""
         namespaces = info["Spec"]["linux"]["namespaces"]
         network = next((found.get("path", "") for found in namespaces if found["type"] == "network"), "")
         return cls(info["ID"], info["Labels"].get("io.kubernetes.pod.uid", ""), Path(network).name)
 
 
-def remains(cluster: SoakCluster) -> set[str]:
-    """All that is left behind now, one line each. Raises ApiServerAway, and ClusterError where containerd is away."""
-    uids = {pod["metadata"]["uid"] for pod in cluster.listed("/api/v1/pods")}
+def find_leaks(cluster: SoakCluster) -> set[str]:
+    """All present leaks, one line each. Raises ApiServerAway, and ClusterError if containerd is away."""
+    uids = {pod["metadata"]["uid"] for pod in cluster.list_items("/api/v1/pods")}
     containers = {container.id: container for node in NODES for container in _containers(cluster, node)}
     networks = {container.network for container in containers.values()}
     return {
@@ -60,13 +61,13 @@ def remains(cluster: SoakCluster) -> set[str]:
 
 
 def used_bytes(cluster: SoakCluster) -> int:
-    """Disk that the nodes' folders and the volumes hold, beside images and what `remains` counts."""
+    """Disk in use by the nodes' folders and the volumes, without images and without the leaks of `find_leaks`."""
     folders = (cluster.layout.state / "nodes", cluster.layout.volumes)
     return sum(_size(Path(root, file)) for folder in folders for root, _, files in os.walk(folder) for file in files)
 
 
 def ids_in(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """Each line of the text in which there is an id, with that id."""
+    """Each line that contains an id, with that id."""
     for line in text.splitlines():
         if found := pattern.search(line):
             yield line, found[0]
@@ -77,8 +78,8 @@ def ids_in(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 
 def _objects(cluster: SoakCluster) -> set[str]:
     kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-    kept = ",".join(kind for kind in kinds if not kind.startswith("events"))
-    return set(cluster.kubectl("get", kept, "-o", "name").split()) - _EVERY_NAMESPACE_HAS
+    listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    return set(cluster.kubectl("get", listed, "-o", "name").split()) - _EVERY_NAMESPACE_HAS
 
 
 def _volumes(cluster: SoakCluster) -> Iterator[str]:
@@ -108,7 +109,7 @@ def _containers(cluster: SoakCluster, node: Node) -> list[Container]:
 
 
 def _container(cluster: SoakCluster, node: Node, id_: str) -> Container | None:
-    """None where it has gone since it was listed."""
+    """None if the container is gone since it was listed."""
     try:
         return Container.of(json.loads(_ctr(cluster, node, "containers", "info", id_)))
     except ClusterError as error:
@@ -118,7 +119,7 @@ def _container(cluster: SoakCluster, node: Node, id_: str) -> Container | None:
 
 
 def _of_pods(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
-    """What is a pod's, and the uid of that."""
+    """Traces of pods, each with the uid of its pod."""
     yield from (("control group", group.name.removeprefix("pod")) for group in processes.groups_of_pods())
     yield from (("mount", uid) for _, uid in ids_in(_mounts(cluster), _POD_UID))
     for node in NODES:
@@ -128,7 +129,7 @@ def _of_pods(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
 
 
 def _of_containers(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
-    """What is a container's, and the id of that."""
+    """Traces of containers, each with the id of its container."""
     yield from (("shim", shim.name) for shim in processes.shims())
     yield from (("mount", id_) for _, id_ in ids_in(_mounts(cluster), _CONTAINER_ID))
     for node in NODES:
@@ -144,7 +145,7 @@ def _network_namespaces() -> list[str]:
 
 
 def _mounts(cluster: SoakCluster) -> str:
-    """Where something is mounted for the nodes. Other mounts of this machine show in the cluster's, too."""
+    """Mount points of the nodes, one per line. The cluster's list also has other mounts of this machine."""
     mounts = Path(f"/proc/{machine.first_process()}/mounts").read_text().splitlines()
     return "\n".join(at for _, at, *_ in map(str.split, mounts) if at.startswith(str(cluster.layout.state)))
 
@@ -159,7 +160,7 @@ def _files_of_pods(folder: Path) -> Iterable[Path]:
 
 
 def _size(file: Path) -> int:
-    """0 where it is gone."""
+    """0 if the file is gone."""
     try:
         return file.lstat().st_blocks * 512
     except FileNotFoundError:
@@ -167,7 +168,7 @@ def _size(file: Path) -> int:
 
 
 def _text(file: Path) -> str | None:
-    """None where it is gone."""
+    """None if the file is gone."""
     try:
         return file.read_text()
     except FileNotFoundError:

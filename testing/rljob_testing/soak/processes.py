@@ -1,4 +1,4 @@
-"""The processes of the cluster and of its pods, as this machine sees them."""
+"""The processes of the cluster and of its pods, found on this machine."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _SHIM = "containerd-shim-runc-v2"
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """A process by a name that says what it is."""
+    """A process with a readable name."""
 
     name: str
     process: psutil.Process
 
     def resident_bytes(self) -> int:
-        """0 where it has ended."""
+        """0 if the process has ended."""
         with suppress(psutil.NoSuchProcess):
             return int(self.process.memory_info().rss)
         return 0
 
     def kill(self) -> None:
-        """By SIGKILL. One that has ended meanwhile is left in peace, whoever has its number."""
+        """Send SIGKILL. A process that has ended is ignored, even if its number is in use again."""
         with suppress(psutil.NoSuchProcess):
             self.process.kill()
 
 
 def program(name: str) -> list[RunningProcess]:
-    """The running programs of the cluster whose name begins so, such as kubelet, which each node has."""
+    """The running programs of the cluster whose name starts with `name`; kubelet, for example, runs once per node."""
     return [found for found in programs() if found.name.startswith(name)]
 
 
 def programs() -> list[RunningProcess]:
-    """The cluster's programs, by name: `kubelet (cpu-node)`."""
+    """The programs of the cluster, by name: `kubelet (cpu-node)`."""
     first = machine.first_process()
     return _running((found.name, found.pid) for found in components(first)) if first else []
 
 
 def shims() -> list[RunningProcess]:
-    """containerd's shims, each by the id of the sandbox that it holds."""
+    """containerd's shims, named by the id of their sandbox."""
     found = []
     for pid in cgroups.processes(cgroups.MACHINE):
         words = command_line(pid)
@@ -57,19 +57,19 @@ def shims() -> list[RunningProcess]:
 
 
 def processes_of_pod(uid: str) -> list[RunningProcess]:
-    """All that run in the pod, its sandbox's included."""
+    """All processes of a pod, including its sandbox."""
     pids = {pid for group in groups_of_pods() if group.name == f"pod{uid}" for pid in _processes_in(group)}
     return _running(sorted((name_of(command_line(pid)), pid) for pid in pids))
 
 
 def groups_of_pods() -> list[Path]:
-    """The control group of every pod that has one, in one of the hierarchies."""
+    """The control group of each pod, in one of the hierarchies."""
     hierarchy = cgroups.hierarchies(cgroups.MOUNT)[0]
     return [group for node in NODES for group in sorted((hierarchy / CGROUP / node.name).rglob("pod*-*"))]
 
 
 def command_line(pid: int) -> list[str]:
-    """Empty where the process has ended."""
+    """Empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
@@ -77,7 +77,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def name_of(words: list[str]) -> str:
-    """What a person calls the process: `raylet`, `ray::RoleActor`, `rljob worker`."""
+    """A short name of the process: `raylet`, `ray::RoleActor`, `rljob worker`."""
     if not words or not words[0]:
         return "(ended)"
     if words[0].startswith("ray::"):

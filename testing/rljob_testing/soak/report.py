@@ -1,4 +1,4 @@
-"""What a soak comes to: how the jobs ended, how long each fault held them up, and what is wrong. Pure."""
+"""Results of a soak: outcomes of the jobs, delays by faults, and problems. Pure."""
 
 from __future__ import annotations
 
@@ -14,41 +14,47 @@ from rljob_testing.soak.job_stream import JobOutcome
 from rljob_trainer.ledger.records import FaultRecord, StepRecord
 
 _MAY_GROW_BYTES = 64 << 20
-"""Disk that may be in use beside what was: logs of pods that are still there."""
+"""Growth of the disk in use that is allowed: logs of pods that still exist."""
 _MAY_GROW_SHARE = 1.5
-"""Of the operator's memory when it is idle."""
+"""Growth of the idle operator's memory that is allowed."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """`disk_bytes`: of nodes and volumes. `operator_bytes`: resident in the operator's process."""
+    """Disk and memory in use."""
 
     disk_bytes: int
+    """Of nodes and volumes."""
     operator_bytes: int
+    """Resident memory of the operator's process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """All that was seen. `seconds`: in all. `left_behind`: what was there long after the last job had gone."""
+    """Everything that was observed in a soak."""
 
     seed: int
     minutes: float
-    lanes: int
+    """Minutes of faults."""
+    streams: int
+    """Jobs at a time."""
     seconds: float
+    """Duration of the whole soak."""
     outcomes: Sequence[JobOutcome]
     faults: Sequence[Fault]
     before: Footprint
     after: Footprint
-    left_behind: Sequence[str]
+    leaks: Sequence[str]
+    """Leaks that remained minutes after the last job was deleted."""
     kubernetes: str
 
 
 def problems(soak: Soak) -> list[str]:
-    """Everything that is not as it should be; empty where all jobs are complete and nothing is left."""
+    """All problems; empty if every job is complete and nothing leaked."""
     found = [problem for outcome in soak.outcomes for problem in _problems_of_job(outcome)]
-    found += [f"left behind: {line}" for line in soak.left_behind]
+    found += [f"leaked: {line}" for line in soak.leaks]
     if soak.after.disk_bytes > soak.before.disk_bytes + _MAY_GROW_BYTES:
         found.append(f"disk in use grew from {soak.before.disk_bytes} to {soak.after.disk_bytes} bytes")
     if soak.after.operator_bytes > soak.before.operator_bytes * _MAY_GROW_SHARE:
@@ -58,7 +64,7 @@ def problems(soak: Soak) -> list[str]:
 
 
 def row(soak: Soak) -> Row:
-    """The soak as it is recorded."""
+    """The recorded row."""
     jobs = [_job(outcome) for outcome in soak.outcomes]
     faults = [_fault(fault, soak.outcomes) for fault in soak.faults]
     changes = [change for outcome in soak.outcomes for change in status(outcome.job).get("planChanges", [])]
@@ -66,7 +72,7 @@ def row(soak: Soak) -> Row:
         "seed": soak.seed,
         "minutes_of_faults": soak.minutes,
         "minutes": round(soak.seconds / 60, 1),
-        "lanes": soak.lanes,
+        "lanes": soak.streams,
         "kubernetes": soak.kubernetes,
         "jobs": len(jobs),
         "complete": sum(job["ended"] == "Complete" for job in jobs),
@@ -77,7 +83,7 @@ def row(soak: Soak) -> Row:
         "plan_changes": dict(Counter(change["remedy"]["setting"] for change in changes)),
         "recovery_seconds_by_fault": _by((fault["kind"], fault["seconds_to_next_step"]) for fault in faults),
         "recovery_seconds_by_level": _by((change["level"], change.get("secondsToRecover")) for change in changes),
-        "left_behind": list(soak.left_behind),
+        "left_behind": list(soak.leaks),
         "problems": problems(soak),
         "disk_bytes": [soak.before.disk_bytes, soak.after.disk_bytes],
         "operator_bytes": [soak.before.operator_bytes, soak.after.operator_bytes],
@@ -87,9 +93,9 @@ def row(soak: Soak) -> Row:
 
 
 def seconds_to_next_step(fault: Fault, outcomes: Iterable[JobOutcome]) -> float | None:
-    """From the fault until the last of the jobs that it may have disturbed had committed a step again.
+    """Seconds from the fault until the last job that it may have disturbed commits a step.
 
-    None where none had a step left to commit. What else went wrong meanwhile is in it.
+    Includes other faults in between. None if no such job had a step left to commit.
     """
     waits = []
     for outcome in outcomes:
@@ -100,7 +106,7 @@ def seconds_to_next_step(fault: Fault, outcomes: Iterable[JobOutcome]) -> float 
 
 
 def _problems_of_job(outcome: JobOutcome) -> list[str]:
-    found = [f"{outcome.name}: {outcome.damage}"] if outcome.damage else []
+    found = [f"{outcome.name}: {outcome.ledger_error}"] if outcome.ledger_error else []
     wanted = outcome.job["spec"]["algorithm"]["steps"]
     if not holds("Complete")(outcome.job):
         message = condition(outcome.job, "Failed").get("message") or "it had not ended when the soak did"
@@ -150,5 +156,5 @@ def _by(pairs: Iterable[tuple[str, float | None]]) -> Row:
 
 
 def _commits(outcome: JobOutcome) -> list[float]:
-    """When each step was committed, in seconds since the epoch."""
+    """Commit times of the steps, in seconds since the epoch."""
     return [record.committed_at for record in outcome.ledger if isinstance(record, StepRecord)]

@@ -1,4 +1,4 @@
-"""What goes wrong from outside the jobs, and when. Pure: a seed says it all."""
+"""The external faults of a soak and their times. Pure: the seed determines all of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ FaultKind = Literal[
     "KillEtcd",
     "KillProgram",
 ]
-"""KillProcess: any process in a pod of a job, its sandbox's included. DeletePodAtOnce: without grace. StopApiServer: it
-answers nobody for a while. KillProgram: one of the control plane's others. Kills are by SIGKILL."""
+"""KillProcess: any process in a pod of a job, including its sandbox. DeletePodAtOnce: without a grace period.
+StopApiServer: the API server is suspended for a while. KillProgram: another program of the control plane. Kills use
+SIGKILL."""
 
 _DECK: tuple[FaultKind, ...] = (
     *("KillProcess",) * 5,
@@ -46,17 +47,19 @@ _AWAY_SECONDS = (5.0, 40.0)
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """`at_seconds`: after the soak's start. `draw`: at least 0, below 1, chooses among the targets that are there then.
-    `away_seconds`: how long what is stopped stays so."""
+    """A fault with its time."""
 
     at_seconds: float
+    """Seconds after the start of the soak."""
     kind: FaultKind
     draw: float
+    """In [0, 1); selects one of the targets that exist at that time."""
     away_seconds: float
+    """Time that a suspended target stays suspended."""
 
 
 def planned_faults(seed: int, seconds: float) -> list[PlannedFault]:
-    """All faults of a soak of so many seconds. Kinds are dealt from a shuffled deck, so that each has its turn."""
+    """All faults of a soak of `seconds`. Kinds are dealt from a shuffled deck, so each kind has its turn."""
     chance = random.Random(seed)
     planned: list[PlannedFault] = []
     deck: list[FaultKind] = []
@@ -69,6 +72,6 @@ def planned_faults(seed: int, seconds: float) -> list[PlannedFault]:
     return planned
 
 
-def drawn(targets: Sequence[Target], draw: float) -> Target | None:
-    """The target that `draw` chooses; None where there is none."""
+def choose(targets: Sequence[Target], draw: float) -> Target | None:
+    """The target that `draw` selects; None if there is none."""
     return targets[int(draw * len(targets))] if targets else None

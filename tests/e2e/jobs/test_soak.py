@@ -11,7 +11,7 @@ from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster.installed_operator import InstalledOperator
 from rljob_testing.soak.cluster import SoakCluster
 from rljob_testing.soak.report import problems, row
-from rljob_testing.soak.soak import Order, run_soak
+from rljob_testing.soak.soak import SoakSettings, run_soak
 
 SEED = 660
 
@@ -26,7 +26,7 @@ def soaked(operator: InstalledOperator, cluster: ClusterLayout) -> Iterator[Soak
 
 @pytest.mark.timeout(1200)
 def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: SoakCluster, tmp_path: Path) -> None:
-    soak = run_soak(Order(SEED, minutes=3, lanes=2, kept=tmp_path), soaked, print)
+    soak = run_soak(SoakSettings(SEED, minutes=3, streams=2, folder=tmp_path), soaked, print)
     assert problems(soak) == []
     recorded = row(soak)
     assert recorded["complete"] == recorded["jobs"] >= 2

@@ -20,9 +20,9 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.operator.ports import BLOCK, port_block
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 ROOT = Path(__file__).parents[3]
@@ -122,9 +122,9 @@ def proxy(control_plane: ControlPlane, ports: Iterator[int]) -> Iterator[FaultPr
 
 
 @pytest.fixture(scope="session")
-def kubelet(api: ApiClient) -> Iterator[KubeletHand]:
+def kubelet(api: ApiClient) -> Iterator[SimulatedKubelet]:
     """Two nodes, one with eight GPUs, and the hand that moves their pods."""
-    kubelet = KubeletHand(api)
+    kubelet = SimulatedKubelet(api)
     kubelet.start()
     yield kubelet
     kubelet.stop()
@@ -140,7 +140,9 @@ def operator_kubeconfig(
 
 
 @pytest.fixture(scope="session")
-def shared_operator(operator_kubeconfig: Path, kubelet: KubeletHand, ports: Iterator[int]) -> Iterator[OperatorProcess]:
+def shared_operator(
+    operator_kubeconfig: Path, kubelet: SimulatedKubelet, ports: Iterator[int]
+) -> Iterator[OperatorProcess]:
     operator = OperatorProcess(
         operator_kubeconfig, operator_kubeconfig.with_name("log"), next(ports), next(ports), SETTINGS
     )
@@ -192,7 +194,7 @@ def kept_running(operator: OperatorProcess, api: ApiClient) -> Iterator[None]:
 
 
 @pytest.fixture
-def job(operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand, namespace: str) -> Iterator[WatchedJob]:
+def job(operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, namespace: str) -> Iterator[WatchedJob]:
     """A job in the test's namespace, not yet created, and an operator that looks after it."""
     yield WatchedJob(api, kubelet, namespace)
     kubelet.follow(namespace)  # its pods end as the namespace is deleted

@@ -14,7 +14,7 @@ from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.installation import token_of
-from rljob_testing.operator.kubelet_hand import KubeletHand
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 REPORT = {"apiVersion": "rljob.dev/v1alpha1", "kind": "StepReport", "metadata": {"name": "job"}}
@@ -46,7 +46,7 @@ FORBIDDEN: dict[str, Attempt] = {
 
 
 @pytest.fixture
-def pod_client(job: WatchedJob, api: ApiClient, control_plane: ControlPlane, kubelet: KubeletHand) -> ApiClient:
+def pod_client(job: WatchedJob, api: ApiClient, control_plane: ControlPlane, kubelet: SimulatedKubelet) -> ApiClient:
     """The API server as the controller pod of `job` sees it; a job `other` is in the same namespace."""
     WatchedJob(api, kubelet, job.namespace, "other").create()
     pod = job.create().wait_for_pods(2) and job.controller_pod()

@@ -11,8 +11,8 @@ from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import kept_running
 
@@ -58,7 +58,7 @@ def test_an_api_server_that_keeps_failing_is_not_stormed(
 
 
 def test_a_request_without_an_answer_holds_up_no_other_job(
-    job: WatchedJob, proxy: FaultProxy, api: ApiClient, kubelet: KubeletHand, namespace: str
+    job: WatchedJob, proxy: FaultProxy, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
     with proxy.failing(None, verbs=("create",), resources=("pods",), times=1):
         job.create()

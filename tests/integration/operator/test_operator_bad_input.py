@@ -13,8 +13,8 @@ from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import CPU_NODE, KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.simulated_kubelet import CPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 
@@ -56,12 +56,12 @@ def test_a_pod_that_the_namespace_does_not_admit_is_told(job: WatchedJob) -> Non
     ],
 )
 def test_a_container_that_cannot_start_is_told_at_once_and_given_up_in_the_end(
-    job: WatchedJob, kubelet: KubeletHand, reason: str, message: str
+    job: WatchedJob, kubelet: SimulatedKubelet, reason: str, message: str
 ) -> None:
     job.create()
     pod = job.wait_for_pods(2)[worker_pod_name("job", "policy", 0)]
     kubelet.place(pod, "gpu-node")
-    kubelet.wait_in_vain(pod, reason, message)
+    kubelet.fail_container_start(pod, reason, message)
     kubelet.place(job.controller_pod(), CPU_NODE)
     kubelet.run(job.controller_pod(), ready=False)
     eventually(lambda: message in messages(job), "the kubelet's sentence", 10, lambda: messages(job))
@@ -69,7 +69,7 @@ def test_a_container_that_cannot_start_is_told_at_once_and_given_up_in_the_end(
     assert message in job.wait_for(ConditionType.FAILED)["message"]
 
 
-def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubelet: KubeletHand) -> None:
+def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubelet: SimulatedKubelet) -> None:
     job.create()
     told = '0/2 nodes are available: persistentvolumeclaim "checkpoints" not found.'
     for pod in job.wait_for_pods(2).values():
@@ -77,7 +77,7 @@ def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubele
     eventually(lambda: '"checkpoints" not found' in messages(job), "the missing claim", 10, lambda: messages(job))
 
 
-def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: WatchedJob, kubelet: KubeletHand) -> None:
+def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: WatchedJob, kubelet: SimulatedKubelet) -> None:
     job.create(policy={"gpusPerReplica": 16})
     kubelet.unschedulable(
         job.wait_for_pods(2)[worker_pod_name("job", "policy", 0)],
@@ -87,7 +87,9 @@ def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: Watched
     assert "gpu-node" in messages(job)
 
 
-def test_a_half_placed_job_is_released_and_tried_again(job: WatchedJob, kubelet: KubeletHand, namespace: str) -> None:
+def test_a_half_placed_job_is_released_and_tried_again(
+    job: WatchedJob, kubelet: SimulatedKubelet, namespace: str
+) -> None:
     job.create()
     first = job.wait_for_pods(2)
     kubelet.place(first[controller_pod_name("job")], CPU_NODE)

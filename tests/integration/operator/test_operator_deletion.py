@@ -7,13 +7,15 @@ from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import FINALIZER
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import forget_leader, kept_running
 
 
-def test_a_running_job_commits_its_step_before_it_goes(job: WatchedJob, kubelet: KubeletHand, namespace: str) -> None:
+def test_a_running_job_commits_its_step_before_it_goes(
+    job: WatchedJob, kubelet: SimulatedKubelet, namespace: str
+) -> None:
     job.create().run()
     kubelet.leave(namespace)
     job.delete()
@@ -43,7 +45,7 @@ def test_a_suspended_job_goes(job: WatchedJob) -> None:
     job.wait_gone()
 
 
-def test_a_complete_job_goes_with_its_last_pod(job: WatchedJob, kubelet: KubeletHand, namespace: str) -> None:
+def test_a_complete_job_goes_with_its_last_pod(job: WatchedJob, kubelet: SimulatedKubelet, namespace: str) -> None:
     job.create().run()
     job.complete()
     job.delete()
@@ -65,7 +67,7 @@ def test_a_job_deleted_while_the_operator_is_away_goes_when_it_is_back(
 
 def test_a_job_goes_though_the_api_server_was_away_in_between(
     job: WatchedJob,
-    kubelet: KubeletHand,
+    kubelet: SimulatedKubelet,
     namespace: str,
     control_plane: ControlPlane,
     operator: OperatorProcess,

@@ -14,7 +14,7 @@ from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
+from rljob_testing.operator.simulated_kubelet import CPU_NODE, GPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import Kubectl
 
@@ -121,7 +121,7 @@ def test_a_suspended_job_has_no_pods_until_it_is_resumed(job: WatchedJob) -> Non
 
 
 def test_suspending_a_running_job_ends_the_controller_before_the_workers(
-    job: WatchedJob, kubelet: KubeletHand, namespace: str
+    job: WatchedJob, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
     job.create().run(step=4)
     kubelet.leave(namespace)
@@ -137,7 +137,9 @@ def test_suspending_a_running_job_ends_the_controller_before_the_workers(
     assert job.status.get("restarts", 0) == 0
 
 
-def test_two_jobs_at_once_do_not_meet(job: WatchedJob, api: ApiClient, kubelet: KubeletHand, namespace: str) -> None:
+def test_two_jobs_at_once_do_not_meet(
+    job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
+) -> None:
     other = WatchedJob(api, kubelet, namespace, "other").create()
     job.create()
     for each in (job, other):

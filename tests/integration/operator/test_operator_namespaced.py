@@ -11,8 +11,8 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import SETTINGS
 
@@ -20,7 +20,7 @@ from tests.integration.operator.conftest import SETTINGS
 def test_it_needs_no_right_elsewhere_and_acts_nowhere_else(
     control_plane: ControlPlane,
     api: ApiClient,
-    kubelet: KubeletHand,
+    kubelet: SimulatedKubelet,
     shared_operator: OperatorProcess,
     namespace: str,
     ports: Iterator[int],

@@ -7,8 +7,8 @@ from rljob_operator.labels import NODE_HAS_GPUS
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import CPU_NODE, GPU_NODE, KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.simulated_kubelet import CPU_NODE, GPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 
@@ -18,7 +18,7 @@ def label(api: ApiClient, node: str) -> str | None:
 
 
 def test_the_label_follows_gpus_as_they_come_and_go(
-    operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand
+    operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet
 ) -> None:
     eventually(lambda: label(api, GPU_NODE) == "true", "the label on the node with GPUs")
     assert label(api, CPU_NODE) is None
@@ -31,7 +31,7 @@ def test_the_label_follows_gpus_as_they_come_and_go(
 
 
 def test_heartbeats_of_nodes_cost_no_write(
-    operator: OperatorProcess, api: ApiClient, kubelet: KubeletHand, proxy: FaultProxy
+    operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, proxy: FaultProxy
 ) -> None:
     proxy.wait_until_quiet()
     before = len(proxy.writes(namespace=""))
@@ -43,7 +43,7 @@ def test_heartbeats_of_nodes_cost_no_write(
 
 
 def test_with_only_gpu_nodes_the_controller_runs_there_and_the_job_says_so(
-    job: WatchedJob, api: ApiClient, kubelet: KubeletHand
+    job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet
 ) -> None:
     kubelet.set_gpus(CPU_NODE, 2)
     try:
@@ -58,7 +58,7 @@ def test_with_only_gpu_nodes_the_controller_runs_there_and_the_job_says_so(
 
 
 def test_a_job_that_requires_a_gpu_free_node_waits_for_one(
-    job: WatchedJob, api: ApiClient, kubelet: KubeletHand
+    job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet
 ) -> None:
     kubelet.set_gpus(CPU_NODE, 2)
     try:

@@ -12,8 +12,8 @@ from rljob_operator.names import pod_group_name
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.go_modules import KUEUE, VOLCANO, ModuleUnavailable, module_files
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import restart, run_kubectl
 
@@ -38,7 +38,7 @@ def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, oper
 
 
 def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
-    job: WatchedJob, kubelet: KubeletHand, api: ApiClient, namespace: str, installed: Install
+    job: WatchedJob, kubelet: SimulatedKubelet, api: ApiClient, namespace: str, installed: Install
 ) -> None:
     installed(KUEUE)
     kubelet.follow(namespace)

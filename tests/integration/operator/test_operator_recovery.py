@@ -16,8 +16,8 @@ from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import forget_leader
 from tests.integration.operator.test_operator_restart import killed_after_each_change, outcome
@@ -46,7 +46,7 @@ EVIDENCE: dict[str, Any] = {
 
 
 @pytest.fixture
-def restarting_nodes(kubelet: KubeletHand) -> Iterator[None]:
+def restarting_nodes(kubelet: SimulatedKubelet) -> Iterator[None]:
     kubelet.declare(RESTARTS_IN_PLACE)
     yield
     kubelet.declare()
@@ -90,7 +90,12 @@ def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
 
 
 def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
-    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient, kubelet: KubeletHand, namespace: str
+    job: WatchedJob,
+    operator: OperatorProcess,
+    proxy: FaultProxy,
+    api: ApiClient,
+    kubelet: SimulatedKubelet,
+    namespace: str,
 ) -> None:
     undisturbed = WatchedJob(api, kubelet, namespace, "undisturbed").create(**SPEC)
     live_through(undisturbed, kill_worker)

@@ -11,9 +11,9 @@ from rljob_api.conditions import ConditionType
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.kubelet_hand import KubeletHand
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.recorded_request import RecordedRequest
+from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import forget_leader, restart
 
@@ -48,7 +48,12 @@ def test_what_happened_while_the_operator_was_away_is_seen(
 
 
 def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
-    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient, kubelet: KubeletHand, namespace: str
+    job: WatchedJob,
+    operator: OperatorProcess,
+    proxy: FaultProxy,
+    api: ApiClient,
+    kubelet: SimulatedKubelet,
+    namespace: str,
 ) -> None:
     """A whole life, another attempt included: one change to the cluster, and the process is dead, again and again."""
     undisturbed = WatchedJob(api, kubelet, namespace, "undisturbed").create()

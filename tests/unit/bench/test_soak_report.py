@@ -50,13 +50,13 @@ def soak(**changes: Any) -> Soak:
     well = Soak(
         seed=1,
         minutes=3,
-        lanes=2,
+        streams=2,
         seconds=240,
         outcomes=[outcome("a", [10, 20, 30]), outcome("b", [12, 22, 32])],
         faults=[Fault("KillKubelet", 11, "kubelet (cpu-node)", ("a", "b")), Fault("KillProcess", 25, "raylet", ("a",))],
         before=idle,
         after=idle,
-        left_behind=(),
+        leaks=(),
         kubernetes="v1.36.3",
     )
     return replace(well, **changes)
@@ -80,8 +80,8 @@ def test_a_soak_in_which_all_went_well_has_no_problem_and_is_recorded_whole() ->
         ({"outcomes": [outcome("a", [1, 2], ended="Failed", message="too little memory")]}, "too little memory"),
         ({"outcomes": [outcome("a", [1, 2], ended="Running")]}, "had not ended"),
         ({"outcomes": [outcome("a", [1, 2])]}, "expected steps 1 to 3, each once, found 2"),
-        ({"outcomes": [replace(outcome("a", [1, 2, 3]), damage="line 7 is torn")]}, "line 7 is torn"),
-        ({"left_behind": ["mount of pod 1"]}, "left behind: mount of pod 1"),
+        ({"outcomes": [replace(outcome("a", [1, 2, 3]), ledger_error="line 7 is torn")]}, "line 7 is torn"),
+        ({"leaks": ["mount of pod 1"]}, "leaked: mount of pod 1"),
         ({"after": Footprint(200 * MEBIBYTE, 80 * MEBIBYTE)}, "disk in use grew"),
         ({"after": Footprint(100 * MEBIBYTE, 130 * MEBIBYTE)}, "the operator's memory grew"),
     ],

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.job import RLJob
-from rljob_testing.soak.jobs import job_of
-from rljob_testing.soak.schedule import FaultKind, drawn, planned_faults
+from rljob_testing.soak.jobs import job_manifest
+from rljob_testing.soak.schedule import FaultKind, choose, planned_faults
 
 SEEDS = st.integers(0, 2**32)
 
@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**32)
 def test_a_seed_says_what_happens_and_another_says_something_else(seed: int) -> None:
     assert planned_faults(seed, 600) == planned_faults(seed, 600)
     assert planned_faults(seed, 600) != planned_faults(seed + 1, 600)
-    assert job_of(seed, 0, 0) == job_of(seed, 0, 0)
+    assert job_manifest(seed, 0, 0) == job_manifest(seed, 0, 0)
 
 
 @given(SEEDS, st.floats(0, 3600))
@@ -37,13 +37,13 @@ def test_every_kind_has_its_turn_in_a_quarter_of_an_hour(seed: int) -> None:
 
 @given(st.lists(st.integers(), max_size=20), st.floats(0, 1, exclude_max=True))
 def test_a_target_is_chosen_where_there_is_one(targets: list[int], draw: float) -> None:
-    assert drawn(targets, draw) in targets if targets else drawn(targets, draw) is None
+    assert choose(targets, draw) in targets if targets else choose(targets, draw) is None
 
 
 @given(SEEDS, st.integers(0, 3), st.integers(0, 50))
-def test_a_job_is_valid_and_can_have_the_failures_it_is_to_have(seed: int, lane: int, number: int) -> None:
-    spec = RLJob.model_validate(job_of(seed, lane, number)).spec
-    pod = job_of(seed, lane, number)["spec"]["policy"]["template"]["spec"]
+def test_a_job_is_valid_and_can_have_the_failures_it_is_to_have(seed: int, stream: int, number: int) -> None:
+    spec = RLJob.model_validate(job_manifest(seed, stream, number)).spec
+    pod = job_manifest(seed, stream, number)["spec"]["policy"]["template"]["spec"]
     classes = {fault.fault_class for fault in spec.fault_injection.faults}
     assert 1 <= len(classes) <= 3
     assert all(fault.step <= spec.algorithm.steps for fault in spec.fault_injection.faults)
@@ -51,6 +51,6 @@ def test_a_job_is_valid_and_can_have_the_failures_it_is_to_have(seed: int, lane:
     assert ("SharedMemory" in classes) == ("volumes" in pod)
 
 
-def test_jobs_of_two_lanes_have_names_of_their_own() -> None:
-    names = {job_of(1, lane, number)["metadata"]["name"] for lane in range(3) for number in range(10)}
+def test_jobs_of_two_streams_have_names_of_their_own() -> None:
+    names = {job_manifest(1, stream, number)["metadata"]["name"] for stream in range(3) for number in range(10)}
     assert len(names) == 30

@@ -1,4 +1,4 @@
-"""The scheduler's and the kubelet's part, played by hand: pods are placed, start, end and go as a test says."""
+"""Plays the scheduler and the kubelets: places, starts, ends and removes pods as a test requests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _ROUND_SECONDS = 0.1
 _HEARTBEAT_SECONDS = 10.0
 
 
-class KubeletHand:
-    """Moves pods through the real API. What healthy nodes do happens by itself in the namespaces that it `follow`s;
-    everything else is said pod by pod."""
+class SimulatedKubelet:
+    """Moves pods through the real API. In namespaces that it `follow`s, pods behave as on healthy nodes; elsewhere they
+    move only on request.
+    """
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -36,12 +37,12 @@ class KubeletHand:
         self._next_heartbeat = 0.0
 
     def pods(self, namespace: str, role: str | None = None) -> list[Pod]:
-        """All pods of jobs in the namespace, or those of one role, by name."""
+        """All job pods of the namespace, or those of one role, by name."""
         selector = labels.ROLE if role is None else f"{labels.ROLE}={role}"
         return sorted(self._api.list("pods", namespace, selector), key=lambda pod: str(pod["metadata"]["name"]))
 
     def place(self, pod: Pod, node: str) -> None:
-        """What the scheduler does."""
+        """Act as the scheduler."""
         namespace, name = _key(pod)
         binding = {
             "apiVersion": "v1",
@@ -52,7 +53,7 @@ class KubeletHand:
         self._api.create_below("pods", name, "binding", binding, namespace)
 
     def unschedulable(self, pod: Pod, message: str) -> None:
-        """What the scheduler says where it finds no node."""
+        """Report as the scheduler that no node fits."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self._status(pod, {"phase": "Pending", "conditions": [condition]})
 
@@ -60,14 +61,14 @@ class KubeletHand:
         state = {"running": {"startedAt": _now()}}
         self._status(pod, _status("Running", state, ready=ready))
 
-    def wait_in_vain(self, pod: Pod, reason: str, message: str) -> None:
-        """The container does not start: ErrImagePull, CreateContainerConfigError, …"""
+    def fail_container_start(self, pod: Pod, reason: str, message: str) -> None:
+        """Report a container that cannot start: ErrImagePull, CreateContainerConfigError, …"""
         self._status(pod, _status("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False))
 
     def end(
         self, pod: Pod, exit_code: int, reason: str = "", message: str | TerminationMessage = "", disruption: str = ""
     ) -> None:
-        """The container ends. `reason` as the kubelet says it; absent: Completed or Error by the exit code."""
+        """End the container. `reason`: as the kubelet reports it; by default Completed or Error, by the exit code."""
         text = message if isinstance(message, str) else message.to_json().decode()
         terminated = {
             "exitCode": exit_code,
@@ -82,23 +83,23 @@ class KubeletHand:
         self._status(pod, status)
 
     def restart(self, pod: Pod, times: int = 1) -> None:
-        """All its containers start anew, in place."""
+        """Restart all containers in place."""
         state = {"running": {"startedAt": _now()}}
         self._status(pod, _status("Running", state, ready=True, restarts=_restarts(pod) + times))
 
     def vanish(self, pod: Pod) -> None:
-        """Gone without a word, as when a node is removed."""
+        """Remove the pod without a status, as if its node were removed."""
         namespace, name = _key(pod)
         self._api.delete("pods", name, namespace, grace_seconds=0)
 
     # --- healthy nodes ---
 
     def follow(self, namespace: str) -> None:
-        """From now on: place and start pods that are not gated, end and remove those that are being deleted."""
+        """From now on, place and start pods that are not gated, and remove those that are being deleted."""
         self._namespaces.add(namespace)
 
     def leave(self, namespace: str) -> None:
-        """From now on, only what is said."""
+        """From now on, move pods only on request."""
         self._namespaces.discard(namespace)
 
     def start(self) -> None:
@@ -112,11 +113,11 @@ class KubeletHand:
         self._thread.join()
 
     def set_gpus(self, node: str, gpus: int) -> None:
-        """What a device plugin does as GPUs come and go; 0: the node has never heard of any."""
+        """Act as a device plugin; 0: the node has no GPU resource."""
         self._api.merge("nodes", node, {"status": manifests.node_status(gpus)}, subresource="status")
 
     def declare(self, *features: str) -> None:
-        """What the kubelets of both nodes say that they know."""
+        """Set the declared features of both nodes."""
         for node in (CPU_NODE, GPU_NODE):
             self._api.merge("nodes", node, {"status": {"declaredFeatures": list(features)}}, subresource="status")
 
@@ -129,7 +130,7 @@ class KubeletHand:
                         self._care_for(pod)
 
     def _heartbeat(self) -> None:
-        """Without it, the controller manager takes the nodes for lost after 50 s."""
+        """Without it, the controller manager considers the nodes lost after 50 s."""
         if time.monotonic() < self._next_heartbeat:
             return
         self._next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
@@ -157,7 +158,7 @@ class KubeletHand:
 
 @contextmanager
 def _only_own_mistakes() -> Iterator[None]:
-    """A pod that has gone or moved on meanwhile, or an API server that is only coming up, is nothing to stop for."""
+    """Ignore errors about pods that are gone or changed, and about an API server that is starting."""
     try:
         yield
     except ApiError as error:
@@ -166,7 +167,7 @@ def _only_own_mistakes() -> Iterator[None]:
 
 
 def node_for(pod: Pod) -> str:
-    """Where the two-node cluster of the tests has room."""
+    """The node of the two-node cluster that has room."""
     limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
     return GPU_NODE if any("gpu" in resource for resource in limits) else CPU_NODE
 
