@@ -1,7 +1,7 @@
 """The first memory plan of a job of another trainer, whose model and machine nobody has reported.
 
-Pinned settings are as they are. The others are what a trainer does that was told nothing, so that a remedy has
-somewhere to start from; the trainer is given the settings that it supports.
+The other settings have the values of a trainer without any options, as a base for changes. The trainer gets those that
+it supports.
 """
 
 from __future__ import annotations

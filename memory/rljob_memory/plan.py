@@ -1,6 +1,6 @@
-"""The first memory plan of a job: pinned settings as they are, `Auto` from what the machine has and the step needs.
+"""The first memory plan of a job: pinned settings, and `Auto` settings computed from the machine and the step.
 
-The estimates need not be right, only sane: what they miss shows as an out-of-memory failure, and changes the plan.
+The estimates need to be sane rather than exact: an error shows as an out-of-memory failure, which changes the plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rljob_memory.workload import Hardware, ModelShape, Workload
 __all__ = ["Hardware", "MemoryPlan", "ModelShape", "Workload", "first_plan"]
 
 _USABLE = 0.9
-"""Share of a device's memory that is planned with; the rest is for fragmentation and for what the estimates miss."""
+"""Share of a device's memory that is planned with; the rest is for fragmentation and errors of the estimates."""
 _CPU_ROLE_SHARE = 0.25
 """Share of the host's memory for the activations of all policy ranks on the CPU, and for all KV caches: each."""
 LARGEST_MICRO_BATCH_TOKENS = 16_384
@@ -70,7 +70,7 @@ def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, 
 
 
 def _offload_helps(hardware: Hardware, model: ModelShape, workload: Workload, sleep_level: int) -> bool:
-    """Whether the optimizer's state must leave the GPU for one sequence to go through, and the host can hold it."""
+    """True if the optimizer's state must leave the GPU for one sequence to fit, and the host can hold it."""
     if hardware.device == "cpu":
         return False
     one_sequence = workload.max_sequence_tokens * activation_bytes_per_token(model, checkpointing=True)
@@ -80,7 +80,7 @@ def _offload_helps(hardware: Hardware, model: ModelShape, workload: Workload, sl
 
 
 def _auto_kv_cache_bytes(hardware: Hardware, model: ModelShape, workload: Workload, offload: bool) -> int:
-    """What the step's sequences need at their longest, bounded by what is left beside weights and policy.
+    """The need of the step's sequences at their longest, bounded by the memory left beside weights and policy.
 
     At least one sequence of the longest length, since vLLM starts with nothing less; in whole MiB.
     """
@@ -90,7 +90,7 @@ def _auto_kv_cache_bytes(hardware: Hardware, model: ModelShape, workload: Worklo
 
 
 def _kv_room_bytes(hardware: Hardware, model: ModelShape, workload: Workload, offload: bool) -> int:
-    """What is left for the KV cache of one engine while it generates; the policy's state stays where it is."""
+    """Memory left for the KV cache of one engine while it generates; the policy's state stays on the GPU."""
     if hardware.device == "cpu":
         return int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // workload.engines
     engine = model.weight_bytes // workload.tensor_parallel_size + AWAKE_ENGINE_BYTES
@@ -103,7 +103,7 @@ def _kv_room_bytes(hardware: Hardware, model: ModelShape, workload: Workload, of
 def _activation_room_bytes(
     hardware: Hardware, model: ModelShape, workload: Workload, sleep_level: int, offload: bool, kv_cache_bytes: int
 ) -> int:
-    """What is left for activations of one rank in an update."""
+    """Memory left for activations of one rank in an update."""
     if hardware.device == "cpu":
         return int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // workload.policy_ranks
     engine = 0
@@ -123,7 +123,7 @@ def _auto_micro_batch_tokens(model: ModelShape, workload: Workload, room_bytes: 
 
 
 def _auto_logprob_chunk_tokens(model: ModelShape) -> int:
-    """So many that their float32 logits take at most 256 MiB; a multiple of 64 where it can be, for the GPU's tiles."""
+    """Tokens whose float32 logits take at most 256 MiB; a multiple of 64 if possible, for the GPU's tiles."""
     fitting = _LARGEST_LOGPROB_CHUNK_BYTES // logits_bytes_per_token(model)
     whole_tiles = fitting // 64 * 64
     return min(whole_tiles or max(fitting, 1), _LARGEST_LOGPROB_CHUNK_TOKENS)

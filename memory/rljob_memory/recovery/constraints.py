@@ -1,4 +1,4 @@
-"""Constraints of a recovery: what the user allows, and what the caller can carry out."""
+"""Constraints of a recovery: the changes that the user allows, and those that the caller can carry out."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _LONGEST_MESSAGE = 2_048
 def diagnosed(evidence: Evidence, plan: MemoryPlan | None = None) -> Evidence:
     """`evidence` with its diagnoses, the likeliest first: those that it has, else those of its message and numbers.
 
-    `plan`: the one it failed under, where that is known. There is always at least one, Unknown where nothing fits.
+    `plan`: the one it failed under, if that is known. There is always at least one diagnosis, Unknown if none fits.
     """
     if evidence.diagnoses:
         return evidence
@@ -25,7 +25,7 @@ def diagnosed(evidence: Evidence, plan: MemoryPlan | None = None) -> Evidence:
 
 
 def diagnosis_status(diagnosis: Diagnosis) -> DiagnosisStatus:
-    """A diagnosis as the API tells it."""
+    """A diagnosis as a type of the API."""
     return DiagnosisStatus(
         class_name=str(diagnosis.failure_class),
         confidence=diagnosis.confidence,
@@ -35,5 +35,5 @@ def diagnosis_status(diagnosis: Diagnosis) -> DiagnosisStatus:
 
 
 def _unknown(evidence: Evidence) -> DiagnosisStatus:
-    message = f"Memory ran out, and nothing that was seen says why: “{evidence.message[:160]}”."
+    message = f"Memory ran out for a reason that the evidence does not show: “{evidence.message[:160]}”."
     return DiagnosisStatus(class_name=str(FailureClass.UNKNOWN), confidence=0.5, message=message)

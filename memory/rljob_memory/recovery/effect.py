@@ -1,4 +1,4 @@
-"""What a change of the plan brought, once the phase that failed is done."""
+"""The measured effect of a change of the plan, once the failed phase has succeeded."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner ==
 
 
 def observed(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> PlanChange:
-    """`change` with `remedy.observedBytes`: what the failed phase needed before, less what it took when it was done.
+    """`change` with `remedy.observedBytes`: memory that the failed phase needed, less the memory of its success.
 
-    `before`: memory of the process that failed, at its failure. `after`: over the same phase, done, of the same rank of
-    `role_that_shows`. What was asked for in vain counts as needed. Negative where more was in use. Left absent where it
-    cannot be told.
+    `before`: memory of the process that failed, at its failure. `after`: over the same phase, once it succeeded, of the
+    same rank of `role_that_shows`. The request that failed counts as needed. Negative if more was in use; absent if the
+    effect cannot be measured.
     """
     freed = change.remedy.expected_bytes if change.remedy.setting in _MORE_ROOM else _freed_bytes(change, before, after)
     return change.model_copy(update={"remedy": change.remedy.model_copy(update={"observed_bytes": freed})})
 
 
 def role_that_shows(change: PlanChange) -> Role:
-    """Whose memory shows what `change` brought: the policy's for its own settings, else the failed role's."""
+    """Role whose memory shows the effect of `change`: the policy for its own settings, else the failed role."""
     return "policy" if change.remedy.setting in _OF_THE_POLICY else change.role
 
 
 def _freed_bytes(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> int | None:
-    """Of the policy's torch where the setting is the policy's. Else of the device: what the engine, or a stranger, had
-    of it while the policy failed, and has no more; or what is free where the engine failed."""
+    """Memory of the policy's torch for a setting of the policy. Otherwise memory of the device: the part that the
+    engine or a foreign process has released since the policy failed, or the free memory if the engine failed."""
     if before is None or after is None:
         return None
     asked_in_vain = change.diagnosis.numbers.get("requested_bytes", 0)

@@ -85,7 +85,7 @@ class Case:
 
     @property
     def need_bytes(self) -> int | None:
-        """Missing memory: what was requested less what was left. None if the failure gave no numbers."""
+        """Missing memory: the request less the memory that was left. None if the failure gave no numbers."""
         for wanted_name, left_name in _PAIRS_OF_WANTED_AND_LEFT:
             if wanted := self.number(wanted_name):
                 missing = wanted - (self.number(left_name) or 0)
@@ -94,21 +94,21 @@ class Case:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the job uses GPUs. Without a profile that is assumed."""
+        """True if the job uses GPUs; assumed without a profile."""
         return self.profile is None or self.profile.device_total_bytes > 0
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether policy and engine take memory from each other."""
+        """True if policy and engine take memory from each other."""
         return self.on_gpu and (self.profile is None or self.profile.colocated)
 
     @property
     def in_update(self) -> bool:
-        """Whether the policy was, or may have been, in a pass through the model: another trainer reports no phase."""
+        """True if the policy was, or may have been, in a pass through the model: another trainer reports no phase."""
         not_reported = self.phase is None and (self.profile is None or self.is_preventive)
         return self.role == "policy" and (self.phase == "update" or not_reported)
 
     @property
     def engine_is_awake(self) -> bool:
-        """Whether an engine held its memory at the failure, so that a smaller engine would have left more."""
+        """True if an engine held its memory at the failure, so that a smaller engine would have left more."""
         return self.role == "rollout" or self.phase != "update" or self.plan.rollout_sleep_level == 0

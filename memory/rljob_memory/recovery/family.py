@@ -37,7 +37,7 @@ class Family:
     next_change: Callable[[Case], Change | None]
     """The next value for a failure; None if the family can do nothing about it, or nothing more."""
     bound: Callable[[Case], str | None] = lambda _: None
-    """Line that says what to write in the manifest if only a bound there prevents a change."""
+    """Value to write in the manifest, as a line, if only a bound there prevents a change."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class Family:
 
     @property
     def of_the_plan(self) -> bool:
-        """Whether a change is one of the plan; new processes change none."""
+        """True if it changes the plan, as new processes do not."""
         return self.setting != PROCESSES
 
     def text_in(self, plan: MemoryPlan) -> str:

@@ -1,4 +1,4 @@
-"""The ladder of a failure: the changes that act on its class, the cheapest first, and what prevents the others."""
+"""The ladder of a failure: the changes that act on its class, the cheapest first, and the obstacles to the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ladder:
     rungs: tuple[Rung, ...]
     """In the order of their price."""
     pinned: tuple[str, ...]
-    """Lines that say what to write instead of each pinned setting that prevents a change."""
+    """A line for each pinned setting that prevents a change, with the value to write instead."""
     bounded: tuple[str, ...]
     """The same for bounds other than pinned settings."""
 

@@ -106,7 +106,7 @@ def repeated_failure_message(failure: str) -> str:
 
 
 def explanation(why: str, cause: DiagnosisStatus, changes: Sequence[PlanChange], advice: Iterable[str]) -> str:
-    """The cause, the reason to give up, every change with its effect, and what to write in the manifest."""
+    """The cause, the reason to give up, every change with its effect, and the advice."""
     lines = list(dict.fromkeys(line for line in advice if line))
     return (
         f"{_sentence(_cause(cause))} {_sentence(why)} {_tried(changes)} To continue: {' '.join(map(_sentence, lines))}"

@@ -1,4 +1,4 @@
-"""Which field of `spec.memory` pins which setting of the plan, and how a value is written there."""
+"""Pinned settings: the fields of `spec.memory` with a value other than `Auto`, and their values in the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLEEP_LEVELS = ("Disabled", "Level1", "Level2")
 
 
 def is_pinned(settings: MemorySettings, setting: str) -> bool:
-    """Whether `setting`, a field of the plan, has a value in `spec.memory`."""
+    """True if `setting`, a field of the plan, has a value in `spec.memory`."""
     field = pinning_field(setting)
     return field is not None and getattr(settings, field) != "Auto"
 
@@ -45,7 +45,7 @@ def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | 
 
 
 def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
-    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`: what to write instead of the pinned value."""
+    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`."""
     field = pinning_field(setting)
     if field is None:
         raise ValueError(f"expected a setting that spec.memory can pin, found {setting!r}")
@@ -55,7 +55,7 @@ def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
 
 
 def as_in_manifest(setting: str, value: object) -> str:
-    """`value` of the plan's `setting` as one writes it in the manifest: Enabled, Level2, 512Mi, 4096."""
+    """`value` of the plan's `setting` as written in the manifest: Enabled, Level2, 512Mi, 4096."""
     match value:
         case bool():
             return "Enabled" if value else "Disabled"
@@ -68,7 +68,7 @@ def as_in_manifest(setting: str, value: object) -> str:
 
 
 def pinning_field(setting: str) -> str | None:
-    """The field of `spec.memory` that pins `setting`; None where none does."""
+    """The field of `spec.memory` that pins `setting`; None if no field does."""
     field = _NAMED_OTHERWISE.get(setting, setting)
     return field if field in MemorySettings.model_fields else None
 

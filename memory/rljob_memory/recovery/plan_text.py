@@ -1,4 +1,4 @@
-"""The plan's settings as the status tells them: names as in the manifest, values as short texts."""
+"""Settings of the plan in the status: names as in the manifest, values as short texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(value: object) -> str:
 
 
 def is_size(name: str) -> bool:
-    """Whether the setting `name` counts bytes."""
+    """True if the setting `name` counts bytes."""
     return name in _SIZES
 
 

@@ -35,5 +35,5 @@ def profile_of(
 
 
 def shares_gpu(profile: MemoryProfile | None) -> bool | None:
-    """Whether policy and engine take turns on a GPU; None if no trainer has reported it."""
+    """True if policy and engine take turns on a GPU; None if no trainer has reported it."""
     return None if profile is None else profile.colocated and profile.device_total_bytes > 0

@@ -6,7 +6,7 @@
    cause is tried, then everything that frees memory. A pinned setting never changes; no plan is tried twice.
 3. Every other failure, and one that no change could help, is answered by a restart, as long as restarts are left.
 
-A supervised caller answers with what it can do itself, and leaves the rest to its supervisor.
+A supervised caller gets the changes that it can carry out, and leaves everything else to its supervisor.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _nothing_left(case: Case, ladders: list[Ladder]) -> GiveUp:
 
 
 def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | None = None) -> GiveUp:
-    """`advice`: what to write in the manifest; without any, the advice for the class."""
+    """`advice`: changes of the manifest; without any, the advice for the class."""
     lines = advice or [messages.advice_of(case.failure_class)]
     return GiveUp(reason, messages.explanation(why, case.diagnosis, case.state.changes, lines))
 

@@ -59,7 +59,7 @@ class GiveUp:
 
     reason: GiveUpReason
     explanation: str
-    """The failure, everything that was tried, the effect of each change, and what to change in the manifest."""
+    """The failure, every change that was tried, with its effect, and the changes of the manifest that help."""
 
 
 Response = Changed | Restart | GiveUp

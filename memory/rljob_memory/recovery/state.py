@@ -87,7 +87,7 @@ class RecoveryState:
         forgiven = committed >= 1 and committed >= min(STEPS_THAT_FORGIVE, -(-remained // 2))
         return max(0, count - 1) if forgiven else count
 
-    # --- what happened since ---
+    # --- transitions ---
 
     def with_change(self, change: PlanChange, plan: MemoryPlan | None) -> RecoveryState:
         """The state after `change` led to `plan`. A change after a failure counts; one before any failure does not."""
@@ -128,7 +128,7 @@ class RecoveryState:
     # --- the past ---
 
     def was_in_force(self, texts: Mapping[str, str]) -> bool:
-        """Whether a plan of `texts` (`plan_text.texts_of`) led to the plan in force: undoes change by change."""
+        """True if a plan of `texts` (`plan_text.texts_of`) led to the plan in force: undoes change by change."""
         assert self.plan is not None
         earlier = texts_of(self.plan)
         for change in reversed(self.changes):

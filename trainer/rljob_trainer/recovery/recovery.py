@@ -169,7 +169,7 @@ def failure_report(
     elif isinstance(failure, BadInput):
         final = GiveUpReason.BAD_INPUT
     elif failure.evidence is None and not isinstance(failure, WorkerLost):
-        # A process that raised is worth a restart; the machine's state and the disk's are not mended by one.
+        # A restart helps a process that raised an error, and neither a full disk nor a missing device.
         final = None if failure.actor is not None and type(failure) is TrainerError else GiveUpReason.TRAINER_ERROR
     return FailureReport(
         str(failure),
@@ -193,13 +193,13 @@ def _with_explanation(failure: TrainerError, answer: Response) -> TrainerError:
 
 
 def _memory_of_a_gpu(evidence: Evidence | None) -> RankMemory | None:
-    """Memory at the failure. On the CPU no failure says how much it asked for, so nothing is observed there."""
+    """Memory at the failure. On a CPU no failure reports the size of its request, so no effect is measured."""
     memory = evidence.memory if evidence else None
     return memory if memory and memory.device_total_bytes else None
 
 
 def _is_past(change: PlanChange, step: int, phase: Phase | None) -> bool:
-    """Whether the phase that `change` answers, of an earlier attempt, has succeeded once `phase` of `step` has."""
+    """True if the phase that `change` answers, of an earlier attempt, has succeeded once `phase` of `step` has."""
     if step != change.step:
         return step > change.step
     return change.phase in (None, phase)

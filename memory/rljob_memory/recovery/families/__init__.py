@@ -1,12 +1,12 @@
-"""All families of remedies, in the order of their price."""
+"""All families of remedies."""
 
 from rljob_memory.recovery.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
 from rljob_memory.recovery.families.allocator import EMPTY_CACHE, EXPANDABLE_SEGMENTS
 from rljob_memory.recovery.families.detached_metrics import DETACH_METRICS
+from rljob_memory.recovery.families.foreign_processes import EXCLUDED_NODES, FRESH_PROCESSES
 from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
 from rljob_memory.recovery.families.kv_cache import KV_CACHE
 from rljob_memory.recovery.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
-from rljob_memory.recovery.families.neighbours import EXCLUDED_NODES, FRESH_PROCESSES
 from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
 from rljob_memory.recovery.families.rollout_sleep import ROLLOUT_SLEEP
 from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
@@ -31,6 +31,5 @@ FAMILIES: tuple[Family, ...] = (
     SHARED_MEMORY,
     EXCLUDED_NODES,
 )
-"""What costs nothing first, then what costs a little time in each step, then what costs much, then what costs the
-cluster something. Order of the settings within the trainer: mitigations by effect and price, PyTorch's
-CUDACachingAllocator and vLLM's sleep mode as their sources have them."""
+"""In the order of their price: free changes, those that cost a little time per step, those that cost much, and those
+that cost the cluster resources. Within the trainer the order follows docs/mitigations.md."""

@@ -11,7 +11,7 @@ from rljob_memory.recovery.family import Change, Family
 
 
 def _next_change(case: Case) -> Change | None:
-    """Expected: a micro-batch's tokens times what the two ways keep of a token, less."""
+    """Expected: the tokens of a micro-batch times the activation bytes that a token no longer keeps."""
     if case.plan.activation_checkpointing or not case.in_update:
         return None
     profile = case.profile

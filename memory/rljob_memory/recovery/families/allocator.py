@@ -1,8 +1,8 @@
-"""The policy's caching allocator: give the cache back after an update, and use expandable segments.
+"""The policy's caching allocator: release the cache after an update, and use expandable segments.
 
-Both act on what torch holds without using it. `empty_cache` gives whole free blocks to the neighbour on the GPU, once
-an update (some 80 ms); expandable segments leave hardly any free block that is not whole, and cost nothing that can be
-measured. Neither helps the engine's own allocator: vLLM's sleep mode has its own pool.
+Both act on memory that torch holds without using it. `empty_cache` releases whole free blocks to other processes on the
+GPU, once per update (about 80 ms). Expandable segments leave hardly any partly used block, at no measurable cost.
+Neither helps the engine's own allocator: vLLM's sleep mode has its own pool.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _OF_THE_CACHE = frozenset({FailureClass.ALLOCATOR_CACHE, FailureClass.UNKNOWN})
 _OF_THE_ENGINE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
 _CACHE_NUMBERS = {
     "policy": ("reserved_but_unallocated_bytes", "policy_cache_bytes"),
-    "rollout": ("policy_cache_bytes",),  # what the engine's message tells of torch is its own
+    "rollout": ("policy_cache_bytes",),  # torch's numbers in the engine's message are the engine's own
 }
 
 
 def _empty_cache(case: Case) -> Change | None:
-    """Expected: the policy's cache, as it was last seen. Acts on what others run out of: before torch's allocator fails
-    it has emptied its own.
+    """Expected: the policy's cache, as last sampled. It helps other processes only: torch's allocator empties its own
+    cache before it fails.
     """
     if case.plan.empty_cache or not _of_policys_allocator(case):
         return None
@@ -31,8 +31,8 @@ def _empty_cache(case: Case) -> Change | None:
 
 
 def _expandable_segments(case: Case) -> Change | None:
-    """Expected: what is reserved and in no tensor. They make a cache that can be given back, and give nothing back by
-    themselves: on AllocatorCache they act where the cache is emptied.
+    """Expected: memory that is reserved and in no tensor. The segments make a cache that can be released, and release
+    nothing themselves: against AllocatorCache they help only if the cache is emptied.
     """
     if case.plan.expandable_segments or not _of_policys_allocator(case):
         return None

@@ -1,7 +1,7 @@
-"""Detached metrics: what is kept of a micro-batch for logging no longer keeps its autograd graph. Costs nothing.
+"""Detached metrics: values kept for logging no longer hold the autograd graph of their micro-batch. Costs nothing.
 
-Acts on RetainedGraph, and nothing else does: smaller micro-batches and activation checkpointing make the graphs smaller
-that are kept, and only delay the end (Fast-LLM 486, verl 6699).
+The only remedy for RetainedGraph: smaller micro-batches and activation checkpointing shrink the retained graphs, and so
+only delay the failure (Fast-LLM 486, verl 6699).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rljob_memory.recovery.family import Change, Family
 
 
 def _next_change(case: Case) -> Change | None:
-    """Expected: all that the tensors grew by while it was watched."""
+    """Expected: the growth of the memory in tensors over the observed steps."""
     if case.plan.detach_metrics or case.role == "controller":
         return None
     first, last = case.number("allocated_first_bytes"), case.number("allocated_last_bytes")

@@ -1,6 +1,6 @@
 """The host memory limit of a worker's container, or of the controller's. Acts on HostMemory, within the job's bound.
 
-Without `recovery.maxHostMemory` there is no room to give: what the template says stays.
+Without `recovery.maxHostMemory` the limit of the template stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _controllers(case: Case) -> Change | None:
 
 
 def limit_bytes(case: Case) -> int | None:
-    """The limit that the failed container had; None where it had none that is known."""
+    """The limit of the failed container; None if no limit is known."""
     plan, constraints = case.plan, case.constraints
     if case.role == "controller":
         return plan.controller_host_memory_bytes or constraints.host_memory_limit_bytes
@@ -37,7 +37,7 @@ def limit_bytes(case: Case) -> int | None:
 
 
 def _raised(case: Case) -> Change | None:
-    """Half as much again, up to the bound. Expected: what the limit is raised by."""
+    """Half as much again, up to the bound. Expected: the difference."""
     before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
     if before is None or most is None or before >= most:
         return None
@@ -60,7 +60,7 @@ def _controllers_bound(case: Case) -> str | None:
 def _bound(case: Case) -> str | None:
     before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
     if before is not None and case.constraints.level_in_force(_LEVEL) is None:
-        return f"only {human_bytes(before)} of host memory are there: run where there is more"
+        return f"this machine has only {human_bytes(before)} of host memory: use one that has more"
     if before is None:
         return f"the {case.role}'s container has no memory limit of its own, so its node ran out: give it one"
     enough = as_in_manifest("host_memory_bytes", _wanted(before, case.need_bytes))

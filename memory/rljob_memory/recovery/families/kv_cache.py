@@ -1,4 +1,4 @@
-"""The engine's KV cache. Acts on KVCacheOversized, and makes room wherever an awake engine is part of the crowd.
+"""The engine's KV cache. Acts on KVCacheOversized, and on every failure beside an awake engine.
 
 A smaller cache costs throughput of the rollout phase once it holds fewer sequences than the step has.
 """
@@ -25,10 +25,10 @@ _SMALLEST_BYTES = 64 * MIB
 
 
 def _next_change(case: Case) -> Change | None:
-    """Smaller by what was missing, at least by a quarter, down to the cache of one sequence; in whole MiB.
+    """Smaller by the missing memory, at least by a quarter, down to the cache of one sequence; in whole MiB.
 
-    Larger where vLLM says that the longest sequence does not fit into it, which a smaller one cannot mend; once, since
-    what was too small and then too large has no value between that a failure would tell.
+    Larger if vLLM reports that the longest sequence does not fit. That happens once: between a cache that was too small
+    and one that is too large, no failure shows the right size.
     """
     if needed := case.number("needed_bytes"):
         return _larger(case, needed)

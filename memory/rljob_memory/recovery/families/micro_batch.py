@@ -1,8 +1,8 @@
-"""What goes through the policy at once: the tokens of a micro-batch, and the tokens whose logits exist at a time.
+"""Tokens per micro-batch, and tokens whose logits exist at a time.
 
-Act on ActivationSpike, whose peak is linear in both, and on Fragmentation, since the largest piece of memory that is
-asked for shrinks with them. Smaller micro-batches cost throughput; smaller chunks of logits next to nothing. Neither
-changes what is learned, beyond the order in which floats are added.
+Both act on ActivationSpike, whose peak is linear in both, and on Fragmentation, since the largest allocation shrinks
+with them. Smaller micro-batches cost throughput; smaller chunks of logits cost next to nothing. Neither changes the
+result of an update, except for the order of floating-point additions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _ACTS_ON = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.FRAGMENTATION,
 _SMALLEST_CHUNK_TOKENS = 64
 _LOGIT_BYTES = 4
 _OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
-"""A request by the size of a chunk's float32 logits: 0.5 in 16 bits, 2 where logits and a copy are made at once."""
+"""Size of a request relative to a chunk's float32 logits: 0.5 in 16 bits, 2 for logits and a copy at once."""
 
 
 def _micro_batch(case: Case) -> Change | None:
-    """Half as many tokens, down to the longest sequence, which goes through as a whole.
+    """Half as many tokens, down to the longest sequence, which is never split.
 
-    Expected: what the forward pass keeps of the tokens that go (`estimate.activation_bytes_per_token`), as far as the
-    update had come to it.
+    Expected: activations that the forward pass keeps of the removed tokens (`estimate.activation_bytes_per_token`), as
+    far as the update had come.
     """
     tokens, profile = _filled(case, case.plan.micro_batch_tokens), case.profile
     after = max(tokens // 2, profile.longest_sequence_tokens if profile else 1)
@@ -38,10 +38,10 @@ def _micro_batch(case: Case) -> Change | None:
 
 
 def _logprob_chunk(case: Case) -> Change | None:
-    """A quarter of the tokens that have logits at a time, down to 64. Only where logits are what was asked for.
+    """A quarter of the tokens, down to 64, and only if the failed request was one for logits.
 
-    Expected: the logits of the tokens that go, and what is made of them (`estimate.logprob_bytes_per_token`), as far as
-    the update had come to it.
+    Expected: the logits of the removed tokens, with their softmax and gradient (`estimate.logprob_bytes_per_token`), as
+    far as the update had come.
     """
     at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
     after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
@@ -59,10 +59,10 @@ def _filled(case: Case, tokens: int) -> int:
 
 
 def _seen_at_most(case: Case, profile: MemoryProfile, saved_bytes: int, **after: int) -> int:
-    """`saved_bytes`, or less where the update failed before it had taken all that it would have.
+    """`saved_bytes`, or less if the update failed before its peak.
 
-    Then no more can be seen to go than what it had and asked for beyond what it needs `after` the change; but half of
-    what was asked for goes in any case.
+    Then the visible effect is at most the memory in use plus the failed request, less the need `after` the change; but
+    at least half of the request.
     """
     allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
     if allocated is None or requested is None:
@@ -72,8 +72,8 @@ def _seen_at_most(case: Case, profile: MemoryProfile, saved_bytes: int, **after:
 
 
 def _update_bytes(plan: MemoryPlan, profile: MemoryProfile) -> int:
-    """What an update takes at most: weights and gradients (8 bytes a parameter), as much for the moments unless they
-    are offloaded, activations of a micro-batch, and the logits of a chunk."""
+    """Peak of an update: weights and gradients (8 bytes a parameter), as much for the moments unless they are
+    offloaded, activations of a micro-batch, and the logits of a chunk."""
     tokens = min(plan.micro_batch_tokens, profile.rank_tokens or plan.micro_batch_tokens)
     chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
     state = profile.optimizer_bytes * (1 if plan.optimizer_offload else 2)

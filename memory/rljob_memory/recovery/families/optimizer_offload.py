@@ -1,7 +1,8 @@
-"""Optimizer offload: the optimizer's state lies in host memory between updates. Costs a copy each way, every update.
+"""Optimizer offload: the optimizer's state is in host memory between updates. Costs a copy each way per update.
 
-Acts on what runs out while the state is not needed (KVCacheOversized, WeightSyncSpike), on OptimizerState and on
-ActivationSpike, where the host can hold the state. The other way round it acts on HostMemory, where the GPU can.
+Acts on failures outside the optimizer step (KVCacheOversized, WeightSyncSpike), on OptimizerState and on
+ActivationSpike, if the host can hold the state. In the other direction it acts on HostMemory, if the GPU can hold the
+state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ACTS_ON = frozenset(
     }
 )
 _ROOM_FOR_THE_STATE = 2
-"""Of the state's size: while it is copied and pinned, it can be there twice."""
+"""Multiple of the state's size: while it is copied and pinned, it can exist twice."""
 
 
 def _next_change(case: Case) -> Change | None:

@@ -1,7 +1,7 @@
-"""vLLM's sleep mode during the update. Levels 1 and 2 free the same on the GPU; level 2 keeps no weights on the host.
+"""vLLM's sleep mode during the update. Levels 1 and 2 free the same GPU memory; level 2 keeps no weights on the host.
 
-Acts on EngineNotAsleep and on whatever else the policy runs out of while the engine is awake beside it, and, from level
-1 to 2, on HostMemory. Costs the wake-up, well under a second (vLLM, sleep mode).
+Acts on EngineNotAsleep, on every failure of the policy beside an awake engine, and, from level 1 to 2, on HostMemory.
+Costs the wake-up, well under a second (vLLM, sleep mode).
 """
 
 from __future__ import annotations

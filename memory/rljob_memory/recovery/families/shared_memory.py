@@ -1,4 +1,4 @@
-"""The size of /dev/shm. Acts on SharedMemory. What is written there counts as host memory of the pod."""
+"""The size of /dev/shm. Acts on SharedMemory. Files in it count as host memory of the pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_memory.recovery.pins import as_in_manifest
 
 
 def _next_change(case: Case) -> Change | None:
-    """Twice as large, up to the bound. Expected: what it grows by."""
+    """Twice as large, up to the bound. Expected: the difference."""
     before, most = _size_bytes(case), _most_bytes(case)
     if before is None or most is None or before >= most:
         return None

@@ -1,8 +1,8 @@
-"""The weights on their way to the engine: how many at once, and where they are packed for it.
+"""The weight sync: the size of a bucket, and the buffer that it is packed in.
 
-Smaller buckets act on WeightSyncSpike, and on SharedMemory where the weights go through it (on a CPU); they cost a
-round trip each. A reserved buffer acts on Fragmentation during the sync, where no room for a bucket is found; the
-buffer that is made for each sync acts on what is missing during the update.
+Smaller buckets act on WeightSyncSpike, and on SharedMemory if the weights go through it (on a CPU); each bucket costs a
+round trip. A reserved buffer acts on Fragmentation during the sync, if no free block is large enough for a bucket. A
+buffer that only exists during a sync acts on failures of the update.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _OF_THE_UPDATE = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.OPTIMIZE
 
 
 def _sync_bucket(case: Case) -> Change | None:
-    """Half of what is sent at once, down to the largest parameter, which is sent whole.
+    """Half the bucket, down to the largest parameter, which is sent whole.
 
-    Expected: what goes, once as gathered parameters and once packed: twice the weights' bytes were taken on an H200
-    where one bucket held them all. In shared memory there is the packed copy alone.
+    Expected: the difference, once as gathered parameters and once packed: with all weights in one bucket, a sync on an
+    H200 allocated twice their bytes. In shared memory there is only the packed copy.
     """
     before, profile = case.plan.sync_bucket_bytes, case.profile
     if profile:
@@ -34,7 +34,7 @@ def _sync_bucket(case: Case) -> Change | None:
 
 
 def _weight_export(case: Case) -> Change | None:
-    """Expected: the buffer, which is as large as a bucket or the largest parameter."""
+    """Expected: the buffer, as large as a bucket or the largest parameter."""
     if not case.shares_gpu or case.role != "policy":
         return None
     export, buffer = case.plan.weight_export, case.plan.sync_bucket_bytes

@@ -194,7 +194,7 @@ def test_on_a_cpu_the_settings_that_free_gpu_memory_elsewhere_free_host_memory()
     assert not on_gpus
     assert isinstance(end, GiveUp)
     assert end.reason == "NothingLeft"
-    assert "only 128.00 GiB of host memory are there" in explanation_of(end)
+    assert "this machine has only 128.00 GiB of host memory" in explanation_of(end)
 
 
 def test_shared_memory_doubles_up_to_half_the_pods_memory() -> None:

@@ -1,8 +1,8 @@
-"""Processes on the GPU that are none of the job's work: end what the job itself left there, then go elsewhere.
+"""Memory of foreign processes on the GPU: restart the job's own processes, then leave the node.
 
-Both act on ForeignProcess and ControllerContext, and no setting of the plan does. A restart of the containers ends what
-an earlier process of the same pod left on the GPU, so it is tried once; a stranger's process is left behind with the
-node.
+Both act on ForeignProcess and ControllerContext; no setting of the plan does. A restart of the containers ends a
+process that an earlier process of the same pod left on the GPU, so it is tried once. A process of somebody else stays
+on its node, which the job then leaves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _only_node(case: Case) -> str | None:
 
 
 def _held_bytes(case: Case) -> int | None:
-    """Expected: all that the others held."""
+    """Expected: all memory of the foreign processes."""
     return case.number("contexts_bytes", "other_processes_bytes")
 
 
