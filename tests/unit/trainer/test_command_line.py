@@ -1,0 +1,27 @@
+"""The help and the version of `rljob`."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from rljob_trainer.cli import app
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "plot", "diagnose"])
+def test_help_of_each_command_has_examples(command: str) -> None:
+    help_text = printed(command, "-h")
+    assert f"rljob {command} " in help_text.partition("Examples:")[2]
+    assert help_text == printed(command, "--help")
+
+
+def test_version_lists_what_a_bug_report_needs() -> None:
+    names = [line.split()[0] for line in printed("--version").splitlines()]
+    assert names[0] == "rljob-trainer"
+    assert {"torch", "ray", "python"} < set(names)
