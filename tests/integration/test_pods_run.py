@@ -213,7 +213,7 @@ def test_a_lost_worker_ends_the_attempt_which_says_whose_it_was(lost_worker: End
     assert lost_worker.exit_code == ExitCode.WORKER_LOST, lost_worker.log
     assert lost_worker.message.exit_code == ExitCode.WORKER_LOST
     assert lost_worker.message.message.startswith("In pod digits-policy-1: ")
-    assert f"goes on at step {lost_worker.steps + 1}" in lost_worker.message.message
+    assert f"resumes at step {lost_worker.steps + 1}" in lost_worker.message.message
     assert lost_worker.message.step == lost_worker.steps >= 2
 
 

@@ -134,7 +134,7 @@ def test_after_every_sync_the_engine_computes_what_the_policy_does(start_engine:
 
 def test_an_engine_refuses_to_generate_until_one_sync_is_complete(start_engine: Any) -> None:
     engine, policy = start_engine("random://qwen3?initializerRange=0.3&tied=true")
-    with pytest.raises(WeightsNotSynced, match="no weights were ever sent"):
+    with pytest.raises(WeightsNotSynced, match="it has never received weights"):
         generate(engine)
 
     sync(policy, engine, 1)

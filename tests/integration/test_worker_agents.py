@@ -12,7 +12,7 @@ import ray
 
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.ray_node import worker_resource
-from rljob_trainer.pods.worker_agents import WorkerAgents, note_that_the_controller_ended
+from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
 from rljob_trainer.roles.ray_driver import connect, object_store_bytes, wait_longer_for_raylets
 
 WORKERS = 2
@@ -49,7 +49,7 @@ def test_each_worker_answers_with_the_process_it_began_with(agents: WorkerAgents
 
 def test_what_a_function_raises_is_no_lost_worker(agents: WorkerAgents) -> None:
     with pytest.raises(Exception, match="RLJOB_NAME"):
-        agents.call(note_that_the_controller_ended, PATIENCE)
+        agents.call(mark_controller_exited, PATIENCE)
 
 
 def test_a_worker_without_an_agent_is_lost() -> None:

@@ -1,4 +1,4 @@
-"""Where the `rljob` command begins; also `python -m rljob_trainer`."""
+"""Entry point of the `rljob` command, and of `python -m rljob_trainer`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _FIRST_PROCESSES = ("controller", "worker")
 
 
 def main() -> None:
-    """Imports the command line only when no signal can be lost any more."""
+    """Run the command line. It is imported only once no signal can be lost."""
     if sys.argv[1:2] and sys.argv[1] in _FIRST_PROCESSES:
-        # The kernel drops what a first process has no handler for, and the kubelet says SIGTERM once: a pod that is
-        # deleted while it imports would train on to its end. Blocked, it waits for `continue_under_init`.
+        # The kernel drops a signal for which a container's first process has no handler, and the kubelet sends SIGTERM
+        # once: a pod that is deleted during the imports would train to the end. A blocked signal stays pending until
+        # `continue_under_init`.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     from rljob_trainer.cli import app
 

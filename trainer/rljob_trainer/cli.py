@@ -194,9 +194,9 @@ def controller() -> None:
     from functools import partial
 
     from rljob_trainer.pods.init_process import continue_under_init
-    from rljob_trainer.pods.termination import tell_silent_end
+    from rljob_trainer.pods.termination import report_silent_exit
 
-    continue_under_init(partial(tell_silent_end, os.environ))
+    continue_under_init(partial(report_silent_exit, os.environ))
     from rljob_trainer.pods.controller_pod import run_controller
 
     raise typer.Exit(run_controller(os.environ))

@@ -1,4 +1,4 @@
-"""Failures that a person can act on. Each knows the exit code of the contract it ends the process with."""
+"""Failures that a person can act on, each with the exit code of the process."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rljob_api.step_report import Evidence
 
 
 class TrainerError(Exception):
-    """Base of the failures below. The message says what was expected, what was found, and what to do."""
+    """Base of the failures below. The message states what was expected, what was found, and what to do."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.ERROR
 
     actor: str | None = None
-    """Process of a role that it happened in, such as policy-1. None: the controller."""
+    """The process in which it happened, such as policy-1. None: the controller."""
 
     trace: str = ""
-    """The traceback of that process, which tells what it was doing; empty where it left none."""
+    """Traceback of that process; empty if it left none."""
 
     given_up: bool = False
-    """Whether the message is the account of all that was tried, and of what a person can change."""
+    """True if recovery gave up, and the message explains what was tried and what a person can change."""
 
     evidence: Evidence | None = None
-    """What was seen around it, where it was a failure of memory and somebody has looked."""
+    """Evidence of an out-of-memory failure; None for other failures, and until it was gathered."""
 
     def of(self, actor: str) -> Self:
-        """The same failure, said to be that of `actor`."""
+        """This failure, attributed to `actor`."""
         self.actor = actor
         return self
 

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs and memory, read without creating a CUDA context."""
+"""GPUs, memory and cores of this machine, read without creating a CUDA context."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ Bundle = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`gpu_memory_bytes[i]`: total of GPU i. `host_memory_bytes`, `cores`: what this process may use, limits of its
-    cgroup included."""
+    """The resources of one machine, or of several machines together."""
 
     gpu_memory_bytes: tuple[int, ...]
+    """Total memory of each GPU."""
+
     host_memory_bytes: int
+    """Memory that this process may use: the limit of its cgroup is respected."""
+
     cores: int
+    """CPU cores that this process may use: affinity and the limit of its cgroup are respected."""
 
     def choose_device(self, wanted: Literal["auto", "cpu", "cuda"]) -> Device:
         if wanted == "cuda" and not self.gpu_memory_bytes:
@@ -52,7 +56,7 @@ def torch_version() -> str:
 
 
 def torch_may_compile() -> bool:
-    """Whether this process's environment lets torch compile."""
+    """True unless the environment of this process disables torch.compile."""
     return os.environ.get("TORCH_COMPILE_DISABLE") != "1"
 
 
@@ -85,7 +89,7 @@ def _cgroup_limit_bytes() -> int:
 
 
 def _cgroup_cores() -> int:
-    """The CPU limit, rounded up: more threads than that would only wait for each other's time."""
+    """The CPU limit, rounded up: more threads would only compete for CPU time."""
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(quota) / int(period))

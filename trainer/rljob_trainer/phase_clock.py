@@ -1,4 +1,4 @@
-"""How long each phase of one step took, and each part of bringing roles up."""
+"""Durations: of each phase of a step, and of each part of a start-up or recovery."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from rljob_api.plan_change import Phase
 
 
 class PhaseClock:
-    """Seconds by phase, in the order in which the phases ran; a phase entered twice adds up.
-
-    `on_phase` is told the name of each phase as it begins.
-    """
+    """Seconds by phase, in the order in which the phases ran. Repeated phases add up."""
 
     def __init__(self, on_phase: Callable[[Phase], None]) -> None:
+        """`on_phase`: called with the name of each phase when it begins."""
         self._on_phase = on_phase
         self._begun = time.perf_counter()
         self.seconds: dict[str, float] = {}
@@ -28,12 +26,12 @@ class PhaseClock:
 
     @property
     def total_seconds(self) -> float:
-        """Since the clock was made, time between phases included."""
+        """Seconds since the clock was created, including the time between phases."""
         return time.perf_counter() - self._begun
 
 
 class PartClock:
-    """Seconds by part of what takes several, until they are taken; a part entered twice adds up."""
+    """Seconds by part of a longer operation, until they are taken. Repeated parts add up."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -44,7 +42,7 @@ class PartClock:
             yield
 
     def take(self) -> dict[str, float]:
-        """What has added up since the last time."""
+        """The seconds since the last call, by part."""
         taken, self._seconds = self._seconds, {}
         return taken
 

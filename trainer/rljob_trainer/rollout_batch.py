@@ -1,7 +1,8 @@
-"""What one step carries: prompts, what the engine generated for them, and what it was worth.
+"""The rollouts of one step: prompts, completions and rewards.
 
-A `RolloutBatch` is a struct of arrays, so that it travels through Ray's object store without copies and lies on disk
-as one `.npz`. Completion `i` answers prompt `i // group_size`; all per-token arrays are parallel to `response_ids`.
+A `RolloutBatch` is a struct of arrays, so that it passes through Ray's object store without copies and is stored
+as one `.npz` file. Completion `i` answers prompt `i // group_size`. All per-token arrays are parallel to
+`response_ids`.
 """
 
 from __future__ import annotations
@@ -22,45 +23,61 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of the data order. `item` is the task's own record, from which the completion is scored."""
+    """One prompt of a task."""
 
     index: int
+    """Of the item in the task, from 0."""
+
     token_ids: list[int]
+
     text: str
+
     item: dict[str, Any] = field(default_factory=dict)
+    """The task's record, which the reward function receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One generated response. `logprobs[t]` is the engine's log-probability of `token_ids[t]` (natural log).
-
-    `token_ids` holds the end-of-sequence token where the model emitted it (`finished`), and is empty where the model
-    generated nothing.
-    """
+    """One generated response."""
 
     token_ids: Sequence[int]
+    """Includes the end-of-sequence token if the model emitted it. Empty if the model generated nothing."""
+
     logprobs: Sequence[float]
+    """The engine's log-probability of each token (natural logarithm)."""
+
     finished: bool
+    """True if the model ended the response; False if it was cut at the token limit."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """All completions of one step: `prompts × group_size` of them.
-
-    `prompt_ids[p]`: tokens of prompt p. `response_ids[i]`, `rollout_logprobs[i]`: tokens of completion i and the
-    engine's log-probability of each. `finished[i]`: ended by itself, not cut at the limit. `rewards`, `advantages`:
-    one number a completion, empty until the step is scored.
-    """
+    """All completions of one step: `prompts × group_size` of them."""
 
     step: int
+
     group_size: int
+    """Completions of each prompt."""
+
     prompt_ids: list[IntArray]
+    """Tokens of each prompt."""
+
     response_ids: list[IntArray]
+    """Tokens of each completion."""
+
     rollout_logprobs: list[FloatArray]
+    """The engine's log-probability of each token, parallel to `response_ids`."""
+
     finished: npt.NDArray[np.bool_]
+    """[completions] True if the model ended the response; False if it was cut at the token limit."""
+
     rewards: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[completions]; empty until the step is scored."""
+
     advantages: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[completions]; empty until the step is scored."""
 
     def __len__(self) -> int:
         return len(self.response_ids)
@@ -71,10 +88,11 @@ class RolloutBatch:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts as the policy sees them: each prompt once a completion."""
+        """Prompt tokens that the policy processes: each prompt counts once per completion."""
         return self.group_size * sum(len(ids) for ids in self.prompt_ids)
 
     def scored(self, rewards: FloatArray, advantages: FloatArray) -> RolloutBatch:
+        """This batch with rewards and advantages, [completions] each."""
         return replace(self, rewards=rewards.astype(np.float32), advantages=advantages.astype(np.float32))
 
     @classmethod
@@ -95,7 +113,7 @@ class RolloutBatch:
         )
 
     def save(self, path: Path) -> None:
-        """Write the batch as one `.npz`, atomically: a file under `path` is always whole."""
+        """Write the batch as one `.npz` file, atomically: a file at `path` is always complete."""
         buffer = io.BytesIO()
         np.savez(
             buffer,

@@ -1,4 +1,4 @@
-"""Who is told how a run goes. The base class is the listener of a run that nobody else follows."""
+"""The interface through which a run reports its progress. The base class ignores every report."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rljob_trainer.ledger.records import StepRecord
 
 
 class RunListener:
-    """Called from the controller's own thread, between the phases of a step: its methods return at once."""
+    """Called from the controller's thread, between the phases of a step. The methods must not block."""
 
     def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
-        """What bounds the memory plan, and its changes in earlier attempts. Told before `attempt_began`."""
+        """The bounds of the memory plan, and its changes in earlier attempts. Called before `attempt_began`."""
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
-        """The attempt's memory plan is made; no role has started. `committed`: the steps of earlier attempts.
+        """The attempt's memory plan is known; no role has started.
 
-        `warn` shows a line to people, from any thread.
+        `committed`: the steps of earlier attempts. `warn`: displays a warning, from any thread.
         """
 
     def phase_began(self, step: int, phase: Phase) -> None:
@@ -31,13 +31,13 @@ class RunListener:
         """`memory`: by actor name and the phase that the peaks are about."""
 
     def failed(self, evidence: Evidence) -> None:
-        """Memory ran out. Whether the attempt goes on is told by what follows."""
+        """Memory ran out. A later call reports whether the attempt recovered."""
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
-        """The memory plan was changed; the change is written down, and not yet in force."""
+        """The memory plan was changed. The change is recorded, but not yet in effect."""
 
     def recovered(self, change: PlanChange) -> None:
-        """The phase that had failed is done. `change` says what it brought."""
+        """The failed phase has completed. `change` contains the observed effect."""
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
-        """Told after each step: whether memory will run out, if it goes on like this."""
+        """Called after each step: the projected out-of-memory failure, or None."""

@@ -80,5 +80,5 @@ def test_a_crash_report_says_what_where_and_which_file_has_the_rest() -> None:
     report = crash_report(error, Path("logs/controller.log")).splitlines()
     assert report[0].startswith("unexpected json.decoder.JSONDecodeError: Expecting property name")
     assert report[1].startswith("  at ")
-    assert report[-1] == "  the whole traceback is in logs/controller.log"
+    assert report[-1] == "  the full traceback is in logs/controller.log"
     assert len(report) == 3

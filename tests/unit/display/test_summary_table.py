@@ -3,21 +3,19 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console
-
 from rljob_api.exit_codes import ExitCode
+from rljob_trainer.display.run_display import plain_console
 from rljob_trainer.display.summary_table import print_summary
 from rljob_trainer.ledger.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_trainer.ledger.summary import summarize
 from tests.unit.ledger.samples import plan_change_record, step_record
 
 
-def printed(records: list[LedgerRecord], exit_code: ExitCode) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    summary = summarize(records, job="digits", total_steps=12, exit_code=exit_code)
-    print_summary(summary, console, Path("runs/digits"))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def printed(records: list[LedgerRecord], exit_code: ExitCode, reason: str | None = None) -> str:
+    text = io.StringIO()
+    summary = summarize(records, job="digits", total_steps=12, exit_code=exit_code, exit_reason=reason)
+    print_summary(summary, plain_console(text), Path("runs/digits"))
+    return text.getvalue()
 
 
 def test_it_says_how_the_run_went() -> None:
@@ -56,6 +54,11 @@ def test_a_run_without_a_step_claims_no_reward_and_no_speed() -> None:
 def test_it_tells_the_latest_changes_of_the_plan() -> None:
     changes: list[LedgerRecord] = [plan_change_record(generation, seconds=38.0) for generation in range(2, 9)]
     text = printed([step_record(1), *changes], ExitCode.COMPLETE)
-    assert "2 before these" in text
+    assert "2 earlier ones not shown" in text
     told = "microBatchTokens 4096 → 2048, after ActivationSpike at step 1, recovered in 38.0 s"
     assert " ".join(text.split()).count(told) == 5
+
+
+def test_the_reason_is_printed_as_it_is() -> None:
+    reason = "cannot import nomod for nomod:ok: [red]no[/red]"
+    assert reason in printed([], ExitCode.BAD_INPUT, reason)

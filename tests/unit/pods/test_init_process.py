@@ -49,7 +49,7 @@ def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        ("import os; os._exit(1)", "without a word"),
+        ("import os; os._exit(1)", "without an error message"),
         ("import sys; open(sys.argv[1], 'w').write('a word'); sys.exit(1)", "a word"),
         ("import os; os._exit(0)", ""),
         ("import os; os.kill(os.getpid(), 9)", ""),
@@ -61,9 +61,9 @@ def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_pat
     under_init = (
         "import os\n"
         "from functools import partial\n"
-        "from rljob_trainer.pods.termination import tell_silent_end\n"
+        "from rljob_trainer.pods.termination import report_silent_exit\n"
         "from rljob_trainer.pods.init_process import continue_under_init\n"
-        "continue_under_init(partial(tell_silent_end, os.environ))\n"
+        "continue_under_init(partial(report_silent_exit, os.environ))\n"
     )
     variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
     subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=60, check=False)

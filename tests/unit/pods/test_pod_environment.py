@@ -96,7 +96,7 @@ class TestAControllerThatCannotStart:
     def test_so_are_pods_of_another_number_than_the_manifest_has(self, tmp_path: Path) -> None:
         write_manifest(tmp_path / "job.yaml", policy={"replicas": 2})
         assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
-        self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "policy.replicas (2), found RLJOB_WORKERS=1")
+        self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "policy.replicas (2), found 1")
 
     def test_so_is_a_volume_that_holds_something_else(self, tmp_path: Path) -> None:
         write_manifest(tmp_path / "job.yaml")

@@ -32,10 +32,10 @@ def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
 
 
 def test_a_lost_worker_hides_no_kill_in_the_pods_of_others(placement: PodPlacement) -> None:
-    assert placement.kills_by_the_kernel() == 1
+    assert placement.oom_kills() == 1
 
 
 def test_pods_are_not_restarted_in_place_when_one_does_not_answer(placement: PodPlacement) -> None:
     assert placement.workers_answer
-    placement.kills_by_the_kernel()
+    placement.oom_kills()
     assert not placement.workers_answer

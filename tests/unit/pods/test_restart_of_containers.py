@@ -12,13 +12,13 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_trainer.pods import restart_in_place
 from rljob_trainer.pods.environment import WorkerEnvironment
-from rljob_trainer.pods.head_watch import HeadWatch, Seen
+from rljob_trainer.pods.head_watch import HeadWatch, Observed
 from rljob_trainer.pods.restart_in_place import (
-    MOST_STALE_LIVES,
+    MAX_STALE_STARTS,
     NoNewEnvironment,
     StaleEnvironment,
-    begin_life,
     next_for,
+    prepare_pod,
     wait_for_restart,
 )
 from rljob_trainer.step_report.api_server import NoAnswer
@@ -91,46 +91,46 @@ def environment(directory: Path, attempt: int) -> WorkerEnvironment:
 
 
 def test_a_life_begins_without_what_the_last_one_left(tmp_path: Path) -> None:
-    begin_life(environment(tmp_path, attempt=3))
+    prepare_pod(environment(tmp_path, attempt=3))
     left = environment(tmp_path, attempt=3)
     for file in (left.ready_file, left.controller_ended_file, left.restart_file):
         file.touch()
-    begin_life(environment(tmp_path, attempt=4))
+    prepare_pod(environment(tmp_path, attempt=4))
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["attempt"]
 
 
 @pytest.mark.usefixtures("no_pause")
 def test_containers_that_came_too_early_for_their_new_environment_are_restarted_once_more(tmp_path: Path) -> None:
-    begin_life(environment(tmp_path, attempt=3))
+    prepare_pod(environment(tmp_path, attempt=3))
     with pytest.raises(StaleEnvironment) as caught:
-        begin_life(environment(tmp_path, attempt=3))
+        prepare_pod(environment(tmp_path, attempt=3))
     assert caught.value.exit_code == ExitCode.RESTART_IN_PLACE
-    begin_life(environment(tmp_path, attempt=4))
+    prepare_pod(environment(tmp_path, attempt=4))
 
 
 @pytest.mark.usefixtures("no_pause")
 def test_containers_whose_new_environment_never_comes_end_for_good(tmp_path: Path) -> None:
-    begin_life(environment(tmp_path, attempt=3))
-    for _ in range(MOST_STALE_LIVES):
+    prepare_pod(environment(tmp_path, attempt=3))
+    for _ in range(MAX_STALE_STARTS):
         with pytest.raises(StaleEnvironment):
-            begin_life(environment(tmp_path, attempt=3))
-    with pytest.raises(NoNewEnvironment, match="still that of attempt 3: the pod has to be replaced") as caught:
-        begin_life(environment(tmp_path, attempt=3))
+            prepare_pod(environment(tmp_path, attempt=3))
+    with pytest.raises(NoNewEnvironment, match="still that of attempt 3; replace the pod") as caught:
+        prepare_pod(environment(tmp_path, attempt=3))
     assert caught.value.exit_code == ExitCode.ERROR
 
 
 @pytest.mark.usefixtures("no_pause")
 def test_each_restart_in_place_may_find_its_environment_late(tmp_path: Path) -> None:
     for attempt in (3, 4, 5):
-        begin_life(environment(tmp_path, attempt))
-        for _ in range(MOST_STALE_LIVES):
+        prepare_pod(environment(tmp_path, attempt))
+        for _ in range(MAX_STALE_STARTS):
             with pytest.raises(StaleEnvironment):
-                begin_life(environment(tmp_path, attempt))
+                prepare_pod(environment(tmp_path, attempt))
 
 
 def test_a_worker_that_is_to_be_restarted_stays_until_the_old_head_is_gone() -> None:
     watch = HeadWatch("digits-controller.train.svc:6379", now=100.0)
-    assert watch.look(Seen(head=True, raylet=True, controller_ended=True, to_restart=True), 101.0) is None
-    ending = watch.look(Seen(head=False, raylet=False, controller_ended=True, to_restart=True), 102.0)
+    assert watch.check(Observed(head=True, raylet=True, controller_ended=True, to_restart=True), 101.0) is None
+    ending = watch.check(Observed(head=False, raylet=False, controller_ended=True, to_restart=True), 102.0)
     assert ending is not None
     assert ending.exit_code == ExitCode.RESTART_IN_PLACE

@@ -76,5 +76,5 @@ def test_an_image_for_cpus_trains_on_the_cpu_with_as_many_ranks() -> None:
 
 
 def test_a_pod_that_sees_fewer_gpus_than_it_asked_for_is_named() -> None:
-    with pytest.raises(TrainerError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1: check the driver"):
+    with pytest.raises(TrainerError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1; check the driver"):
         hosts(PolicySpec(replicas=2, gpus_per_replica=2), worker(2), worker(1))

@@ -42,7 +42,7 @@ def test_a_worker_says_what_it_waits_for_and_gives_up_in_the_end(tmp_path: Path,
     assert worker.returncode == ExitCode.WORKER_LOST, printed
     assert f"waiting for the controller's Ray at 127.0.0.1:{closed_port}" in printed
     assert "Connection refused" in printed
-    assert "Look at the controller's pod" in printed
+    assert "check the controller's pod" in printed
     message = read_termination_message((tmp_path / "termination-log").read_text())
     assert message is not None
     assert message.exit_code == ExitCode.WORKER_LOST

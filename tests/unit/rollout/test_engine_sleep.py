@@ -71,7 +71,7 @@ def test_an_engine_beside_a_policy_sleeps_at_its_level_and_wakes_each_part_once(
 
 def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path) -> None:
     made, _ = engine(model_dir)
-    with pytest.raises(TrainerError, match="no weights were ever sent to it"):
+    with pytest.raises(TrainerError, match="it has never received weights"):
         made.generate([[1, 2]], 1, [0])
 
 

@@ -15,7 +15,7 @@ def synced(version: int = 1) -> SyncedWeights:
 
 
 def test_weights_are_refused_before_the_first_sync() -> None:
-    with pytest.raises(WeightsNotSynced, match="no weights were ever sent"):
+    with pytest.raises(WeightsNotSynced, match="it has never received weights"):
         SyncedWeights(["a"]).require()
 
 

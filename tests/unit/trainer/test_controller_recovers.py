@@ -108,7 +108,7 @@ class Job:
                 roles=cast(Any, roles),
                 checkpointing=checkpointing,
                 settings_under=cast(Any, lambda plan: plan),
-                kills_by_the_kernel=kills,
+                oom_kills=kills,
                 display=display,
                 listener=told,
             )

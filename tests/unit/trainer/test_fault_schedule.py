@@ -12,20 +12,20 @@ from rljob_api.fault_injection import Fault, FaultInjection
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.roles.actor import known_failure
-from rljob_trainer.roles.faults import INJECTED, ArmedFault, struck_role
+from rljob_trainer.roles.faults import INJECTED, InjectedFault, target_role
 
 
 class Processes:
     def __init__(self, role: str) -> None:
         self.role = role
         self.loading: dict[str, object] = {}
-        self.armed: list[tuple[int, ArmedFault]] = []
+        self.injected: list[tuple[int, InjectedFault]] = []
 
     def __len__(self) -> int:
         return 1
 
-    def arm(self, rank: int, fault: ArmedFault) -> None:
-        self.armed.append((rank, fault))
+    def inject(self, rank: int, fault: InjectedFault) -> None:
+        self.injected.append((rank, fault))
 
 
 class Roles:
@@ -47,9 +47,9 @@ def test_a_fault_is_given_in_its_phase_from_its_step_on_and_no_more_often_than_a
         ledger.begin_attempt(0.0, {}, {}, {})
         faults = schedule(ledger, roles, "ActivationSpike@update:3x2", "KVCacheOversized@rollout:3")
         for step in (1, 2, 3, 3, 3, 4):
-            faults.arm(step, "update")
-    assert [armed.method for _, armed in roles.policy.armed] == ["update", "update"]
-    assert roles.engines.armed == []
+            faults.inject(step, "update")
+    assert [armed.method for _, armed in roles.policy.injected] == ["update", "update"]
+    assert roles.engines.injected == []
 
 
 def test_a_fault_that_was_given_is_not_given_again_by_the_next_attempt(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_fault_that_was_given_is_not_given_again_by_the_next_attempt(tmp_path:
         roles = Roles()
         with Ledger(tmp_path / "ledger.jsonl") as ledger:
             ledger.begin_attempt(0.0, {}, {}, {})
-            schedule(ledger, roles, "WorkerLost@update:1").arm(1, "update")
-    assert roles.policy.armed == []
+            schedule(ledger, roles, "WorkerLost@update:1").inject(1, "update")
+    assert roles.policy.injected == []
 
 
 def test_a_checkpoints_fault_waits_for_a_checkpoint(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_checkpoints_fault_waits_for_a_checkpoint(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.begin_attempt(0.0, {}, {}, {})
         faults = schedule(ledger, roles, "ActivationSpike@checkpoint:3")
-        faults.arm(4, "checkpoint")
-        assert roles.policy.armed == []
-        faults.arm_checkpoint(4)
-    assert len(roles.policy.armed) == 1
+        faults.inject(4, "checkpoint")
+        assert roles.policy.injected == []
+        faults.inject_into_checkpoint(4)
+    assert len(roles.policy.injected) == 1
 
 
 def test_nothing_fails_at_a_start_that_is_over(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_nothing_fails_at_a_start_that_is_over(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.begin_attempt(0.0, {}, {}, {})
         faults = schedule(ledger, roles, "ActivationSpike@load:1", "KVCacheOversized@load:1")
-        faults.arm(1, None)
-    assert roles.policy.armed == []
-    assert [armed.method for _, armed in roles.engines.armed] == ["start"]
+        faults.inject(1, None)
+    assert roles.policy.injected == []
+    assert [armed.method for _, armed in roles.engines.injected] == ["start"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_faults_have_to_be_allowed() -> None:
     assert FaultInjection(enabled=True, faults=[fault]).faults == [fault]
 
 
-class StruckRole:
+class FailingRole:
     def __init__(self) -> None:
         self.phases: list[str] = []
 
@@ -116,16 +116,16 @@ def test_on_a_cpu_a_process_fails_in_torchs_words_and_says_that_it_was_asked_to(
     phase = "rollout" if fault_class == "KVCacheOversized" else "sync"
     fault = Fault.parse(f"{fault_class}@{phase}:1")
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        ArmedFault.of(fault, "cpu").strike(role := StruckRole())
+        InjectedFault.of(fault, "cpu").fail_in(role := FailingRole())
     assert INJECTED in str(raised.value)
     assert role.phases == [phase], "as it would be where the phase fails by itself"
     assert type(known_failure(raised.value)).__name__ == "DeviceOutOfMemory"
 
 
 def test_each_fault_happens_in_the_role_whose_memory_it_is() -> None:
-    roles = {text: struck_role(Fault.parse(text)) for text in ("KVCacheOversized@load:1", "ActivationSpike@load:1")}
+    roles = {text: target_role(Fault.parse(text)) for text in ("KVCacheOversized@load:1", "ActivationSpike@load:1")}
     assert list(roles.values()) == ["rollout", "policy"]
-    assert struck_role(Fault.parse("WorkerLost@rollout:1")) == "rollout"
+    assert target_role(Fault.parse("WorkerLost@rollout:1")) == "rollout"
 
 
 def test_host_memory_is_taken_only_where_a_limit_protects_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,4 +135,4 @@ def test_host_memory_is_taken_only_where_a_limit_protects_the_machine(monkeypatc
 
     monkeypatch.setattr(faults, "host_memory", lambda: MemorySample(host_limit_bytes=1 << 62))
     with pytest.raises(BadInput, match="expected a container with a memory limit"):
-        ArmedFault.of(Fault.parse("HostMemory@sync:1"), "cpu").strike(StruckRole())
+        InjectedFault.of(Fault.parse("HostMemory@sync:1"), "cpu").fail_in(FailingRole())

@@ -83,7 +83,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.M
         ({"topology": "Disaggregated"}, "write topology: Colocated"),
         (
             {"policy": {"gpusPerReplica": 2}, "rollout": {"tensorParallelSize": 2}},
-            r"rollout\.tensorParallelSize .* write 1",
+            r"rollout\.tensorParallelSize: .* write 1",
         ),
     ],
 )

@@ -1,7 +1,7 @@
-"""Keeps what libraries print off the screen: it goes to a file, and only the run's own display to the terminal.
+"""Redirects the output of libraries to a log file, so that the terminal shows only the run's own display.
 
-Ray, vLLM and NCCL write to the file descriptors 1 and 2, some of it from C++ and from child processes, so those are
-what is pointed elsewhere. `sys.stdout` and `sys.stderr` follow, since they write to the same descriptors.
+Ray, vLLM and NCCL write to the file descriptors 1 and 2, also from C++ and from child processes. Therefore the
+descriptors are redirected; `sys.stdout` and `sys.stderr` write to the same ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rljob_trainer.ledger.durable_files import writing
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The streams that the process was started with. They stay open after the routing ends, and write to the same."""
+    """The original streams of the process. They stay open after the redirection ends."""
 
     stdout: TextIO
     stderr: TextIO
@@ -32,10 +32,10 @@ class Terminal:
 
 @contextmanager
 def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
-    """Send everything printed in the block, and by processes started in it, to the end of `log`.
+    """Append everything that is printed in the block, and by processes started in it, to `log`.
 
-    Yields the terminal's own streams. structlog writes JSON lines with the job's name to `log`. An exception that
-    leaves the block leaves its traceback there too.
+    Yields the original streams. structlog writes JSON lines with the job's name to `log`. The traceback of an exception
+    that leaves the block is written there too.
     """
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
     os.dup2(log_descriptor, 1)
     os.dup2(log_descriptor, 2)
     if isinstance(sys.stdout, TextIOWrapper):
-        # Into a file or a pipe Python writes in large blocks: out of order with the others, and lost by a kill.
+        # Python buffers output to files: it would appear out of order, and be lost if the process is killed.
         sys.stdout.reconfigure(line_buffering=True)
     try:
         with open(log_descriptor, "w", buffering=1, encoding="utf-8") as log_file, _structlog_to(log_file, job):
@@ -62,12 +62,12 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
 
 
 def crash_report(error: BaseException, log: Path) -> str:
-    """An unexpected error in three lines for the terminal: what, where, and which file has the rest."""
+    """An unexpected error in three lines: the error, its location, and the file with the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "rljob_trainer" in frame.filename]
     where = [f"  at {frame.filename}:{frame.lineno}, in {frame.name}" for frame in (own or list(frames))[-1:]]
     message = "".join(traceback.format_exception_only(error)).strip()
-    return "\n".join([f"unexpected {message}", *where, f"  the whole traceback is in {log}"])
+    return "\n".join([f"unexpected {message}", *where, f"  the full traceback is in {log}"])
 
 
 def _stream_of(descriptor: int) -> TextIO:

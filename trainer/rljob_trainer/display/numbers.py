@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clock(seconds: float) -> str:
 
 
 def short_seconds(seconds: float) -> str:
-    """`430 ms`, `1.2 s`, `2:05 min`: three digits at most, whatever the magnitude."""
+    """`430 ms`, `1.2 s`, `2:05 min`: at most three digits."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 99.95:
@@ -32,7 +32,7 @@ def gibibytes(count: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of `values` in at most `width` characters, each the mean of its share; lowest to highest value."""
+    """`values` as a bar chart of at most `width` characters, each the mean of its share, scaled to the range."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""

@@ -1,11 +1,11 @@
-"""A run on the screen: two lines that stay in place on a terminal, one line a step anywhere else."""
+"""Progress of a run: two updating lines on a terminal, otherwise one line per step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,13 +21,16 @@ _SPARKLINE_WIDTH = 20
 _PACE_WINDOW_STEPS = 10
 
 
-class RunDisplay:
-    """Shows `phase` texts while the run starts, then `step` by step; `note` and `warning` stay on the screen.
+def plain_console(file: TextIO | None = None) -> Console:
+    """A console that prints text as it is: no emoji for `:name:`, no colours for words and numbers."""
+    return Console(file=file, emoji=False, highlight=False)
 
-    `committed`: the steps of earlier attempts, which the progress begins with.
-    """
+
+class RunDisplay:
+    """Shows the current phase and each committed step. Notes and warnings stay on the screen."""
 
     def __init__(self, console: Console, job: str, total_steps: int, committed: Sequence[StepRecord] = ()) -> None:
+        """`committed`: the steps of earlier attempts, which count as progress."""
         self._console = console
         self._job = job
         self._total_steps = total_steps
@@ -39,7 +42,7 @@ class RunDisplay:
     def __enter__(self) -> Self:
         self._started = time.monotonic()
         if self._console.is_terminal:
-            # The standard streams belong to the log here: rich must not pull them back onto the screen.
+            # The standard streams are redirected to the log: rich must not bring them back to the screen.
             self._live = Live(
                 console=self._console,
                 get_renderable=self._lines,
@@ -58,7 +61,7 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, text: str) -> None:
-        """What the run is busy with until the next `phase` or `step`: "starting the engine"."""
+        """Show the current activity, such as "starting the engine", until the next `phase` or `step`."""
         if self._live:
             self._spinner = Spinner("dots", Text(text), style="cyan")
             self._live.refresh()
@@ -66,7 +69,7 @@ class RunDisplay:
             self._print(f"{clock(self._elapsed_seconds)}  {text} …")
 
     def step(self, record: StepRecord) -> None:
-        """A step was committed."""
+        """Show a committed step."""
         self._steps.append(record)
         self._spinner = None
         if self._live:
@@ -87,7 +90,7 @@ class RunDisplay:
         return time.monotonic() - self._started
 
     def _print(self, text: str, style: str = "") -> None:
-        # Elsewhere than on a terminal a line stays one line, whatever its length.
+        # Without a terminal, a message stays on one line, whatever its length.
         self._console.print(Text(text, style), soft_wrap=self._live is None)
 
     def _lines(self) -> RenderableType:
@@ -115,7 +118,7 @@ class RunDisplay:
 
 
 def step_line(record: StepRecord, total_steps: int) -> str:
-    """One committed step as one plain line."""
+    """One line of text for a committed step."""
     digits = len(str(total_steps))
     parts = [
         f"step {record.step:>{digits}}/{total_steps}",
@@ -129,7 +132,7 @@ def step_line(record: StepRecord, total_steps: int) -> str:
 
 
 def remaining_seconds(steps: Sequence[StepRecord], total_steps: int) -> float:
-    """How long the rest takes at the pace of the last ten steps; `steps` holds at least one."""
+    """Estimated seconds until the end, from the last ten steps. `steps` has at least one."""
     recent = [step.total_seconds for step in steps[-_PACE_WINDOW_STEPS:]]
     return (total_steps - steps[-1].step) * sum(recent) / len(recent)
 
@@ -149,7 +152,7 @@ def _latest_line(steps: Sequence[StepRecord]) -> Text:
 
 
 def _peak(record: StepRecord) -> list[str]:
-    """The role that needed the most memory in this step; nothing where memory was not measured."""
+    """The role with the highest memory peak of this step; empty if memory was not measured."""
     peaks = record.peak_memory_bytes
     if not peaks:
         return []

@@ -1,4 +1,4 @@
-"""The end of a run on the screen."""
+"""The summary that is printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MOST_PLAN_CHANGES = 5
 
 
 def print_summary(summary: Summary, console: Console, output: Path) -> None:
-    """Print the summary as a table; `output` is the run's directory, where the rest is to be found."""
+    """Print the summary as a table. `output`: the run's directory."""
     style = _STATUS_STYLE[summary.status]
     console.print(
         f"\n[bold]{escape(summary.job)}[/]  [{style}]{summary.status}[/]  {escape(summary.exit_reason)}",
-        # Elsewhere than on a terminal a line stays one line, whatever its length.
+        # Without a terminal, a message stays on one line, whatever its length.
         soft_wrap=not console.is_terminal,
     )
     table = Table.grid(padding=(0, 3))
@@ -66,7 +66,7 @@ def _plan_change_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     """The latest changes of the memory plan, each with its cause and its effect."""
     hidden = len(summary.plan_changes) - _MOST_PLAN_CHANGES
     if hidden > 0:
-        yield "plan changes", f"[dim]{hidden} before these[/]"
+        yield "plan changes", f"[dim]{hidden} earlier ones not shown[/]"
     for number, change in enumerate(summary.plan_changes[-_MOST_PLAN_CHANGES:]):
         yield "plan changes" if number == 0 and hidden <= 0 else "", escape(_plan_change(change))
 

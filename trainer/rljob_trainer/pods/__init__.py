@@ -1,1 +1,1 @@
-"""The trainer in the pods of a Kubernetes cluster: `rljob controller` in one, `rljob worker` in the others."""
+"""The trainer in Kubernetes pods: `rljob controller` runs in one pod, `rljob worker` in the others."""

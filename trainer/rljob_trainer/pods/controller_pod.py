@@ -1,4 +1,4 @@
-"""`rljob controller`: what runs in the controller's pod, from the pod's environment to its termination message."""
+"""`rljob controller`: runs in the controller's pod, from its environment to its termination message."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rljob_trainer.pods.restart_in_place import (
     MAY_RESTART_IN_PLACE,
     WAIT_SECONDS,
     JobReader,
-    begin_life,
     pending_exit,
+    prepare_pod,
     wait_for_restart,
 )
-from rljob_trainer.pods.termination import ended_early, tell_ending
+from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.runtime.attempt import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
 from rljob_trainer.runtime.role_settings import ranks_per_replica
@@ -32,15 +32,15 @@ from rljob_trainer.step_report.content import role_and_rank
 from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter
 
 _LOCK_SECONDS = 120.0
-"""How long the volume is waited for: the lock of a controller whose node is gone lasts for about a minute on NFS."""
+"""Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
 _LAST_REPORT_SECONDS = 10.0
 
 
 def run_controller(variables: Mapping[str, str]) -> ExitCode:
-    """Train as the pod's environment says; the exit code is the contract's, and the termination message says why."""
-    with ended_early(variables) as early:
+    """Train the job of the pod's environment. The termination message explains the exit code."""
+    with report_early_failure(variables) as failure:
         environment = ControllerEnvironment.read(variables)
-        begin_life(environment)
+        prepare_pod(environment)
         job = load_manifest(environment.manifest)
         _require_as_many_workers(environment, job)
         print(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}", flush=True)
@@ -49,7 +49,7 @@ def run_controller(variables: Mapping[str, str]) -> ExitCode:
         manifest = environment.manifest.read_text()
         with directory.open(manifest, identity(job), pod=pod, wait_seconds=_LOCK_SECONDS):
             return _attempt(environment, job, directory)
-    return early.exit_code
+    return failure.exit_code
 
 
 def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDirectory) -> ExitCode:
@@ -69,26 +69,24 @@ def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDi
             attempt=environment.attempt,
             plan=environment.memory_plan,
             changes=environment.plan_changes,
-            # What takes new containers or pods is the operator's.
+            # The operator applies changes that need new containers or pods.
             levels=frozenset({"Live", "RespawnRole"}),
             allocator_environments=environment.allocator_environments,
         ),
-        to_go_on="The next attempt goes on at step {step}.",
+        resume_hint="The next attempt resumes at step {step}.",
     ).run()
     if outcome.evidence is not None:
         listener.failed(outcome.evidence)
-    sentence = _with_pod(outcome, environment, job)
-    tell_ending(
+    message = _with_pod(outcome, environment, job)
+    write_termination_message(
         environment.termination_log,
-        TerminationMessage(
-            exit_code=outcome.exit_code, message=sentence, step=outcome.steps, evidence=outcome.evidence
-        ),
+        TerminationMessage(exit_code=outcome.exit_code, message=message, step=outcome.steps, evidence=outcome.evidence),
     )
     in_place = False
     # A worker that does not answer is ending. How it ends may name the cause; a restart in place would not wait for it.
     may_restart = environment.restarts_in_place and placement.workers_answer
     if server is not None and may_restart and outcome.exit_code in MAY_RESTART_IN_PLACE:
-        listener.cannot_go_on(pending_exit(outcome.exit_code, sentence))
+        listener.cannot_go_on(pending_exit(outcome.exit_code, message))
         print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
         in_place = wait_for_restart(JobReader(server, environment.namespace, environment.name), environment.attempt)
     if in_place:
@@ -100,8 +98,8 @@ def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDi
 def _require_as_many_workers(environment: ControllerEnvironment, job: RLJob) -> None:
     if environment.workers != job.spec.policy.replicas:
         raise InvalidEnvironment(
-            f"expected as many worker pods as policy.replicas ({job.spec.policy.replicas}), found RLJOB_WORKERS="
-            f"{environment.workers}: the pods and {environment.manifest} are not of one job"
+            f"expected RLJOB_WORKERS to equal policy.replicas ({job.spec.policy.replicas}), "
+            f"found {environment.workers}: the pods and {environment.manifest} belong to different jobs"
         )
 
 
@@ -118,19 +116,19 @@ def _report_store(server: ApiServer | None, environment: ControllerEnvironment) 
 
 
 def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) -> str:
-    """The outcome's sentence, with the pod of the process that failed: where to look."""
+    """The outcome's message, with the name of the pod in which a process failed."""
     if outcome.error is None or outcome.error.actor is None:
-        return outcome.sentence
+        return outcome.message
     _, rank = role_and_rank(outcome.error.actor)
     pod = environment.worker_pod_name(rank // ranks_per_replica(job.spec.policy))
-    return f"In pod {pod}: {outcome.sentence}"
+    return f"In pod {pod}: {outcome.message}"
 
 
 class AttemptListener(StepReporter):
-    """Reports, and says to the pod's probes when the roles are up."""
+    """Reports progress, and signals readiness to the pod's probes."""
 
     def __init__(self, store: ReportStore, job: str, attempt: int, ready_file: Path) -> None:
-        """`ready_file` appears when the roles are up and work on a step."""
+        """`ready_file`: created when the roles are up and work on a step."""
         super().__init__(store, job, attempt)
         self._ready_file = ready_file
 

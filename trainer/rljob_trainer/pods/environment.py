@@ -1,4 +1,4 @@
-"""What a pod tells the process in it, by environment variables: the contract with whoever makes the pods."""
+"""Environment variables of the pods: the interface between operator and trainer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TERMINATION_LOG = Path("/dev/termination-log")
 
 
 class InvalidEnvironment(TrainerError):
-    """The pod was made wrong: nothing was started."""
+    """The pod is misconfigured; nothing was started."""
 
     exit_code = ExitCode.INVALID_MANIFEST
 
 
 class PodEnvironment(BaseModel):
-    """What every pod of a job knows: `manifest` is RLJOB_MANIFEST, and so on. An empty variable counts as absent."""
+    """Variables of every pod of a job: `manifest` is RLJOB_MANIFEST, and so on. Empty variables count as absent."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -40,52 +40,52 @@ class PodEnvironment(BaseModel):
     namespace: str
 
     attempt: int = Field(ge=1)
-    """The operator's number of this life of the pods."""
+    """The operator's number of the attempt."""
 
     workers: int = Field(ge=1)
     """Worker pods of the attempt."""
 
     manifest: Path
-    """The job, as YAML."""
+    """YAML file with the job."""
 
     output: Path
     """The volume that all pods of all attempts share."""
 
     ray_head: str = Field(pattern=r"^.+:\d+$")
-    """Host and port at which the controller's pod is found."""
+    """Host and port of Ray in the controller's pod."""
 
     ray_first_port: int = Field(default=6380, ge=1024, le=65000)
     """First of the ports that this pod's Ray listens on."""
 
     model_dir: Path | None = None
-    """Where the model of an oci:// or pvc:// URI is mounted."""
+    """Mount path of the model, for an oci:// or pvc:// URI."""
 
     run_dir: Path = Path("/run/rljob")
-    """Small files by which the processes of the pod, and its probes, know of each other."""
+    """Directory of small files through which the pod's processes and probes communicate."""
 
     termination_log: Path = TERMINATION_LOG
 
     join_timeout_seconds: float = Field(default=1800.0, gt=0)
-    """How long the pods wait for each other before the attempt is given up."""
+    """Time that the pods wait for each other before the attempt fails."""
 
     restarts_in_place: bool = False
-    """Whether the exit code that asks for it restarts all containers of the pod."""
+    """True if exit code 86 restarts all containers of the pod in place."""
 
     pod_ip: str = Field(validation_alias="POD_IP", min_length=1)
 
     ray_auth_token: str = Field(validation_alias="RAY_AUTH_TOKEN", min_length=1, repr=False)
-    """Ray reads it itself; here it only has to be there."""
+    """Ray reads it from the environment; here it is only required to exist."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Self:
-        """Raises `InvalidEnvironment`, which names every variable that is missing or wrong."""
+        """Parse `variables`. Raises `InvalidEnvironment`, which names every missing or invalid variable."""
         try:
             return cls.model_validate({name: value for name, value in variables.items() if value})
         except ValidationError as error:
             problems = "; ".join(_problem(detail["loc"], detail["msg"], variables) for detail in error.errors())
             raise InvalidEnvironment(
-                f"the pod's environment is not what `rljob` needs: {problems}. The operator makes pods "
-                "that have it: does the job's pod template override a variable?"
+                f"the environment of the pod is invalid: {problems}. The operator sets these variables; "
+                "check whether the job's pod template overrides one"
             ) from error
 
     @property
@@ -94,23 +94,23 @@ class PodEnvironment(BaseModel):
 
     @property
     def controller_ended_file(self) -> Path:
-        """In a worker's pod: there once the controller has said that its end is in order."""
+        """In a worker's pod: exists once the controller has announced its exit."""
         return self.run_dir / "controller-ended"
 
     @property
     def restart_file(self) -> Path:
-        """In a worker's pod: there once the controller has said that the pod is to be restarted in place."""
+        """In a worker's pod: exists once the controller has announced a restart in place."""
         return self.run_dir / "restart-in-place"
 
     @property
     def attempt_file(self) -> Path:
-        """Number of the attempt that the containers last began, which outlives their restart in place."""
+        """Number of the last attempt of these containers. The file survives their restart in place."""
         return self.run_dir / "attempt"
 
     @property
-    def stale_lives_file(self) -> Path:
-        """How often the containers were restarted since, only to find the environment of that attempt again."""
-        return self.run_dir / "stale-lives"
+    def stale_starts_file(self) -> Path:
+        """Number of restarts since then that found the environment of the same attempt."""
+        return self.run_dir / "stale-starts"
 
     def worker_pod_name(self, index: int) -> str:
         return f"{self.name}-policy-{index}"
@@ -122,24 +122,25 @@ class PodEnvironment(BaseModel):
 
 
 class ControllerEnvironment(PodEnvironment):
-    """What the controller's pod knows beside."""
+    """Additional variables of the controller's pod."""
 
     step_report: str | None = None
-    """Name of the StepReport to write. Absent: nothing is reported."""
+    """Name of the StepReport to write. Absent: no reports."""
 
     memory_plan: Json[MemoryPlan] | None = None
-    """Absent: the first attempt, which works it out."""
+    """Absent in the first attempt, which computes it."""
 
     plan_changes: Json[list[PlanChange]] = Field(default_factory=list)
-    """Changes of the plan that the operator knows of, oldest first."""
+    """Plan changes that the operator has recorded, oldest first."""
 
     policy_environment: Json[dict[str, str]] | None = None
-    """Variables of the CUDA allocator for each process of the role. Absent: those that suit the image's torch."""
+    """Variables of the CUDA allocator, for the policy processes. Absent: the defaults for the image's torch."""
 
     rollout_environment: Json[dict[str, str]] | None = None
+    """The same for the engine processes."""
 
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-    """Token and certificate authority of the API server."""
+    """Directory with the token and the certificate authority of the API server."""
 
     @property
     def allocator_environments(self) -> dict[Role, dict[str, str]]:
@@ -151,7 +152,7 @@ class ControllerEnvironment(PodEnvironment):
 
 
 class WorkerEnvironment(PodEnvironment):
-    """What a worker's pod knows beside."""
+    """Additional variables of a worker's pod."""
 
     index: int = Field(ge=0)
     """Number of the worker, from 0."""

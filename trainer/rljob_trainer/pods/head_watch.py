@@ -1,4 +1,4 @@
-"""When a worker's life is over, decided from what it sees. Pure: the time is given."""
+"""Decides when a worker exits, from what it observes. Pure: the time is a parameter."""
 
 from __future__ import annotations
 
@@ -7,56 +7,70 @@ from dataclasses import dataclass
 from rljob_api.exit_codes import ExitCode
 
 HEAD_GONE_SECONDS = 15.0
-"""How long the head may not answer before it counts as gone: a pause of the network is no end of a job."""
+"""A head that does not answer for this long counts as gone. Shorter interruptions of the network are tolerated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """`head`, `raylet`: whether the head and this pod's own Ray accept connections. `controller_ended`: whether the
-    controller has said that its end is in order. `to_restart`: whether it has said that the pods start anew."""
+class Observed:
+    """One observation of a worker."""
 
     head: bool
+    """The Ray head accepts connections."""
+
     raylet: bool
+    """Ray in this pod accepts connections."""
+
     controller_ended: bool
+    """The controller has announced its exit."""
+
     to_restart: bool = False
+    """The controller has announced a restart of the pods in place."""
+
     kills: int = 0
-    """Processes of this container that the kernel killed for their memory."""
+    """Processes of this container that the kernel has OOM-killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class WorkerExit:
+    """The result of a worker."""
+
     exit_code: ExitCode
-    sentence: str
+
+    message: str
+    """For people."""
 
 
 class HeadWatch:
+    """Watches the Ray head of a worker that has joined it."""
+
     def __init__(self, head: str, now: float) -> None:
-        """`head`: as people know it. `now`: seconds, when the worker joined it."""
+        """`head`: its address for messages. `now`: seconds, on a monotonic clock."""
         self._head = head
         self._last_answer = now
 
-    def look(self, seen: Seen, now: float) -> Ending | None:
-        """How the worker ends now; None where it goes on."""
+    def check(self, seen: Observed, now: float) -> WorkerExit | None:
+        """The result of the worker, if it is to exit now; otherwise None."""
         if seen.head:
             self._last_answer = now
-            # Without a head, a raylet ends by itself: only with one is its end the failure.
+            # A raylet exits by itself after its head. If the head still answers, the exit is a failure.
             return None if seen.raylet or seen.controller_ended else _without_ray(seen.kills)
-        if seen.to_restart:  # not before the head is gone: it must not be joined again
-            return Ending(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
+        if seen.to_restart:  # only after the head is gone: it must not be joined again
+            return WorkerExit(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
         if seen.controller_ended:
-            return Ending(ExitCode.COMPLETE, "the controller has ended, and so does this worker")
+            return WorkerExit(ExitCode.COMPLETE, "the controller has exited, and so does this worker")
         silence = now - self._last_answer
         if silence >= HEAD_GONE_SECONDS:
-            return Ending(
+            return WorkerExit(
                 ExitCode.WORKER_LOST,
-                f"the controller is gone: {self._head} has not answered for {silence:.0f} s. Look at how its pod ended",
+                f"the controller is gone: {self._head} has not answered for {silence:.0f} s; "
+                "check the termination message of its pod",
             )
         return None
 
 
-def _without_ray(kills: int) -> Ending:
-    """Ray itself may be what the kernel killed: nobody else can report that."""
+def _without_ray(kills: int) -> WorkerExit:
+    """The kernel may have killed Ray itself, which nothing else can report."""
     if not kills:
-        return Ending(ExitCode.WORKER_LOST, "Ray ended in this pod")
+        return WorkerExit(ExitCode.WORKER_LOST, "Ray ended in this pod")
     killed = f"the kernel killed {kills} of this container's processes, since it reached its memory limit (OOMKilled)"
-    return Ending(ExitCode.HOST_OUT_OF_MEMORY, f"Ray ended in this pod: {killed}")
+    return WorkerExit(ExitCode.HOST_OUT_OF_MEMORY, f"Ray ended in this pod: {killed}")

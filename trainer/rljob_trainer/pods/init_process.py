@@ -1,8 +1,8 @@
-"""The init of a container: passes signals on, collects the processes that nobody waits for, and leaves none behind.
+"""An init process for containers: forwards signals, reaps orphans, and kills what remains at the end.
 
-A container's first process has duties that a program does not have elsewhere. The kernel delivers it no signal that it
-has not asked for, and hands it every process whose parent ended: Ray's servers, which `ray start` leaves running, and
-theirs. So the program goes on in a child, and the first process does nothing but these duties.
+A container's first process has special duties. The kernel delivers only signals that it handles, and makes it the
+parent of every orphan: the servers that `ray start` leaves running, and their children. Therefore the program runs in a
+child, and the first process only performs these duties.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ _SECONDS_TO_DIE = 10.0
 
 
 def continue_under_init(at_end: Callable[[int], None] = lambda _: None) -> None:
-    """Return in a child process. This one stays as its init, and exits when the child does and as the child did, after
-    `at_end` was given the exit code.
+    """Fork, and return in the child. The parent stays as its init process and exits with the child's exit code.
 
-    To be called before there are threads.
+    `at_end`: called with the exit code before the parent exits. Call this before any thread is started.
     """
     _adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Blocked before there is a child, so that none is missed; a blocked signal also reaches the first process. One that
-    # came earlier, while `rljob_trainer.__main__` held it back, is passed on to the child like any other.
+    # Blocked before the fork, so that no signal is missed. A blocked signal also reaches the first process. One that
+    # arrived earlier, while `rljob_trainer.__main__` blocked it, is forwarded to the child like any other.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     program = os.fork()
     if program == 0:
@@ -54,7 +53,7 @@ def _watch(program: int) -> int:
 
 
 def _reap(program: int) -> int | None:
-    """Collect whatever has ended; the exit code of `program` where it is among that."""
+    """Reap all exited processes. Returns the exit code of `program` if it is one of them."""
     ended = None
     while True:
         try:
@@ -69,7 +68,7 @@ def _reap(program: int) -> int | None:
 
 
 def _adopt_orphans() -> None:
-    """As the first process does by itself; also where the pod's processes share one namespace, which has another."""
+    """Become the parent of orphans, also if this is not the first process because the pod shares its namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

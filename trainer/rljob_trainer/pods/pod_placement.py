@@ -1,4 +1,4 @@
-"""The roles in the worker pods: this pod's Ray is their head, and none of them runs here."""
+"""Placement of the roles in the worker pods. Ray in this pod is the head, and runs no role."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.worker_agents import (
     WorkerAgents,
-    note_that_the_controller_ended,
-    note_that_the_pods_restart,
-    own_kills_by_the_kernel,
+    container_oom_kills,
+    mark_controller_exited,
+    mark_restart_in_place,
 )
 from rljob_trainer.pods.worker_facts import role_hosts, worker_facts
 from rljob_trainer.roles.ray_driver import connect
@@ -36,10 +36,10 @@ _MIB = 1 << 20
 
 
 class PodPlacement:
-    """One policy rank and one engine on each GPU of each worker pod, or one of each a pod that asks for none."""
+    """One policy rank and one engine per GPU of each worker pod, or per pod if it requests no GPU."""
 
     def __init__(self, environment: ControllerEnvironment, policy: PolicySpec, log: Path) -> None:
-        """`log`: where the start of Ray is logged."""
+        """`log`: receives the output of `ray start`."""
         self._environment = environment
         self._policy = policy
         self._log = log
@@ -49,7 +49,7 @@ class PodPlacement:
         """Whether all workers answered when they were last asked. One that does not cannot restart in place."""
 
     def __enter__(self) -> Self:
-        """Begin to start the head: that takes seconds in which the model and the task can be read."""
+        """Start the Ray head without waiting: it takes seconds, in which the model and the task can be read."""
         _, port = self._environment.ray_head_address
         ports = ray_node.RayPorts(self._environment.ray_first_port)
         self._starting = ray_node.begin(
@@ -66,13 +66,13 @@ class PodPlacement:
             return
         import ray
 
-        # Best effort: a worker that is not reached takes the end of the head for a failure.
+        # Best effort: a worker that is not reached reports the exit of the head as a failure.
         with suppress(Exception):
-            self._agents.call(note_that_the_controller_ended, _END_NOTE_SECONDS)
+            self._agents.call(mark_controller_exited, _END_NOTE_SECONDS)
         ray.shutdown()
 
     def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
-        """Start Ray, wait for the workers to join it, and ask them what they have."""
+        """Wait for Ray and for the workers to join it, and collect their resources."""
         display.phase("starting Ray")
         self._connect()
         names = [self._environment.worker_pod_name(worker) for worker in range(self._environment.workers)]
@@ -80,35 +80,35 @@ class PodPlacement:
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
         hosts = role_hosts(self._policy, self._agents.call(worker_facts, _FACTS_SECONDS), names)
         if hosts.device == "cpu" and self._policy.gpus_per_replica > 0:
-            display.warning("this trainer's image is for CPUs: it trains on the CPU, not on the GPUs that the job has")
+            display.warning("the trainer image supports only CPUs: training on the CPU, although the job requests GPUs")
         return hosts
 
     def start_ray(self, _display: RunDisplay, object_store_bytes: int) -> None:
-        """Ray is up. Raises `SharedMemoryExhausted` where a pod's /dev/shm is too small for what it has to hold."""
+        """Check the size of the object stores. Raises `SharedMemoryExhausted` if a pod's /dev/shm is too small."""
         for node in _alive_nodes():
             room = int(node["Resources"].get("object_store_memory", 0))
             if room < object_store_bytes:
                 raise SharedMemoryExhausted(
-                    f"expected room for {object_store_bytes // _MIB} MiB of weights and rollouts in /dev/shm of every "
-                    f"pod, found {room // _MIB} MiB at {node['NodeManagerAddress']}: enlarge /dev/shm, or lower "
+                    f"expected {object_store_bytes // _MIB} MiB for weights and rollouts in /dev/shm of every pod, "
+                    f"found {room // _MIB} MiB at {node['NodeManagerAddress']}; enlarge /dev/shm, or lower "
                     "memory.syncBucketSize"
                 )
 
     def restart_pods(self) -> None:
-        """Let the workers' pods be restarted in place when the head is gone, after the roles have ended.
+        """Announce a restart in place to the workers' pods, which takes effect when the head is gone.
 
-        Best effort: pods that are not reached end, and are replaced.
+        Call it after the roles have ended. Best effort: pods that are not reached exit, and are replaced.
         """
         import ray
 
         with suppress(Exception):
             self._reach_head()
-            self._agents.call(note_that_the_pods_restart, _END_NOTE_SECONDS)
+            self._agents.call(mark_restart_in_place, _END_NOTE_SECONDS)
             ray.shutdown()
 
-    def kills_by_the_kernel(self) -> int:
-        """In the containers of those workers that answer: one that is lost hides no kill of the others."""
-        kills = self._agents.answers(own_kills_by_the_kernel, _KILLS_SECONDS)
+    def oom_kills(self) -> int:
+        """OOM kills in the containers of the workers that answer: a lost worker does not hide those of others."""
+        kills = self._agents.answers(container_oom_kills, _KILLS_SECONDS)
         self.workers_answer = len(kills) == self._environment.workers
         return sum(kills.values())
 
@@ -132,11 +132,11 @@ def _wait_for_workers(pods: list[str], timeout_seconds: float, note: Callable[[s
         waited = time.monotonic() - began
         if waited > timeout_seconds:
             raise WorkerLost(
-                f"{', '.join(missing)} did not join within {timeout_seconds:g} s: look at what `kubectl describe pod` "
-                "and `kubectl logs` say of it"
+                f"expected all workers to join within {timeout_seconds:g} s, {', '.join(missing)} did not; "
+                "check them with `kubectl describe pod` and `kubectl logs`"
             )
         if time.monotonic() >= next_note:
-            note(f"still waiting for {', '.join(missing)}, since {waited:.0f} s")
+            note(f"still waiting for {', '.join(missing)} after {waited:.0f} s")
             next_note += _NOTE_EVERY_SECONDS
         time.sleep(_POLL_SECONDS)
 

@@ -1,4 +1,4 @@
-"""This pod as a node of the job's Ray cluster, on ports that a network policy can name."""
+"""This pod as a node of the job's Ray cluster, on ports that a network policy can list."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, start_only_what_is_u
 GCS_RECONNECT_SECONDS = 10
 
 _ENVIRONMENT = RAY_ENVIRONMENT | {
-    # In a file, lines of both streams would otherwise stand in the wrong order.
+    # Otherwise the lines of both streams would be out of order in a file.
     "PYTHONUNBUFFERED": "1",
     "RAY_START_HOOK": "rljob_trainer.pods.ray_node.before_start",
-    # A node whose head is gone ends after so long.
+    # A node exits after its head has been gone for this long.
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_RECONNECT_SECONDS),
 }
 _SHARED_MEMORY = "/dev/shm"
 _SHARE_OF_SHARED_MEMORY = 0.8
-"""The rest is for gloo, NCCL and torch."""
+"""The rest is left for gloo, NCCL and torch."""
 _LOGICAL_MEMORY_BYTES = 1 << 30
 _WORKER_PORTS = 200
 _A_LITTLE = 0.001
-"""Of the resource that only one worker has: enough to be placed there, and there is enough for many."""
+"""Fraction of a worker's own resource: enough to be placed there, and small enough for many requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayPorts:
-    """Every port that a pod's Ray listens on, beside the head's own: `first` and what follows."""
+    """Every port that Ray listens on in a pod, except the port of the head."""
 
     first: int
+    """The other ports follow it."""
 
     @property
     def node_manager(self) -> int:
@@ -63,7 +64,7 @@ def endpoint(ip: str, port: int) -> str:
 
 
 def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
-    """`ray start` of the head: it has no CPU and no GPU to give, so that no role runs in the controller's pod."""
+    """`ray start` for the head. It offers no CPU and no GPU, so that no role runs in the controller's pod."""
     return _start(
         {
             "head": True,
@@ -79,7 +80,7 @@ def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
 
 
 def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: int, resource: str) -> list[str]:
-    """`ray start` of a worker, which joins the head at `head` (address:port). `resource`: what only this worker has."""
+    """`ray start` for a worker. `head`: address:port of the head. `resource`: a resource that only this worker has."""
     return _start(
         {
             "address": head,
@@ -93,44 +94,47 @@ def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: 
 
 
 def worker_resource(index: int) -> str:
-    """The Ray resource by which roles are placed in the worker of that number."""
+    """Name of the Ray resource that places roles in the worker with this number."""
     return f"worker-{index}"
 
 
 def only_on(worker: int) -> Bundle:
-    """What to ask Ray for, to be placed in the worker of that number."""
+    """A resource request that only the worker with this number can satisfy."""
     return {worker_resource(worker): _A_LITTLE}
 
 
 def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `command`; it ends by itself when the node is up, and leaves the node's processes behind."""
+    """Start `command`. It exits once the node is up; the processes of the node keep running."""
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **_ENVIRONMENT})
 
 
 def before_start(parameters: Any, head: bool) -> None:
-    """Change what `ray start`, which calls this first, has no options for: no server for remote drivers, which would
-    import Ray once more, and listen; no API server; and time for a raylet on a busy machine."""
+    """Hook of `ray start` for settings without an option.
+
+    Disables the server for remote drivers, which would import Ray again and listen on a port, and the API server. Gives
+    the raylet more time to start on a busy machine.
+    """
     parameters.ray_client_server_port = None
     wait_longer_for_raylets()
     start_only_what_is_used()
 
 
 def require_started(exit_code: int, log: Path) -> None:
-    """Raise a `TrainerError` with the end of the log where `ray start` failed."""
+    """Raise a `TrainerError` with the last line of the log if `ray start` failed."""
     if exit_code != 0:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise TrainerError(f"Ray did not start (exit code {exit_code}): {''.join(last)} (the whole log: {log})")
+        raise TrainerError(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
 
 
 def _start(options: Mapping[str, Any]) -> list[str]:
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
     common = {
-        # Room, not use: it takes memory as it is filled.
+        # A capacity: memory is used as it is filled.
         "object-store-memory": int(free_bytes * _SHARE_OF_SHARED_MEMORY),
-        # Ray would subtract that room from the pod's memory, and refuse to start; no role asks for any.
+        # Ray would subtract the capacity from the pod's memory, and refuse to start. No role requests memory.
         "memory": _LOGICAL_MEMORY_BYTES,
-        # Its own also where a worker's default would be the head's.
+        # Local, also if the default of a worker would be that of the head.
         "temp-dir": f"{tempfile.gettempdir()}/ray",
         "include-log-monitor": "false",
         "disable-usage-stats": True,

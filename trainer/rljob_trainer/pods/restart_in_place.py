@@ -1,8 +1,8 @@
-"""A controller that cannot go on waits for the next attempt, which its pods are then restarted for, in place.
+"""Restart in place: a failed controller waits for the next attempt, for which its pods are restarted.
 
-The operator writes the memory plan into the job's status, the pods' environment into their ConfigMap, and last the
-record of the next attempt: once that is there, a container that starts anew has the new environment. Pods that are to
-be replaced are deleted instead, which ends the wait by a signal.
+The operator writes the memory plan to the job's status, then the pods' environment to their ConfigMap, and finally the
+record of the next attempt. Once that record exists, restarted containers get the new environment. Pods that are to be
+replaced are deleted instead, and the signal ends the wait.
 """
 
 from __future__ import annotations
@@ -29,78 +29,81 @@ MAY_RESTART_IN_PLACE = frozenset(
         ExitCode.WORKER_LOST,
     }
 )
-"""Ends after which fresh processes in the same pods can go on."""
-MOST_STALE_LIVES = 20
-"""A restart takes 2 s and more, and a node knows of a changed ConfigMap within a minute. The operator may be away, and
-the kubelet has no back-off for such restarts, so that nobody else would end them."""
+"""Failures after which new processes in the same pods can resume."""
 
-_LOOK_EVERY_SECONDS = 1.0
+MAX_STALE_STARTS = 20
+"""Limit for restarts with an old environment. A restart takes at least 2 s, and a node sees a changed ConfigMap within
+a minute. The kubelet has no back-off for these restarts, and the operator may be down."""
+
+_POLL_SECONDS = 1.0
 _LONGEST_MESSAGE = 1024
 
 Next = Literal["Restart", "End", "Wait"]
 
 
 class StaleEnvironment(TrainerError):
-    """The containers were restarted before the node knew of their new environment."""
+    """The containers were restarted before their node had the new environment."""
 
     exit_code = ExitCode.RESTART_IN_PLACE
 
 
 class NoNewEnvironment(TrainerError):
-    """The node does not come to know it, or nobody asked for the restart: the pod ends, so that it can be replaced."""
+    """The new environment does not arrive, or no restart was requested. The pod fails, so that it is replaced."""
 
 
-def begin_life(environment: PodEnvironment) -> None:
-    """Clear away what the containers' last life left in the pod.
+def prepare_pod(environment: PodEnvironment) -> None:
+    """Remove the files that earlier containers of the pod left.
 
-    Raises `StaleEnvironment`, after a moment's wait, where they were restarted and their environment is still the old
-    one, and `NoNewEnvironment` after `MOST_STALE_LIVES` of those.
+    Raises `StaleEnvironment`, after a short wait, if the containers were restarted with their old environment, and
+    `NoNewEnvironment` after `MAX_STALE_STARTS` of these restarts.
     """
     environment.run_dir.mkdir(parents=True, exist_ok=True)
     left = [environment.ready_file, environment.controller_ended_file, environment.restart_file]
     for file in left:
         file.unlink(missing_ok=True)
-    attempt_file, stale_lives_file = environment.attempt_file, environment.stale_lives_file
+    attempt_file, stale_starts_file = environment.attempt_file, environment.stale_starts_file
     restarted = environment.restarts_in_place and attempt_file.exists()
     if restarted and int(attempt_file.read_text()) >= environment.attempt:
-        _end_stale_life(stale_lives_file, environment.attempt)
+        _exit_stale_start(stale_starts_file, environment.attempt)
     attempt_file.write_text(str(environment.attempt))
-    stale_lives_file.unlink(missing_ok=True)
+    stale_starts_file.unlink(missing_ok=True)
 
 
-def _end_stale_life(file: Path, attempt: int) -> NoReturn:
-    lives = int(file.read_text()) + 1 if file.exists() else 1
-    file.write_text(str(lives))
+def _exit_stale_start(file: Path, attempt: int) -> NoReturn:
+    starts = int(file.read_text()) + 1 if file.exists() else 1
+    file.write_text(str(starts))
     still = f"the environment is still that of attempt {attempt}"
-    if lives > MOST_STALE_LIVES:
+    if starts > MAX_STALE_STARTS:
         raise NoNewEnvironment(
-            f"after {lives} restarts of the containers in place, {still}: the pod has to be replaced"
+            f"expected a new environment within {MAX_STALE_STARTS} restarts in place, {still}; replace the pod"
         )
-    time.sleep(_LOOK_EVERY_SECONDS)
-    raise StaleEnvironment(f"{still}: the containers are restarted once more")
+    time.sleep(_POLL_SECONDS)
+    raise StaleEnvironment(f"{still}: restarting the containers again")
 
 
 class JobReader:
-    """Reads the pod's own RLJob, as it is stored."""
+    """Reads the RLJob of the pod from the API server."""
 
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self._server = server
         self._path = f"/apis/{API_VERSION}/namespaces/{namespace}/rljobs/{name}"
 
     def __call__(self) -> Mapping[str, Any]:
-        """Raises `NoAnswer`."""
+        """The RLJob. Raises `NoAnswer`."""
         found: dict[str, Any] = json.loads(self._server.get(self._path))
         return found
 
 
 def pending_exit(exit_code: ExitCode, message: str) -> PendingExit:
-    """What the StepReport says of an attempt that ends with `exit_code`, unless a changed plan comes."""
+    """The StepReport's entry for an attempt that exits with `exit_code` unless it is restarted in place."""
     return PendingExit(exit_code=exit_code, message=message[:_LONGEST_MESSAGE])
 
 
 def wait_for_restart(read_job: Callable[[], Mapping[str, Any]], attempt: int) -> bool:
-    """Whether the pods are to be restarted in place; for at most a minute. `read_job`: the RLJob as it is stored; may
-    raise `NoAnswer`."""
+    """Wait for the operator's decision, for at most a minute. True if the pods are to be restarted in place.
+
+    `read_job`: returns the stored RLJob; may raise `NoAnswer`.
+    """
     give_up_at = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < give_up_at:
         try:
@@ -109,12 +112,12 @@ def wait_for_restart(read_job: Callable[[], Mapping[str, Any]], attempt: int) ->
             decided = "Wait"
         if decided != "Wait":
             return decided == "Restart"
-        time.sleep(_LOOK_EVERY_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return False
 
 
 def next_for(status: Mapping[str, Any], attempt: int) -> Next:
-    """What the job's status holds for the pods of `attempt`, which cannot go on. Pure."""
+    """The operator's decision for the failed pods of `attempt`, from the job's status. Pure."""
     latest = (status.get("attempts") or [{}])[-1]
     if latest.get("number", 0) > attempt:
         return "Restart" if "podsOfAttempt" in latest else "End"

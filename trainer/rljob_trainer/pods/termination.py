@@ -1,4 +1,4 @@
-"""How a pod's process says how it ended: the termination message that Kubernetes keeps, and its exit code."""
+"""Termination messages: how the processes of a pod report their end to Kubernetes."""
 
 from __future__ import annotations
 
@@ -17,48 +17,55 @@ from rljob_trainer.pods.environment import TERMINATION_LOG, TERMINATION_LOG_VARI
 
 
 @dataclass(slots=True)
-class EarlyEnding:
-    """`exit_code`: of the failure that ended the block."""
+class EarlyFailure:
+    """The failure that ended a block of `report_early_failure`."""
 
     exit_code: ExitCode = ExitCode.COMPLETE
+    """COMPLETE if there was none."""
 
 
 @contextmanager
-def ended_early(variables: Mapping[str, str]) -> Iterator[EarlyEnding]:
-    """A failure of the block goes to the log and the termination message, and no further."""
-    ending = EarlyEnding()
+def report_early_failure(variables: Mapping[str, str]) -> Iterator[EarlyFailure]:
+    """Write an error of the block to the log and to the termination message, and suppress it."""
+    failure = EarlyFailure()
     try:
-        yield ending
+        yield failure
     except ManifestError as error:
-        ending.exit_code, sentence = ExitCode.INVALID_MANIFEST, str(error)
+        failure.exit_code, message = ExitCode.INVALID_MANIFEST, str(error)
     except TrainerError as error:
-        ending.exit_code, sentence = error.exit_code, str(error)
+        failure.exit_code, message = error.exit_code, str(error)
     except Exception as error:
         traceback.print_exc()
-        ending.exit_code, sentence = ExitCode.ERROR, f"unexpected {type(error).__name__}: {error}"
+        failure.exit_code, message = ExitCode.ERROR, f"unexpected {type(error).__name__}: {error}"
     else:
         return
-    print(f"rljob: {sentence}", flush=True)
-    tell_ending(_termination_log(variables), TerminationMessage(exit_code=ending.exit_code, message=sentence))
+    print(f"rljob: {message}", flush=True)
+    write_termination_message(
+        _termination_log(variables), TerminationMessage(exit_code=failure.exit_code, message=message)
+    )
 
 
-def tell_silent_end(variables: Mapping[str, str], exit_code: int) -> None:
-    """For a controller that ended with exit code 1 and said nothing, as was seen where a process of Ray's own in its
-    pod had been killed: nothing in Python raises then."""
+def report_silent_exit(variables: Mapping[str, str], exit_code: int) -> None:
+    """Write a termination message for a controller that exited with code 1 and wrote none.
+
+    This was observed when a system process of Ray in its pod had been killed: Python raises nothing then.
+    """
     log = _termination_log(variables)
     if exit_code == ExitCode.ERROR and not (log.is_file() and log.stat().st_size):
-        sentence = "the controller ended without a word, as it may where a process of Ray's own in its pod has died"
-        print(f"rljob: {sentence}", flush=True)
-        tell_ending(log, TerminationMessage(exit_code=ExitCode.ERROR, message=sentence))
+        message = (
+            "the controller exited without an error message; this can happen when a Ray system process in its pod dies"
+        )
+        print(f"rljob: {message}", flush=True)
+        write_termination_message(log, TerminationMessage(exit_code=ExitCode.ERROR, message=message))
 
 
 def _termination_log(variables: Mapping[str, str]) -> Path:
-    """Not from the environment as it is read: that may be what failed."""
+    """From the variables themselves, since parsing the environment may have failed."""
     return Path(variables.get(TERMINATION_LOG_VARIABLE) or TERMINATION_LOG)
 
 
-def tell_ending(log: Path, message: TerminationMessage) -> None:
-    """Leave `message` where the kubelet reads it when the container has ended."""
+def write_termination_message(log: Path, message: TerminationMessage) -> None:
+    """Write `message` to the file that the kubelet reads when the container has exited."""
     try:
         log.write_bytes(message.to_json())
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A small process in each worker's pod, in which the controller runs functions of its own, through Ray.
+"""Agents: a small process in each worker's pod, in which the controller runs functions through Ray.
 
-It is there from the start: when memory has run out or the end has come, a process that began only then would often be
-too late, since it takes a second of processor time, and many on a busy node.
+They start with the attempt. A process that started only after memory ran out, or during a shutdown, would often be too
+late: it takes a second of CPU time, and much longer on a busy node.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NAMESPACE = "rljob"
 
 
 class WorkerAgents:
-    """One agent in each worker's pod. They outlive the connection to Ray that started them, and end with the head."""
+    """One agent in each worker's pod. They outlive the connection to Ray that started them, and exit with the head."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
     def start(self) -> None:
-        """Have each one start when its worker has joined; a call waits until they are up."""
+        """Start the agents without waiting: each starts once its worker has joined. A call waits until they are up."""
         import ray
 
         for worker in range(self._workers):
@@ -36,9 +36,9 @@ class WorkerAgents:
             ray.remote(_Agent).options(num_cpus=0, resources=only_on(worker), **options).remote()
 
     def call(self, function: Callable[[], Result], timeout_seconds: float) -> list[Result]:
-        """`function`'s result in each worker's pod, in order.
+        """The result of `function` in each worker's pod, in order.
 
-        Raises `WorkerLost` where one does not answer in time; the others have then been asked all the same.
+        Raises `WorkerLost` if one does not answer in time; the function has then run in the others.
         """
         import ray
         from ray import exceptions
@@ -48,7 +48,7 @@ class WorkerAgents:
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=timeout_seconds)
         if gone := [str(worker) for worker, agent in agents.items() if agent is None]:
-            raise WorkerLost(f"worker {', '.join(gone)} left before it was asked for {function.__name__}")
+            raise WorkerLost(f"worker {', '.join(gone)} exited before {function.__name__}")
         try:
             results: list[Result] = ray.get(calls, timeout=0)
         except (exceptions.GetTimeoutError, exceptions.RayActorError, exceptions.OutOfMemoryError) as error:
@@ -82,7 +82,7 @@ def _name(worker: int) -> str:
 
 
 def _find(worker: int) -> Any | None:
-    """None where the agent has ended, with its pod or alone."""
+    """The agent; None if it has exited."""
     import ray
 
     try:
@@ -91,19 +91,19 @@ def _find(worker: int) -> Any | None:
         return None
 
 
-# --- what they are asked ---
+# --- functions that run in the agents ---
 
 
-def note_that_the_controller_ended() -> None:
-    """Tell the pod that this runs in: when the head goes now, that is in order."""
+def mark_controller_exited() -> None:
+    """Announce to this pod that the head will exit as planned."""
     WorkerEnvironment.read(os.environ).controller_ended_file.touch()
 
 
-def note_that_the_pods_restart() -> None:
-    """Tell the pod that this runs in: when the head goes now, its containers are to start anew."""
+def mark_restart_in_place() -> None:
+    """Announce to this pod that its containers are to be restarted once the head has exited."""
     WorkerEnvironment.read(os.environ).restart_file.touch()
 
 
-def own_kills_by_the_kernel() -> int:
-    """How many processes of this pod's container the kernel has killed for their memory."""
+def container_oom_kills() -> int:
+    """Number of processes of this pod's container that the kernel has OOM-killed."""
     return host_memory().oom_kills

@@ -1,4 +1,4 @@
-"""What the workers' pods have, and what that comes to for the roles."""
+"""The resources of the workers' pods, and those of the roles that follow from them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from rljob_trainer.runtime.role_settings import policy_ranks, ranks_per_replica
 from rljob_trainer.telemetry.host_memory import host_memory
 
 _CPUS_OF_A_RANK = 2
-"""What Ray counts: one for the rank, one for its engine. How many threads they use is set elsewhere."""
+"""Logical CPUs of Ray: one for the rank, one for its engine. The number of threads is set elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """One worker's pod.
-
-    `engine_needs_gpu`: its image holds the vLLM for GPUs, else that for CPUs. `shared_memory_bytes`: the size of its
-    /dev/shm. `may_compile`: whether its environment lets torch compile.
-    """
+    """The resources of one worker's pod."""
 
     machine: Machine
+
     torch_version: str
+
     engine_needs_gpu: bool
+    """The image contains vLLM for GPUs; otherwise vLLM for CPUs."""
+
     shared_memory_bytes: int
+    """Size of /dev/shm."""
+
     may_compile: bool
+    """False if the environment disables torch.compile."""
 
 
 def worker_facts() -> WorkerFacts:
-    """Of the pod that this runs in."""
+    """The resources of this pod."""
     return WorkerFacts(
         this_machine(),
         torch_version(),
@@ -46,10 +49,10 @@ def worker_facts() -> WorkerFacts:
 
 
 def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> RoleHosts:
-    """What the workers are for the roles. `pods`: their names, in the order of `workers`. Pure.
+    """The resources of the roles. `pods`: names of the pods, in the order of `workers`. Pure.
 
-    Raises a `TrainerError` where a worker has fewer GPUs than the job asks for. An image for CPUs trains on the CPU
-    whatever the job asks for: it has no other engine.
+    Raises a `TrainerError` if a worker has fewer GPUs than the job requests. An image for CPUs trains on the CPU, even
+    if the job requests GPUs.
     """
     device = _device(policy, workers, pods)
     per_worker = ranks_per_replica(policy)
@@ -57,7 +60,7 @@ def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequenc
     return RoleHosts(
         machine=Machine(
             gpu_memory_bytes=tuple(chain.from_iterable(machine.gpu_memory_bytes for machine in machines)),
-            # Ranks share what there is in equal parts, and the poorest worker sets what a part is.
+            # The ranks get equal shares, so that the smallest worker determines the share.
             host_memory_bytes=len(machines) * min(machine.host_memory_bytes for machine in machines),
             cores=len(machines) * min(machine.cores for machine in machines),
         ),
@@ -71,7 +74,7 @@ def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequenc
 
 
 def ray_cpus(policy: PolicySpec) -> int:
-    """CPUs that a worker's Ray says it has: enough for its ranks and engines."""
+    """Logical CPUs that a worker offers to Ray: enough for its ranks and engines."""
     return _CPUS_OF_A_RANK * ranks_per_replica(policy)
 
 
@@ -88,7 +91,7 @@ def _device(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[s
         found = len(worker.machine.gpu_memory_bytes)
         if found < wanted:
             raise TrainerError(
-                f"expected {wanted} GPUs in pod {pod} (policy.gpusPerReplica), found {found}: check the driver and the "
+                f"expected {wanted} GPUs in pod {pod} (policy.gpusPerReplica), found {found}; check the driver and the "
                 "device plugin of its node"
             )
     return "cuda"

@@ -1,4 +1,4 @@
-"""`rljob worker`: what runs in a worker's pod. It joins the controller's Ray, and stays until that is gone."""
+"""`rljob worker`: runs in a worker's pod. It joins the controller's Ray, and stays until Ray is gone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.environment import WorkerEnvironment
-from rljob_trainer.pods.head_watch import Ending, HeadWatch, Seen
-from rljob_trainer.pods.restart_in_place import begin_life
-from rljob_trainer.pods.termination import ended_early, tell_ending
+from rljob_trainer.pods.head_watch import HeadWatch, Observed, WorkerExit
+from rljob_trainer.pods.restart_in_place import prepare_pod
+from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import ray_cpus
 from rljob_trainer.runtime.stop_request import StopNow
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -27,46 +27,46 @@ from rljob_trainer.telemetry.host_memory import host_memory
 Address = tuple[str, int]
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0
-_SAY_EVERY_SECONDS = 30.0
-_LOOK_EVERY_SECONDS = 1.0
+_LOG_EVERY_SECONDS = 30.0
+_POLL_SECONDS = 1.0
 _PROBE_SECONDS = 3.0
 
 
 def run_worker(variables: Mapping[str, str]) -> ExitCode:
-    """Lend this pod to the job's roles; 0 where the controller ended in order."""
-    with ended_early(variables) as early:
+    """Offer this pod to the job's roles. Returns COMPLETE after a planned exit of the controller."""
+    with report_early_failure(variables) as failure:
         environment = WorkerEnvironment.read(variables)
-        begin_life(environment)
-        ending = _life(environment)
-        _say(ending.sentence)
-        message = TerminationMessage(exit_code=ending.exit_code, message=ending.sentence)
-        tell_ending(environment.termination_log, message)
-        return ending.exit_code
-    return early.exit_code
+        prepare_pod(environment)
+        result = _work(environment)
+        _log(result.message)
+        message = TerminationMessage(exit_code=result.exit_code, message=result.message)
+        write_termination_message(environment.termination_log, message)
+        return result.exit_code
+    return failure.exit_code
 
 
-def _life(environment: WorkerEnvironment) -> Ending:
+def _work(environment: WorkerEnvironment) -> WorkerExit:
     job = load_manifest(environment.manifest)
-    _say(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}: worker {environment.index}")
+    _log(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}: worker {environment.index}")
     termination = _TerminationRequest()
     try:
-        _say(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir)}")
+        _log(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir)}")
         head = _join(environment, job)
         environment.ready_file.touch()
-        _say(f"joined {environment.ray_head}")
+        _log(f"joined {environment.ray_head}")
         termination.work_in_progress = True
         return _stay(environment, head)
     except StopNow:
-        return Ending(ExitCode.TERMINATED, "stopped by SIGTERM")
+        return WorkerExit(ExitCode.TERMINATED, "stopped by SIGTERM")
 
 
 # --- joining ---
 
 
 def _join(environment: WorkerEnvironment, job: RLJob) -> Address:
-    """The head's address, once this pod is a node of its Ray. Raises `WorkerLost` where that takes too long."""
+    """Join the head, and return its address. Raises `WorkerLost` if that takes too long."""
     began = time.monotonic()
-    wait, next_say = _FIRST_WAIT_SECONDS, began
+    wait, next_log = _FIRST_WAIT_SECONDS, began
     while True:
         try:
             head = _reach(environment.ray_head_address)
@@ -76,18 +76,18 @@ def _join(environment: WorkerEnvironment, job: RLJob) -> Address:
             waited = time.monotonic() - began
             if waited > environment.join_timeout_seconds:
                 raise WorkerLost(
-                    f"the controller's Ray at {environment.ray_head} could not be joined within "
-                    f"{environment.join_timeout_seconds:g} s: {error}. Look at the controller's pod"
+                    f"expected to join the controller's Ray at {environment.ray_head} within "
+                    f"{environment.join_timeout_seconds:g} s, found: {error}; check the controller's pod"
                 ) from error
-            if time.monotonic() >= next_say:
-                _say(f"waiting for the controller's Ray at {environment.ray_head}, since {waited:.0f} s: {error}")
-                next_say = time.monotonic() + _SAY_EVERY_SECONDS
+            if time.monotonic() >= next_log:
+                _log(f"still waiting for the controller's Ray at {environment.ray_head} after {waited:.0f} s: {error}")
+                next_log = time.monotonic() + _LOG_EVERY_SECONDS
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
 def _reach(address: Address) -> Address:
-    """The IP address and port behind a name. From then on DNS may fail without harm. Raises OSError."""
+    """Resolve and connect. Returns IP address and port, so that DNS is not needed later. Raises OSError."""
     with socket.create_connection(address, timeout=_PROBE_SECONDS) as connection:
         ip, port = connection.getpeername()[:2]
         return str(ip), int(port)
@@ -109,21 +109,21 @@ def _start_ray(environment: WorkerEnvironment, job: RLJob, head: Address) -> Non
 # --- staying ---
 
 
-def _stay(environment: WorkerEnvironment, head: Address) -> Ending:
+def _stay(environment: WorkerEnvironment, head: Address) -> WorkerExit:
     raylet = (environment.pod_ip, ray_node.RayPorts(environment.ray_first_port).node_manager)
     watch = HeadWatch(environment.ray_head, time.monotonic())
     kills_before = host_memory().oom_kills
     while True:
-        seen = Seen(
+        observed = Observed(
             head=_answers(head),
             raylet=_answers(raylet),
             controller_ended=environment.controller_ended_file.exists(),
             to_restart=environment.restart_file.exists(),
             kills=host_memory().oom_kills - kills_before,
         )
-        if (ending := watch.look(seen, time.monotonic())) is not None:
-            return ending
-        time.sleep(_LOOK_EVERY_SECONDS)
+        if (result := watch.check(observed, time.monotonic())) is not None:
+            return result
+        time.sleep(_POLL_SECONDS)
 
 
 def _answers(address: Address) -> bool:
@@ -135,10 +135,10 @@ def _answers(address: Address) -> bool:
 
 
 class _TerminationRequest:
-    """SIGTERM ends the worker at once while it waits; while it works, only the second one does.
+    """SIGTERM stops a waiting worker at once. A working one is stopped by the second signal only.
 
-    A pod on a node that is being emptied gets the first: the operator then stops the controller, which commits its
-    step, and for that it needs this worker.
+    A pod on a node that is drained gets the first signal. The operator then stops the controller, which needs this
+    worker to commit its step.
     """
 
     def __init__(self) -> None:
@@ -149,8 +149,8 @@ class _TerminationRequest:
         if not self.work_in_progress:
             raise StopNow
         self.work_in_progress = False
-        _say("SIGTERM: working on until the controller has ended (once more: ending at once)")
+        _log("SIGTERM: continuing until the controller has exited (a second signal stops at once)")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, flush=True)

@@ -1,4 +1,4 @@
-"""Which of the faults that a job is to have are due, and that none is given once too often."""
+"""Injects the faults of a job when they are due, and none more often than requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rljob_api.plan_change import Phase
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import FaultRecord, fault_records
 from rljob_trainer.roles.colocated import ColocatedRoles
-from rljob_trainer.roles.faults import ArmedFault, struck_role
+from rljob_trainer.roles.faults import InjectedFault, target_role
 
 _FAULT_PHASES: dict[Phase | None, tuple[FaultPhase, ...]] = {
     None: ("load",),
@@ -24,28 +24,28 @@ _FAULT_PHASES: dict[Phase | None, tuple[FaultPhase, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultSchedule:
-    """Gives the job's faults to the processes that they happen in. The ledger counts those that were given."""
+    """Injects the job's faults into their processes. The ledger counts the injected ones."""
 
     faults: Sequence[Fault]
     ledger: Ledger
     roles: ColocatedRoles
     tell: Callable[[str], None]
 
-    def arm(self, step: int, phase: Phase | None) -> None:
-        """Before `phase` of `step` (None: before the roles load): make it fail, where a fault is due."""
-        self._arm_those_of(step, _FAULT_PHASES[phase])
+    def inject(self, step: int, phase: Phase | None) -> None:
+        """Called before `phase` of `step` (None: before the roles load). Injects the faults that are due."""
+        self._inject_due(step, _FAULT_PHASES[phase])
 
-    def arm_checkpoint(self, step: int) -> None:
-        """Before the checkpoint of `step` is begun, which not every phase `checkpoint` does: make that fail."""
-        self._arm_those_of(step, ("checkpoint",))
+    def inject_into_checkpoint(self, step: int) -> None:
+        """Called before the checkpoint of `step` starts, which happens only in some phases `checkpoint`."""
+        self._inject_due(step, ("checkpoint",))
 
-    def _arm_those_of(self, step: int, phases: Sequence[FaultPhase]) -> None:
+    def _inject_due(self, step: int, phases: Sequence[FaultPhase]) -> None:
         for fault in self.faults:
             if fault.phase in phases and fault.step <= step and self._given(fault) < fault.times:
-                self._arm(fault)
+                self._inject(fault)
 
-    def _arm(self, fault: Fault) -> None:
-        processes = self.roles.policy if struck_role(fault) == "policy" else self.roles.engines
+    def _inject(self, fault: Fault) -> None:
+        processes = self.roles.policy if target_role(fault) == "policy" else self.roles.engines
         if (fault.phase == "load" and processes.loading) or fault.rank >= len(processes):
             return
         self.ledger.record(
@@ -57,8 +57,8 @@ class FaultSchedule:
                 rank=fault.rank,
             )
         )
-        self.tell(f"a fault on purpose: {fault.fault_class} in {fault.phase}, {processes.role} rank {fault.rank}")
-        processes.arm(fault.rank, ArmedFault.of(fault, self.roles.settings.policy.device))
+        self.tell(f"injected fault: {fault.fault_class} in {fault.phase}, {processes.role} rank {fault.rank}")
+        processes.inject(fault.rank, InjectedFault.of(fault, self.roles.settings.policy.device))
 
     def _given(self, fault: Fault) -> int:
         return sum(

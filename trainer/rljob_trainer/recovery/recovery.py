@@ -50,15 +50,15 @@ class Recovery:
     checkpointing: Checkpointing
     settings_under: Callable[[MemoryPlan], RoleSettings]
     """The roles' settings under a plan."""
-    kills_by_the_kernel: Callable[[], int]
-    """Number of processes that the kernel has killed for their memory, on all machines with roles."""
+    oom_kills: Callable[[], int]
+    """Number of processes that the kernel has OOM-killed, on all machines with roles."""
     display: RunDisplay
     listener: RunListener
     _kills: int = field(init=False)
     _trying_again: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._kills = self.kills_by_the_kernel()
+        self._kills = self.oom_kills()
 
     def recover(self, failure: TrainerError, step: int, phase: Phase | None) -> None:
         """Change the memory plan, write the change down, and bring it into force; the caller then retries.
@@ -123,7 +123,7 @@ class Recovery:
         """A lost process as a failure of host memory, if the kernel has killed one since the attempt began."""
         if not isinstance(failure, WorkerLost):
             return failure
-        kills = self.kills_by_the_kernel()
+        kills = self.oom_kills()
         if kills <= self._kills:
             return failure
         self._kills = kills

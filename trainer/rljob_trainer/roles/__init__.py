@@ -1,1 +1,1 @@
-"""The roles of a job as Ray actors: one process a role a GPU."""
+"""The roles of a job as Ray actors: one policy process and one rollout process per GPU."""

@@ -1,4 +1,4 @@
-"""A role as a process of its own: a Ray actor whose output goes to a file, and whose failures the controller reads."""
+"""A role in its own process: a Ray actor that logs to a file and raises failures that the controller can read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rljob_trainer.errors import (
     SharedMemoryExhausted,
     TrainerError,
 )
-from rljob_trainer.roles.faults import ArmedFault
+from rljob_trainer.roles.faults import InjectedFault
 
 _HOST = {FailureKind.HOST}
 _SHARED_MEMORY = {FailureKind.SHARED_MEMORY, FailureKind.SHARED_SEGMENT, FailureKind.OBJECT_STORE}
@@ -32,23 +32,23 @@ _NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR}
 
 
 class RoleActor:
-    """Holds one role's object and calls its methods by name.
+    """Holds the object of one role and calls its methods by name.
 
-    The class of the role is named, not passed: the controller, which makes the actor, then imports neither torch nor
-    vLLM. Failures that a person can act on leave the process as a `TrainerError`, for the same reason.
+    The class of the role is given by name, so that the controller, which creates the actor, imports neither torch nor
+    vLLM. For the same reason, failures that a person can act on leave the process as a `TrainerError`.
     """
 
     def __init__(self, name: str, role: str, log: Path) -> None:
-        """`name`: `policy-0`. `role`: the class, as `module:Class`. stdout and stderr are appended to `log`."""
+        """`name`: such as `policy-0`. `role`: the class, as `module:Class`. `log`: receives stdout and stderr."""
         _redirect_output(log)
-        _mark_log(f"{name} begins as process {os.getpid()}")
+        _mark_log(f"{name} starts as process {os.getpid()}")
         self._name = name
         self._class_name = role
         self._role: Any = None
-        self._faults: list[ArmedFault] = []
+        self._faults: list[InjectedFault] = []
 
     def construct(self, *arguments: Any) -> int:
-        """Make the role's object; returns the process id."""
+        """Create the role's object. Returns the process id."""
         module, _, name = self._class_name.partition(":")
         with _readable_failures(self._name):
             with long_imports():
@@ -60,17 +60,17 @@ class RoleActor:
         with _readable_failures(self._name):
             if fault := next((fault for fault in self._faults if fault.method == method), None):
                 self._faults.remove(fault)
-                fault.strike(self._role)
+                fault.fail_in(self._role)
             return getattr(self._role, method)(*arguments)
 
-    def arm(self, fault: ArmedFault) -> None:
+    def inject(self, fault: InjectedFault) -> None:
         """Fail in the next call of the fault's method."""
         self._faults.append(fault)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleHandle:
-    """A role in another process: `handle.update.remote(batch)` calls its method and gives a reference to the result."""
+    """A role in another process: `handle.update.remote(batch)` calls its method and returns a result reference."""
 
     actor: Any
 
@@ -90,7 +90,7 @@ class RemoteMethod:
 
 
 def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHandle:
-    """Start the role's process with Ray's actor `options`; returns before it is up."""
+    """Start the role's process with `options` of Ray's actors. Returns before the process is up."""
     import ray
 
     return RoleHandle(ray.remote(RoleActor).options(**options).remote(name, role, log))
@@ -98,11 +98,11 @@ def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHa
 
 @contextmanager
 def _readable_failures(actor: str) -> Iterator[None]:
-    """A failure of the block that is known leaves it as a `TrainerError` that says which actor it was in."""
+    """Convert known failures of the block to a `TrainerError` that names the actor."""
     try:
         yield
     except TrainerError as error:
-        # Ray's own class for what another actor raised cannot be raised again in this one.
+        # Ray wraps an error of another actor in a class that cannot be raised again here.
         raise (_of_another_actor(error) or error.of(error.actor or actor)) from None
     except Exception as error:
         known = known_failure(error)
@@ -116,13 +116,13 @@ def _readable_failures(actor: str) -> Iterator[None]:
 
 
 def _of_another_actor(error: TrainerError) -> TrainerError | None:
-    """What an actor that was called from here raised."""
+    """The error that was raised in another actor, called from this one; None if it was raised here."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, TrainerError) else None
 
 
 def known_failure(error: Exception) -> TrainerError | None:
-    """What `error` is to people: which memory ran out, or that a disk is full; None where it is something else."""
+    """The `TrainerError` for memory that ran out or a full disk; None for other errors."""
     text = str(error)
     if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
         return DeviceOutOfMemory(text)
@@ -153,10 +153,10 @@ def _redirect_output(log: Path) -> None:
 
 @contextmanager
 def long_imports() -> Iterator[None]:
-    """Around imports that take seconds: what they make stays, and looking for garbage in it only takes time.
+    """Speed up imports that take seconds, as of torch and vLLM: they create no garbage to collect.
 
-    The garbage collector is off in the block, and later passes over what is there at its end. Both together are a
-    fifth of the start of an engine, which collects again and again.
+    The garbage collector is disabled in the block, and later ignores the objects that exist at its end. Both together
+    save a fifth of the start of an engine, which collects repeatedly.
     """
     gc.disable()
     try:

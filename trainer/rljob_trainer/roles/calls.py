@@ -1,4 +1,4 @@
-"""Waiting for calls to several actors at once: the first failure ends the wait and says whose it was."""
+"""Wait for calls to several actors at once. The first failure ends the wait and names its actor."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 from rljob_trainer.errors import HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
 
 Calls = dict[str, Any]
-"""Ray object references by the name of the actor they were called on, such as `policy-0`."""
+"""Ray object references by the name of the called actor, such as `policy-0`."""
 
 _LOST_PEER_SECONDS = 5.0
-"""A lost actor's connections close at once, and fail its peers; that it is lost, Ray hears a little later."""
+"""The connections of a lost actor close at once and fail its peers. Ray reports the loss a little later."""
 
 
 def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
-    """The results by actor name. Raises what the first failing call raised.
+    """The results by actor name. Raises the error of the first failing call.
 
-    A lost actor does not end the calls of its peers: they may sit in a collective and never return, so results are
-    taken as they come and the first failure is raised at once. Only where it names no cause, such as a connection that
-    was closed, are the peers given a moment to tell theirs.
+    The loss of an actor does not end the calls of its peers, which may wait in a collective forever. Results are
+    therefore taken as they arrive, and the first failure is raised at once. If it has no clear cause, such as a closed
+    connection, the peers first get a few seconds to report theirs.
+
+    `doing`: the activity for error messages, such as "updating".
     """
     import ray
 
@@ -42,7 +44,7 @@ def _names_no_cause(failure: TrainerError) -> bool:
 
 
 def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) -> None:
-    """Raise what a peer fails with within a few seconds, where that names a cause: it is lost, or memory ran out."""
+    """Raise the error of a peer that fails within a few seconds with a clear cause: lost, or out of memory."""
     import ray
 
     deadline = time.monotonic() + _LOST_PEER_SECONDS
@@ -68,7 +70,7 @@ def _result(reference: Any, name: str, doing: str) -> Any:
         failure = TrainerError(f"{name} failed while {doing}: {type(error.cause).__name__}: {error.cause}")
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
-        low = HostOutOfMemory(f"Ray ended {name} while {doing}, since its machine ran low on memory")
+        low = HostOutOfMemory(f"Ray killed {name} while {doing}, because its machine ran low on memory")
         raise low.of(name) from error
     except exceptions.ObjectStoreFullError as error:
         full = SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}")

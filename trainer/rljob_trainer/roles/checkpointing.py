@@ -1,7 +1,7 @@
-"""When a checkpoint is begun, made durable and pruned, beside the running steps.
+"""Schedules checkpoints: when one is started, made durable, and pruned, while steps run.
 
-The state is copied when a checkpoint begins and written while the next steps run. It counts once it has its final name;
-only then does the journal let go of steps, and only of those that every checkpoint on disk covers.
+The state is copied when a checkpoint starts, and written during the next steps. A checkpoint is valid once it has its
+final name. Only then does the journal discard steps, and only those that every checkpoint on disk covers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from rljob_trainer.roles.colocated import ColocatedRoles
 
 @dataclass(slots=True)
 class Checkpointing:
-    """`on_begin`: told the step of each checkpoint before it is begun."""
+    """The checkpoints of one attempt."""
 
     roles: ColocatedRoles
     store: CheckpointStore
     journal: RolloutJournal
+
     every_steps: int
+    """Checkpoint after every this many steps."""
+
     warn: Callable[[str], None]
+    """Displays a warning."""
+
     on_begin: Callable[[int], None] = lambda _step: None
+    """Called with the step of each checkpoint before it starts."""
+
     _writing: int | None = field(default=None, init=False)
     _naming: Future[Checkpoint] | None = field(default=None, init=False)
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
@@ -34,11 +41,11 @@ class Checkpointing:
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        """What is being named gets its name, or fails to, before another attempt looks at the directory."""
+        """Wait for the rename in progress, so that another attempt finds the directory in its final state."""
         self._background.shutdown(wait=True)
 
     def restore(self, committed: int) -> int:
-        """Load the newest whole checkpoint that is no newer than step `committed`; its step, 0 where there is none."""
+        """Load the newest valid checkpoint up to step `committed`. Returns its step, or 0 if there is none."""
         found = self.store.latest_valid(through=committed)
         for problem in found.problems:
             self.warn(problem)
@@ -48,7 +55,7 @@ class Checkpointing:
         return found.checkpoint.step
 
     def advance(self, committed: int) -> None:
-        """After step `committed`: take the open checkpoint as far as it has come, begin one that is due."""
+        """After step `committed`: advance the checkpoint in progress, and start one if it is due."""
         due = committed > 0 and committed % self.every_steps == 0 and self.store.newest_step() != committed
         if self._writing is not None and self._naming is None and (due or self.roles.checkpoint_written()):
             self._begin_naming(self._writing)
@@ -58,14 +65,14 @@ class Checkpointing:
             self._begin_writing(committed)
 
     def close(self, committed: int) -> None:
-        """Make the state after step `committed` durable before the process ends."""
+        """Make the state after step `committed` durable, before the process exits."""
         self._end_open()
         if committed > 0 and self.store.newest_step() != committed:
             self._begin_writing(committed)
             self._end_open()
 
     def abandon(self) -> None:
-        """Let go of a checkpoint whose writing failed, or whose writers have ended; a whole one still gets its name."""
+        """Drop a checkpoint whose writing failed or whose writers have exited. A complete one is still named."""
         if self._naming is not None:
             self._end_naming(self._naming)
         self._writing = None
@@ -83,12 +90,12 @@ class Checkpointing:
 
     def _begin_naming(self, step: int) -> None:
         self.roles.finish_checkpoint()
-        # Its checksums take a second or more a GiB.
+        # Checksums take a second or more per GiB.
         self._naming = self._background.submit(self.store.commit, step)
 
     def _end_naming(self, naming: Future[Checkpoint]) -> None:
         naming.result()
         self._writing = self._naming = None
-        # Older checkpoints are kept for the case that a newer one is corrupt, and so are the steps after the oldest.
+        # Older checkpoints are kept in case a newer one is corrupt, and so are the steps after the oldest.
         if self.store.count() >= self.store.keep:
             self.journal.discard_through(self.store.oldest_step())

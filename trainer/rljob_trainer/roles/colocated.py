@@ -1,4 +1,4 @@
-"""The policy ranks and rollout engines of a job whose roles share their GPUs, as one object the controller calls."""
+"""The policy ranks and rollout engines of a job whose roles share GPUs, as one object for the controller."""
 
 from __future__ import annotations
 
@@ -25,42 +25,48 @@ ENGINE = "rljob_trainer.roles.rollout_actor:RolloutActor"
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """What the roles are made of. `ranks`: policy ranks, and as many rollout engines, one of each on a GPU.
-
-    `bundles[r]`: what rank r and engine r ask Ray for together; None where they may run anywhere.
-    """
+    """Settings of the role processes."""
 
     ranks: int
+    """Policy ranks, and rollout engines: one of each per GPU."""
+
     policy: PolicyConfig
+
     rollout: RolloutConfig
+
     policy_environment: dict[str, str]
+    """Environment variables of the policy processes."""
+
     rollout_environment: dict[str, str]
+    """Environment variables of the engine processes."""
+
     output_dir: Path
+
     bundles: tuple[Bundle, ...] | None
+    """The Ray resources that each rank and its engine request together; None: they may run anywhere."""
 
 
 class ColocatedRoles:
-    """Calls go to all actors of a role at once; each method returns when all are done, or raises the first failure.
-
-    `policy_at`: the step after whose update the policy's weights are, 0 for those it began with; None where they are
-    unknown: nothing is loaded, or an update ended halfway. `engines_at`: the same of the engines' weights.
-    """
+    """Calls all actors of a role at once. Each method returns when all are done, or raises the first failure."""
 
     def __init__(self, settings: RoleSettings, clock: PartClock) -> None:
-        """`clock`: counts what the parts of bringing roles up take."""
+        """`clock`: measures the parts of a start-up."""
         self.settings = settings
         self.policy_at: int | None = None
+        """The policy has the weights after the update of this step; 0: the initial weights. None: unknown, since
+        nothing is loaded or an update was interrupted."""
         self.engines_at: int | None = None
+        """The same for the weights of the engines."""
         self.clock = clock
         group = placement_group(settings.bundles)
         of_all = (settings.ranks, settings.rollout.device, group, settings.output_dir / "logs")
         self.policy = RoleProcesses("policy", POLICY, *of_all)
         self.engines = RoleProcesses("rollout", ENGINE, *of_all)
 
-    # --- start, change and end ---
+    # --- start, change and stop ---
 
     def construct(self) -> dict[str, int]:
-        """Start the processes that are not up; their ids by actor name."""
+        """Start the processes that are not up. Returns their process ids by actor name."""
         settings = self.settings
         calls: Calls = {}
         with self.clock.part("processes"):
@@ -75,14 +81,14 @@ class ColocatedRoles:
 
     @property
     def up(self) -> bool:
-        """Whether both roles are there to work."""
+        """True if both roles are ready to work."""
         return self.policy.loaded and self.engines.loaded
 
     def load(self) -> None:
-        """Make what was constructed ready: the policy with the weights that it begins with, the engines with none."""
+        """Load the roles: the policy with its initial weights, the engines without weights."""
         self._begin_loading_policy()
         if self._on_gpu or self.engines.loaded:
-            # On a GPU one after the other, since each measures what is free.
+            # On a GPU one after the other, since each measures free memory.
             self._finish_loading_policy()
         if not self.engines.loaded:
             self._begin_loading_engines()
@@ -92,15 +98,15 @@ class ColocatedRoles:
             self._finish_loading_policy()
 
     def change(self, settings: RoleSettings) -> None:
-        """Settings for processes that start from now on; a policy that stays up takes what a live process can."""
+        """Use `settings` for new processes; a running policy applies the memory settings that it can."""
         self.settings = settings
         if self.policy.loaded:
             wait_for(self.policy.call("change_memory", settings.policy.memory), "changing the policy's memory settings")
         elif self.policy.started:
-            self.end("policy")  # it was made under the settings before
+            self.end("policy")  # it was constructed with the previous settings
 
     def end(self, role: Role) -> None:
-        """End a role's processes, with whatever they hold; others can then be constructed."""
+        """Stop the processes of a role and free their memory. New ones can then be constructed."""
         if role == "policy":
             self.policy.end()
             self.policy_at = None
@@ -115,7 +121,7 @@ class ColocatedRoles:
     ) -> tuple[list[Completion], dict[str, MemorySample]]:
         """`group_size` completions for each prompt, group-major, and the engines' memory by actor name.
 
-        The prompts are dealt to the engines in order.
+        Each engine gets a contiguous share of the prompts.
         """
         shares = _contiguous_shares(len(prompts), len(self.engines))
         calls: Calls = {
@@ -130,14 +136,14 @@ class ColocatedRoles:
         return completions, {name: memory for name, (_, memory) in generated.items()}
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
-        """One step's update on all ranks, with the engines asleep. Results by actor name; the metrics of all agree.
+        """Update the policy on all ranks, while the engines sleep. Results by actor name; their metrics are equal.
 
-        Where it fails, `policy_at` says whether the policy is still what it was.
+        If it fails, `policy_at` states whether the policy is unchanged.
         """
         import ray
 
         self._put_engines_to_sleep()
-        # For one rank Ray decides by size whether a batch goes through shared memory; for several it shall do so once.
+        # For one rank, Ray decides by size whether a batch uses shared memory. For several, it is stored there once.
         given = batch if len(self.policy) == 1 else ray.put(batch)
         before, self.policy_at = self.policy_at, None
         try:
@@ -149,7 +155,7 @@ class ColocatedRoles:
         return results
 
     def sync(self, version: int) -> None:
-        """Bring the policy's weights to every engine, and wake them where they slept."""
+        """Send the policy's weights to every engine. Engines that sleep are woken."""
         self.engines_at = None
         if self._sleeps:
             wait_for(self.engines.call("wake_weights"), "waking the weights")
@@ -161,18 +167,18 @@ class ColocatedRoles:
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
-        """Begin to write the state; it is copied when this returns, and durable when `finish_checkpoint` returns."""
+        """Start writing the state. It is copied when this returns, and durable when `finish_checkpoint` returns."""
         wait_for(self.policy.call("start_checkpoint", directory), "starting a checkpoint")
 
     def checkpoint_written(self) -> bool:
-        """Whether `finish_checkpoint` would return at once."""
+        """True if `finish_checkpoint` would return at once."""
         return all(wait_for(self.policy.call("checkpoint_written"), "writing a checkpoint").values())
 
     def finish_checkpoint(self) -> None:
         wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
 
     def load_checkpoint(self, directory: Path, step: int) -> None:
-        """Set the policy to the checkpoint in `directory`, which is of `step`."""
+        """Load the checkpoint of `step` in `directory` into the policy."""
         self.policy_at = None
         wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
         self.policy_at = step
@@ -218,11 +224,11 @@ class ColocatedRoles:
             self.engines.loading = self.engines.call("start")
 
     def _update_left_the_policy_alone(self) -> bool:
-        """Whether no optimizer step was begun. With several ranks there is no asking: they may sit in a collective."""
+        """True if no optimizer step has started. Unknown for several ranks: they may wait in a collective."""
         if len(self.policy) > 1:
             return False
         try:
-            [touched] = wait_for(self.policy.call("parameters_touched"), "asking how far the update came").values()
+            [touched] = wait_for(self.policy.call("parameters_touched"), "checking the progress of the update").values()
         except TrainerError:
             return False
         return not touched

@@ -1,4 +1,4 @@
-"""How a process fails on purpose: on a GPU really, on the CPU in the words that torch would use."""
+"""Injected faults, inside the process that fails: real exhaustion on a GPU, torch's error message on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INJECTED = "(injected by spec.faultInjection)"
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
 _FRAGMENT_BYTES = 9 << 20
-"""Two share a segment of 20 MiB: where every second one is given back, no segment is free, and none can be returned."""
+"""Two fit into a segment of 20 MiB. If every second one is freed, no segment is free, so none can be released."""
 
 _METHODS: dict[Role, dict[FaultPhase, str]] = {
     "policy": {
@@ -35,7 +35,7 @@ _METHODS: dict[Role, dict[FaultPhase, str]] = {
 }
 
 _CPU_NUMBERS = {
-    # asked, free, allocated, reserved but unallocated: GiB on a card of 80
+    # requested, free, allocated, reserved but unallocated: GiB on a GPU with 80
     "Fragmentation": (2.40, 1.10, 58.20, 16.10),
     "AllocatorCache": (4.00, 0.30, 52.00, 22.00),
     "ActivationSpike": (24.00, 9.50, 61.00, 0.40),
@@ -46,8 +46,8 @@ _CPU_NUMBERS = {
 _CARD_GIB = 80.0
 
 
-def struck_role(fault: Fault) -> Role:
-    """The role whose process a fault happens in."""
+def target_role(fault: Fault) -> Role:
+    """The role whose process is to fail."""
     in_engine = fault.phase == "rollout" or (
         fault.fault_class == "KVCacheOversized" and fault.phase in ("load", "sync")
     )
@@ -55,19 +55,22 @@ def struck_role(fault: Fault) -> Role:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmedFault:
-    """A fault as it is given to the process that it happens in. `method`: the call that it happens in."""
+class InjectedFault:
+    """A fault, in the form that its process receives."""
 
     fault: Fault
+
     method: str
+    """The process fails in the next call of this method."""
+
     device: Literal["cpu", "cuda"]
 
     @classmethod
-    def of(cls, fault: Fault, device: Literal["cpu", "cuda"]) -> ArmedFault:
-        return cls(fault, _METHODS[struck_role(fault)][fault.phase], device)
+    def of(cls, fault: Fault, device: Literal["cpu", "cuda"]) -> InjectedFault:
+        return cls(fault, _METHODS[target_role(fault)][fault.phase], device)
 
-    def strike(self, role: Any) -> None:
-        """Fail now; in an update, when `role` has come as far as the fault says."""
+    def fail_in(self, role: Any) -> None:
+        """Fail now, or, for a fault in an update, once `role` reaches the given point of it."""
         match self.fault.phase:
             case "update":
                 role.after_micro_batch(self._fail)
@@ -93,9 +96,9 @@ class ArmedFault:
 
 
 def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
-    """Take what the GPU has left until torch says that it has no more.
+    """Allocate GPU memory until torch runs out of it.
 
-    `fragmented`: every second piece is given back first, so that what fails is a request for which there is enough.
+    `fragmented`: then free every second piece, and request a block that would fit into the free memory.
     """
     import torch
 
@@ -113,12 +116,12 @@ def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
 
 
 def _exhaust_host_memory() -> NoReturn:
-    """Take memory, and touch it, until the kernel ends this process. Raises `BadInput` outside a limited container."""
+    """Allocate and touch memory until the kernel kills this process. Raises `BadInput` without a cgroup limit."""
     limit_bytes, machine_bytes = host_memory().host_limit_bytes, psutil.virtual_memory().total
     if limit_bytes >= machine_bytes:
         raise BadInput(
-            "expected a container with a memory limit for a fault of class HostMemory, found that this one may use the "
-            "whole machine, where the kernel might kill another program: set a limit, or take another class"
+            "expected a container with a memory limit for a fault of class HostMemory, found none, so that the kernel "
+            "might kill another program of this machine; set a limit, or choose another class"
         )
     held = []
     while True:
@@ -126,7 +129,7 @@ def _exhaust_host_memory() -> NoReturn:
 
 
 def _exhaust_shared_memory() -> NoReturn:
-    """Fill /dev/shm until the kernel says that it is full, and leave it as it was."""
+    """Fill /dev/shm until it is full, then free it."""
     path = _SHARED_MEMORY / f"rljob-fault-{os.getpid()}"
     try:
         with path.open("wb", buffering=0) as file:

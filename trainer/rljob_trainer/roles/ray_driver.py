@@ -1,4 +1,4 @@
-"""This process as the driver of a Ray cluster."""
+"""Start Ray, or connect to it, with this process as its driver."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _MIB = 1 << 20
 _SMALLEST_OBJECT_STORE_BYTES = 128 * _MIB
 _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
-"""Of ray._private.node.Node, which raises a bare `Exception`."""
+"""Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    # Each role's processes have an environment of their own: none that was started beforehand would fit.
+    # Each role needs its own environment, so that prestarted workers could not be used.
     "RAY_prestart_worker_first_driver": "0",
 }
 _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
     # An actor without a GPU must not see any: Ray leaves the variable alone unless told to set it.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    # All ranks are on this machine: nobody else needs to reach their sockets.
+    # All ranks are on this machine: their sockets need not be reachable from outside.
     "GLOO_SOCKET_IFNAME": "lo",
 }
 
 
 def object_store_bytes(sync_bucket_bytes: int) -> int:
-    """Room in shared memory for a step's rollouts and two buckets of weights: one is read while the next is made."""
+    """Size for a step's rollouts and two buckets of weights: one is read while the next is packed."""
     return _SMALLEST_OBJECT_STORE_BYTES + 2 * sync_bucket_bytes
 
 
 def wait_longer_for_raylets() -> None:
-    """Have this process give the raylets that it starts two minutes to register.
+    """Give the raylets that this process starts two minutes to register.
 
-    Ray gives them 30 seconds, for which it has no setting (ray._private.node.Node), and two busy cores can take longer.
+    Ray allows 30 seconds and has no setting for it (ray._private.node.Node). A busy machine with two cores needs more.
     """
     from ray._private import services
 
@@ -80,8 +80,10 @@ def _start_nothing(*_arguments: Any, **_options: Any) -> tuple[None, None]:
 
 
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
-    """Start a Ray of this run's own on this machine, with room for `cpus` and `gpus` of actors. It ends with this
-    process, or at `ray.shutdown()`. Raises `WorkerLost` where it does not come up in time."""
+    """Start a Ray cluster for this run on this machine. It ends with this process, or at `ray.shutdown()`.
+
+    `cpus`, `gpus`: logical resources for actors. Raises `WorkerLost` if Ray does not start in time.
+    """
     os.environ.update(_LOCAL_ENVIRONMENT)
     wait_longer_for_raylets()
     start_only_what_is_used()
@@ -97,16 +99,16 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
         if _TOO_SLOW not in str(error):
             raise
         raise WorkerLost(
-            f"Ray's own processes did not come up within {_RAYLET_SECONDS} seconds: this machine is too busy"
+            f"expected Ray to start within {_RAYLET_SECONDS} seconds, it did not; this machine is too busy: try again"
         ) from None
 
 
 def connect(address: str, **options: Any) -> None:
-    """`ray.init` at `address`; from then on this process sees no GPU itself, and its signals are its own again."""
+    """Connect to Ray at `address`. Afterwards this process sees no GPU, and has its own signal handlers again."""
     import ray
 
     on_termination = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
-    # Ray has put a handler in place that ends the process at once.
+    # Ray has installed a handler that exits at once.
     signal.signal(signal.SIGTERM, on_termination)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,4 +1,4 @@
-"""The processes of one role: they start together, are called together, and end together."""
+"""The processes of one role, which are started, called and stopped together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import Bundle, Device
 from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, wait_for
-from rljob_trainer.roles.faults import ArmedFault
+from rljob_trainer.roles.faults import InjectedFault
 
 _PLACEMENT_SECONDS = 60
-"""The room is there when it is asked for, but for a worker that died just then."""
+"""The resources exist when they are requested, unless a worker has just died."""
 
 
 class RoleProcesses:
-    """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none until `start`, and after `end`."""
+    """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none before `start` and after `end`."""
 
     def __init__(self, role: Role, class_name: str, ranks: int, device: Device, group: Any, logs: Path) -> None:
-        """`class_name`: what each process holds, as `module:Class`. `group`: where Ray shall place them."""
+        """`class_name`: class of the object in each process, as `module:Class`. `group`: Ray placement group."""
         self.role = role
         self._class_name = class_name
         self._ranks = ranks
@@ -30,7 +30,7 @@ class RoleProcesses:
         self._logs = logs
         self._handles: dict[str, RoleHandle] = {}
         self.loading: Calls = {}
-        """What was begun so that they can work; done where `loaded`."""
+        """Calls that load the role; they have completed if `loaded`."""
         self.loaded = False
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class RoleProcesses:
         return self._handles
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Begin to start the processes; a call waits until its process is up."""
+        """Start the processes without waiting. A call waits until its process is up."""
         self._handles = {
             name: spawn(
                 name,
@@ -58,7 +58,7 @@ class RoleProcesses:
         }
 
     def construct(self, *arguments: Any) -> Calls:
-        """Make what each process holds, from its rank and `arguments`. The results are process ids."""
+        """Construct the object in each process, from its rank and `arguments`. The results are process ids."""
         return {
             name: handle.actor.construct.remote(rank, *arguments)
             for rank, (name, handle) in enumerate(self._handles.items())
@@ -71,13 +71,13 @@ class RoleProcesses:
         name, handle = next(iter(self._handles.items()))
         return {name: getattr(handle, method).remote(*arguments)}
 
-    def arm(self, rank: int, fault: ArmedFault) -> None:
-        """Make one of the processes fail as `fault` says."""
+    def inject(self, rank: int, fault: InjectedFault) -> None:
+        """Inject `fault` into the process of `rank`."""
         name = f"{self.role}-{rank}"
-        wait_for({name: self._handles[name].actor.arm.remote(fault)}, "preparing a fault")
+        wait_for({name: self._handles[name].actor.inject.remote(fault)}, "injecting a fault")
 
     def end(self) -> None:
-        """End the processes at once, with whatever they hold."""
+        """Kill the processes, which frees their memory."""
         import ray
 
         for handle in self._handles.values():
@@ -86,7 +86,7 @@ class RoleProcesses:
 
 
 def placement_group(bundles: Sequence[Bundle] | None) -> Any:
-    """Room for all of `bundles`, held until Ray ends; None where the roles may run anywhere."""
+    """A placement group for `bundles`, held until Ray ends; None if the roles may run anywhere."""
     if bundles is None:
         return None
     from ray.util.placement_group import placement_group
@@ -94,7 +94,7 @@ def placement_group(bundles: Sequence[Bundle] | None) -> Any:
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     if not group.wait(timeout_seconds=_PLACEMENT_SECONDS):
         raise WorkerLost(
-            f"Ray has not found room for {len(bundles)} ranks within {_PLACEMENT_SECONDS} s: a worker died"
+            f"expected resources for {len(bundles)} ranks within {_PLACEMENT_SECONDS} s, Ray found none: a worker died"
         )
     return group
 

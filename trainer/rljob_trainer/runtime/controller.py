@@ -1,12 +1,13 @@
-"""The one process that drives a job: generate → score → update → sync, and commit, step after step.
+"""The training loop: generate → score → update → sync → commit, step after step.
 
-A step is a transaction. Its scored rollouts go to the journal before anything is learnt from them, and its line in the
-ledger is its commit. A checkpoint holds the state after some step; the journal holds the rollouts of every step since.
-So whatever moment the job is stopped at, the next run loads the checkpoint, replays the updates of the committed steps
-after it from the journal (nothing is generated or scored again), and goes on at the first step that is not committed.
+A step is a transaction. Its scored rollouts are written to the journal before the policy learns from them, and its
+record in the ledger is its commit. A checkpoint holds the state after a step; the journal holds the rollouts of every
+later step. A job can therefore stop at any moment: the next run loads the checkpoint, replays the updates of the
+committed steps after it from the journal, without generating or scoring again, and resumes at the first uncommitted
+step.
 
-The same holds within an attempt: each phase says at which step it needs the policy and the engines, and roles that a
-failure has taken are brought there before the phase is tried again.
+Recovery within an attempt works the same way: each phase declares the step whose weights it needs in the policy and in
+the engines. Roles that a failure has ended are brought to that state before the phase is retried.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What the loop itself needs to know of the manifest."""
+    """Settings of the loop, from the manifest."""
 
     steps: int
     prompts_per_step: int
@@ -56,10 +57,7 @@ class LoopSettings:
 
 @dataclass(slots=True)
 class Controller:
-    """Runs one attempt of a job. It holds no weights and no GPU: the roles do.
-
-    `export`: writes the trained model, once all steps are committed.
-    """
+    """Runs the steps of one attempt. It holds neither weights nor a GPU: the roles do."""
 
     settings: LoopSettings
     task: Task
@@ -71,6 +69,7 @@ class Controller:
     faults: FaultSchedule
     early_warning: EarlyWarning
     export: Callable[[], None]
+    """Writes the trained model, once all steps are committed."""
     display: RunDisplay
     listener: RunListener
     stop: StopRequest
@@ -79,7 +78,7 @@ class Controller:
     _checkpoint_step: int = field(default=0, init=False)
 
     def run(self) -> None:
-        """Go on where the job stopped, until every step is committed or a stop is asked for."""
+        """Resume at the first uncommitted step; run until every step is committed or a stop is requested."""
         self._start()
         for step in self.ledger.remaining(self.settings.steps):
             if self.stop:
@@ -101,16 +100,16 @@ class Controller:
         self.listener.step_committed(record, memory)
         self._until_done(step, partial(self.early_warning.look, step, memory))
 
-    # --- the beginning and the end ---
+    # --- start and finish ---
 
     def _start(self) -> None:
-        """Bring the policy to the state after the last committed step, and the engines to its weights."""
+        """Bring the policy to the state after the last committed step, and its weights to the engines."""
         last = self.ledger.last_step
         self._until_done(self.ledger.next_step, partial(self._make_ready, self.ledger.next_step, last, last))
         self.ledger.record(ReadyRecord(attempt=self.attempt, seconds=self.roles.clock.take()))
 
     def _finish(self) -> None:
-        """Make the last state durable; where it is that of a finished job, write the model too."""
+        """Save a checkpoint of the last state; write the model if the job is complete."""
         last = self.ledger.last_step
         clock = PhaseClock(partial(self._phase_began, max(last, 1)))
         self._do(max(last, 1), "checkpoint", clock, partial(self.checkpointing.close, last), policy_at=last)
@@ -121,7 +120,7 @@ class Controller:
     # --- the rollouts of a step ---
 
     def rollouts(self, step: int, clock: PhaseClock) -> tuple[RolloutBatch, dict[str, MemorySample]]:
-        """The step's scored rollouts: those that an interrupted attempt journalled, else new ones."""
+        """The step's scored rollouts: from the journal if an interrupted attempt wrote them, otherwise new ones."""
         if self.journal.has(step):
             return self.journal.load(step), {}
         prompts = self.task.prompts(step, self.settings.prompts_per_step)
@@ -134,13 +133,14 @@ class Controller:
         return batch, memory
 
     def score(self, step: int, prompts: list[Prompt], completions: list[Completion]) -> RolloutBatch:
+        """The completions with their rewards and advantages."""
         group_size = self.settings.group_size
         scores = [self.task.score(prompts[i // group_size], completion) for i, completion in enumerate(completions)]
         rewards = np.asarray(scores, np.float32)
         advantages = group_advantages(rewards, group_size, scale=self.settings.scale_advantages)
         return RolloutBatch.of(step, group_size, prompts, completions).scored(rewards, advantages)
 
-    # --- phases that can fail, and are tried again ---
+    # --- phases, which are retried after a failure ---
 
     def _do(
         self,
@@ -152,15 +152,16 @@ class Controller:
         policy_at: int,
         engines_at: int | None = None,
     ) -> Result:
-        """Carry out a phase of `step`, which needs the policy as it was after one step, and the engines after another.
+        """Run a phase of `step`; recover and retry if it fails.
 
-        None: whatever weights the engines have.
+        `policy_at`: the step after which the phase needs the policy. `engines_at`: the step whose weights it needs in
+        the engines; None: any.
         """
 
         def attempted() -> Result:
             self._make_ready(step, policy_at, engines_at)
             with clock.phase(phase):
-                self.faults.arm(step, phase)
+                self.faults.inject(step, phase)
                 return work()
 
         return self._until_done(step, attempted)
@@ -177,12 +178,12 @@ class Controller:
                 return result
 
     def _make_ready(self, step: int, policy_at: int, engines_at: int | None) -> None:
-        """Bring up roles that are not, with the weights that are asked for. Costs nothing where all is as it should."""
+        """Start roles that are not up, and bring the weights to the given steps. Does nothing if all is in place."""
         if not self.roles.up:
             self._phase = None
             self.display.phase("loading the policy and the engine")
             self.roles.construct()
-            self.faults.arm(step, None)
+            self.faults.inject(step, None)
             self.roles.load()
         if self.roles.policy_at != policy_at:
             self._restore_policy(step, policy_at)
@@ -193,9 +194,9 @@ class Controller:
                 self.roles.sync(engines_at)
 
     def _restore_policy(self, step: int, policy_at: int) -> None:
-        """The newest checkpoint, and the updates after it once more, from the journal.
+        """Load the newest checkpoint, and replay the updates after it from the journal.
 
-        A policy that failed while it was replaying goes on from the last update that it did.
+        A policy that failed during a replay resumes after its last update.
         """
         begun_at = self.roles.policy_at
         if not begun_at:
@@ -223,6 +224,6 @@ class Controller:
 
 
 def sampling_seed(seed: int, step: int, position: int) -> int:
-    """The engine's seed for the prompt at `position` of `step`: a function of the three alone, so a step repeats."""
+    """The engine's seed for the prompt at `position` of `step`. Deterministic, so that a step can be repeated."""
     digest = hashlib.sha256(f"{seed}/{step}/{position}".encode()).digest()
     return int.from_bytes(digest[:4], "big")

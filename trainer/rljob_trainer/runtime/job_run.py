@@ -1,7 +1,7 @@
-"""A job in an output directory: from a manifest that is read to how it ended, attempt after attempt.
+"""A job in an output directory, attempt after attempt, up to its outcome.
 
-The same on one machine and in pods; what differs is where the roles run (`Placement`), who listens, and who stands
-behind the attempts (`Supervision`).
+The same code runs on one machine and in pods. The differences are where the roles run (`Placement`), who receives
+reports (`RunListener`), and who starts attempts (`Supervision`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rich.console import Console
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
 from rljob_memory.recovery import Constraints, RecoveryState, Restart, respond
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
-from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.ledger.durable_files import write_atomically
@@ -36,7 +35,7 @@ log = structlog.get_logger()
 
 
 def identity(job: RLJob) -> dict[str, Any]:
-    """What must stay the same from run to run in one output directory: all that the weights follow from."""
+    """The settings that must not change between runs in one output directory: all that determine the weights."""
     spec = job.spec.model_dump(mode="json", by_alias=True, include={"model", "task", "algorithm"})
     del spec["algorithm"]["steps"]
     return spec
@@ -44,21 +43,26 @@ def identity(job: RLJob) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended. `sentence`: for people. `steps`: committed, over all attempts. `error`: what ended the last one.
-
-    `evidence`: where that was a failure of memory.
-    """
+    """The result of a run."""
 
     exit_code: ExitCode
-    sentence: str
+
+    message: str
+    """What happened and what to do, for people."""
+
     steps: int
+    """Committed steps, over all attempts."""
+
     error: TrainerError | None = None
+    """The error that ended the last attempt."""
+
     evidence: Evidence | None = None
+    """Set if that error was an out-of-memory failure."""
 
 
 @dataclass(slots=True)
 class JobRun:
-    """The attempts of `job`: one, unless this process can begin others after it."""
+    """Runs the attempts of a job, in an output directory that is open for it."""
 
     job: RLJob
     manifest: Path
@@ -66,33 +70,38 @@ class JobRun:
     """Open for the job."""
     placement: Placement
     listener: RunListener = field(default_factory=RunListener)
+
     mounted_model: Path | None = None
-    """Volume with the model of an `oci://` or `pvc://` URI."""
+    """In a pod, the volume that holds the model of an `oci://` or `pvc://` URI."""
+
     supervision: Supervision = field(default_factory=Supervision)
-    to_go_on: str = "To go on at step {step}, run the same command again."
-    """How a stopped run is resumed: a sentence with `{step}` in it."""
+
+    resume_hint: str = "To resume at step {step}, run the same command again."
+    """Tells people how a stopped run resumes. Contains `{step}`."""
 
     def run(self) -> Outcome:
-        """Run to the end, to a signal, or to a failure that nothing here can mend; always leaves a summary."""
+        """Run until the job is complete, a signal stops it, or it fails for good. Always writes a summary."""
         with Ledger(self.directory.ledger) as ledger:
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
-                console = Console(file=terminal.stdout)
+                console = plain_console(terminal.stdout)
                 if self._is_finished(ledger):
                     outcome = Outcome(
-                        ExitCode.COMPLETE, "already complete: there was nothing to do", steps=ledger.last_step
+                        ExitCode.COMPLETE,
+                        "already complete; raise algorithm.steps to train further",
+                        steps=ledger.last_step,
                     )
                 else:
-                    console.print(f"[dim]logs of the libraries: {self.directory.logs}[/]", highlight=False)
+                    console.print(f"library logs: {self.directory.logs}", style="dim", markup=False)
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
             summary = self._summary(ledger, outcome)
             write_atomically(self.directory.summary, summary.to_json())
-            print_summary(summary, Console(), self.directory.path)
+            print_summary(summary, plain_console(), self.directory.path)
         return outcome
 
     def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
-        """Attempt after attempt, as long as a failure is answered by another one."""
+        """Run attempts until one ends the job."""
         spec = self.job.spec
         constraints = Constraints(spec.memory, spec.recovery, None, self.supervision.levels)
         state = RecoveryState(None, spec.algorithm.steps)
@@ -101,8 +110,8 @@ class JobRun:
             try:
                 return self._attempt(ledger, display, stop)
             except NewAttempt:
-                log.info("a new attempt begins under the changed memory plan")
-                display.note("a new attempt begins under the changed plan")
+                log.info("starting a new attempt under the changed memory plan")
+                display.note("starting a new attempt under the changed memory plan")
             except TrainerError as error:
                 log.exception("the attempt failed")
                 report = failure_report(error, len(ledger.attempts) or 1, datetime.now(UTC))
@@ -113,7 +122,7 @@ class JobRun:
                 display.warning(f"Restarting: {answer.message}")
 
     def _attempt(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
-        """One attempt, and how it ended. Raises what another attempt can be the answer to."""
+        """Run one attempt. Raises errors that another attempt may resolve."""
         attempt = Attempt(
             self.job,
             self.manifest,
@@ -140,13 +149,13 @@ class JobRun:
             log.exception("the attempt failed unexpectedly")
             return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
         if stop.exit_code is not None and not self._is_finished(ledger):
-            return Outcome(stop.exit_code, self._how_to_go_on(ledger, stop.exit_code), ledger.last_step)
+            return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
         return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
 
     def _failed(self, ledger: Ledger, error: TrainerError) -> Outcome:
-        sentence = str(error).rstrip(". ")
-        how = f"Logs: {self.directory.logs}." if error.given_up else self._how_to_go_on(ledger, error.exit_code)
-        return Outcome(error.exit_code, f"{sentence}. {how}", ledger.last_step, error, error.evidence)
+        message = str(error).rstrip(". ")
+        hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
+        return Outcome(error.exit_code, f"{message}. {hint}", ledger.last_step, error, error.evidence)
 
     def _is_finished(self, ledger: Ledger) -> bool:
         return ledger.last_step >= self.job.spec.algorithm.steps and self.directory.model.exists()
@@ -157,11 +166,11 @@ class JobRun:
             job=self.job.metadata.name,
             total_steps=self.job.spec.algorithm.steps,
             exit_code=outcome.exit_code,
-            exit_reason=outcome.sentence,
+            exit_reason=outcome.message,
         )
 
-    def _how_to_go_on(self, ledger: Ledger, code: ExitCode) -> str:
+    def _resume_hint(self, ledger: Ledger, code: ExitCode) -> str:
         logs = f"Logs: {self.directory.logs}."
         if not code.retry:
             return logs
-        return f"{self.to_go_on.format(step=ledger.next_step)} {logs}"
+        return f"{self.resume_hint.format(step=ledger.next_step)} {logs}"

@@ -1,4 +1,4 @@
-"""Where the roles of a job run: on this machine, or in the worker pods of a cluster."""
+"""The machines that host the roles of a job: this one, or the worker pods of a cluster."""
 
 from __future__ import annotations
 
@@ -13,48 +13,54 @@ from rljob_trainer.runtime.stop_request import StopRequest
 
 @dataclass(frozen=True, slots=True)
 class RoleHosts:
-    """What there is for the roles.
-
-    `machine`: all that the roles share among them, over all workers. `ranks`: policy ranks, and as many engines.
-    `bundles[r]`: what rank r and engine r ask Ray for; None where they may run anywhere. `shared_memory_bytes`: of the
-    smallest /dev/shm. `may_compile`: whether torch may, wherever a role runs.
-    """
+    """The resources that the roles can use."""
 
     machine: Machine
+    """All resources that the roles share, over all workers."""
+
     device: Device
+
     ranks: int
+    """Number of policy ranks, and of engines."""
+
     torch_version: str
+
     bundles: tuple[Bundle, ...] | None
+    """The Ray resources that each rank and its engine request together; None: they may run anywhere."""
+
     shared_memory_bytes: int
+    """Size of the smallest /dev/shm."""
+
     may_compile: bool
+    """False if torch.compile is disabled on any host."""
 
     @property
     def layers_compiled(self) -> bool:
-        """Whether the policy's layers become few kernels, which keep less for the backward pass: on GPUs."""
+        """True if the policy's layers are compiled, on GPUs: fused kernels save fewer activations."""
         return self.device == "cuda" and self.may_compile
 
 
 class Placement(Protocol):
-    """In order: entered, `survey`, `start_ray`, left. Ray ends, and the roles with it, when it is left.
+    """Starts and stops Ray for an attempt. Call order: `__enter__`, `survey`, `start_ray`, `__exit__`.
 
-    It can be entered again then, for another attempt.
+    Leaving the context stops Ray and the roles. It can then be entered again, for another attempt.
     """
 
     def __enter__(self) -> Self:
-        """Begin with what takes time and needs nothing of the job."""
+        """Begin slow preparations that do not depend on the job."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
     def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
-        """Wait until what the job asks for is there, and say what it is.
+        """Wait for the resources that the job requests, and return them.
 
-        Raises a `TrainerError` where it is not what the job asks for, `StopNow` where a stop is asked for meanwhile.
+        Raises a `TrainerError` if they do not meet the request, `StopNow` if a stop is requested meanwhile.
         """
 
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:
-        """See to it that Ray is up, with at least so much shared memory wherever a role may run."""
+        """Ensure that Ray runs, with an object store of at least this size on every host."""
 
-    def kills_by_the_kernel(self) -> int:
-        """How many processes the kernel has killed for their memory, ever, where the roles run; 0 where nobody says."""
+    def oom_kills(self) -> int:
+        """Number of processes that the kernel has OOM-killed on the hosts so far; 0 if unknown."""

@@ -1,4 +1,4 @@
-"""From a manifest and a memory plan to the settings of the roles and of the loop. Pure."""
+"""The settings of the roles and of the loop, derived from the manifest and the memory plan. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IMPORTANCE_SAMPLING: dict[str, ImportanceSampling] = {"Truncate": "truncate", "
 
 _LARGEST_AUTO_CONCURRENCY = 256
 
-# Below this many parameters a second thread costs more in waiting than it saves in work.
+# Below this number of parameters, a second thread costs more in synchronization than it saves.
 _ONE_THREAD_PARAMETERS = 10_000_000
 
 
@@ -46,17 +46,21 @@ def loop_settings(algorithm: AlgorithmSpec) -> LoopSettings:
 
 
 def require_supported(spec: RLJobSpec) -> None:
-    """Raise `BadInput` for what this trainer cannot run."""
+    """Raise `BadInput` if the job uses a feature that this trainer does not support."""
     if spec.topology == "Disaggregated":
-        raise BadInput("topology: Disaggregated is not supported by this trainer; write topology: Colocated")
+        raise BadInput(
+            "topology: expected Colocated, since this trainer supports no other, found Disaggregated; "
+            "write topology: Colocated"
+        )
     if spec.rollout.tensor_parallel_size > 1:
         raise BadInput(
-            "rollout.tensorParallelSize is not supported by this trainer: it runs one engine on each GPU; write 1"
+            "rollout.tensorParallelSize: expected 1, since this trainer runs one engine on each GPU, "
+            f"found {spec.rollout.tensor_parallel_size}; write 1"
         )
 
 
 def ranks_per_replica(policy: PolicySpec) -> int:
-    """Ranks of the policy, and as many engines, in one replica: one of each a GPU, or one where it asks for none."""
+    """Policy ranks, and engines, in one replica: one per GPU, or one if it requests no GPU."""
     return max(policy.gpus_per_replica, 1)
 
 
@@ -65,7 +69,7 @@ def policy_ranks(policy: PolicySpec) -> int:
 
 
 def require_lengths_fit(algorithm: AlgorithmSpec, shape: ModelShape) -> None:
-    """Raise `BadInput` where prompt and response together are longer than the model can take."""
+    """Raise `BadInput` if prompt and response together can exceed the model's maximum length."""
     longest = algorithm.max_prompt_tokens + algorithm.max_response_tokens
     if longest > shape.max_positions:
         raise BadInput(
@@ -110,7 +114,7 @@ def workload_of(spec: RLJobSpec, ranks: int) -> Workload:
 
 
 def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:
-    """Sequences that one engine generates at a time; Auto: its share of the step, at most 256."""
+    """Sequences that one engine generates concurrently. Auto: its share of the step, at most 256."""
     if spec.rollout.max_concurrent_sequences != "Auto":
         return spec.rollout.max_concurrent_sequences
     share = -(-spec.algorithm.prompts_per_step // engines) * spec.algorithm.group_size
@@ -127,7 +131,11 @@ def role_settings(
     parameters: int,
     allocator_environments: Mapping[Role, Mapping[str, str]],
 ) -> RoleSettings:
-    """`allocator_environments`: those that are given; a role without one gets what `rljob_memory` knows to be right."""
+    """The settings of both roles.
+
+    `allocator_environments`: environment variables of the CUDA allocator by role. A role without an entry gets the
+    defaults of `rljob_memory`.
+    """
     device, ranks = hosts.device, hosts.ranks
     dtype = _dtype(spec, device)
     threads = _threads(parameters, ranks, hosts.machine.cores)
@@ -205,6 +213,6 @@ def _dtype(spec: RLJobSpec, device: Device) -> Dtype:
 
 
 def _threads(parameters: int, ranks: int, cores: int) -> dict[str, str]:
-    """Policy and engine take turns: each may have the cores, if it lets go of them while it waits."""
+    """Policy and engine take turns: each may use all cores, but must not spin while it waits."""
     count = 1 if parameters < _ONE_THREAD_PARAMETERS else max(1, cores // ranks)
     return {"OMP_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "PASSIVE"}

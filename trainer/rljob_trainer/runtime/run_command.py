@@ -1,4 +1,4 @@
-"""`rljob run`: from a manifest to an exit code, on this machine."""
+"""`rljob run`: run a job on this machine."""
 
 from __future__ import annotations
 
@@ -33,32 +33,36 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _CPUS_OF_A_RANK = 4
-"""What Ray counts for a rank and its engine, with room to spare: how many threads they use is set elsewhere."""
+"""Ray's logical CPUs for a rank and its engine, with slack. The number of threads is set elsewhere."""
 
 
 class InvalidCommandLine(TrainerError):
-    """What the options say cannot be done; nothing was started."""
+    """The command-line options are invalid; nothing was started."""
 
     exit_code = ExitCode.INVALID_MANIFEST
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command line says beside the manifest.
-
-    `output`: None: runs/NAME-OF-THE-JOB. `faults`: as `CLASS@PHASE:STEP`. `plan`: a file with the memory plan to begin
-    with, as JSON; None: it is worked out. `plot`: draw the plots when the run ends.
-    """
+    """Options of the command line, besides the manifest."""
 
     output: Path | None = None
+    """None: runs/NAME-OF-THE-JOB."""
+
     device: DeviceChoice = "auto"
+
     faults: Sequence[str] = ()
+    """Faults to inject, as `CLASS@PHASE:STEP`."""
+
     plan: Path | None = None
+    """JSON file with the initial memory plan; None: computed from job and machine."""
+
     plot: bool = False
+    """Draw the plots when the run ends."""
 
 
 def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
-    """Run the job on this machine and tell people how it went; the exit code is the contract's."""
+    """Run the job on this machine, print how it went, and return the exit code."""
     try:
         job = _with_faults(load_manifest(manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
@@ -83,14 +87,14 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
 
 
 def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
-    """`job` with these faults beside its own. Raises `InvalidCommandLine` where it does not allow any."""
+    """`job` with additional faults. Raises `InvalidCommandLine` if the job does not allow faults."""
     if not faults:
         return job
     injection = job.spec.fault_injection
     if not injection.enabled:
         raise InvalidCommandLine(
-            "--fault makes the job fail on purpose, which its manifest does not allow: write faultInjection: "
-            "{enabled: true} in its spec, or leave the option out"
+            "--fault: expected a manifest that allows fault injection, found one that does not; "
+            "write faultInjection: {enabled: true} in its spec, or remove --fault"
         )
     try:
         given = [Fault.parse(text) for text in faults]
@@ -111,7 +115,7 @@ def _read_plan(path: Path) -> MemoryPlan:
 
 
 class LocalPlacement:
-    """All roles on this machine, in a Ray of this run's own."""
+    """All roles on this machine, in a Ray cluster that belongs to this run."""
 
     def __init__(self, spec: RLJobSpec, device_choice: DeviceChoice) -> None:
         self._spec = spec
@@ -130,13 +134,13 @@ class LocalPlacement:
             import ray
 
             ray.shutdown()
-        # Hidden from this process while its Ray runs; the next attempt looks at them again.
+        # The GPUs are hidden from this process while Ray runs; the next attempt needs to see them.
         os.environ.pop(_VISIBLE_GPUS, None)
         if self._visible_gpus is not None:
             os.environ[_VISIBLE_GPUS] = self._visible_gpus
 
     def survey(self, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
-        """This machine. Raises `BadInput` where it has fewer GPUs than the job asks for."""
+        """This machine. Raises `BadInput` if it has fewer GPUs than the job requests."""
         machine = this_machine()
         device = machine.choose_device(self._device_choice)
         ranks, gpus = policy_ranks(self._spec.policy), len(machine.gpu_memory_bytes)
@@ -158,7 +162,7 @@ class LocalPlacement:
         return self._hosts
 
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:
-        assert self._hosts is not None, "survey comes first"
+        assert self._hosts is not None, "survey must be called first"
         display.phase("starting Ray")
         start_local_ray(
             cpus=_CPUS_OF_A_RANK * self._hosts.ranks,
@@ -166,13 +170,13 @@ class LocalPlacement:
             object_store_bytes=object_store_bytes,
         )
 
-    def kills_by_the_kernel(self) -> int:
-        """In the cgroup of this process, which its Ray's processes share."""
+    def oom_kills(self) -> int:
+        """OOM kills in the cgroup of this process, which the processes of Ray share."""
         return host_memory().oom_kills
 
 
 def _plot(directory: OutputDirectory) -> None:
-    from rljob_trainer.plot import plot_run  # matplotlib takes seconds to import
+    from rljob_trainer.plot import plot_run  # importing matplotlib takes seconds
 
     for picture in plot_run(directory.path):
         print(picture)

@@ -1,4 +1,4 @@
-"""From what the phases of a step gave to its line in the ledger."""
+"""The ledger record of a step, from the results of its phases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def step_record(
     memory: Mapping[str, Mapping[Phase, MemorySample]],
     clock: PhaseClock,
 ) -> StepRecord:
-    """`updates`: by actor name; `memory`: as `memory_by_phase` gives it."""
+    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`."""
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
     uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
@@ -51,9 +51,9 @@ def step_record(
 def memory_by_phase(
     updates: Mapping[str, UpdateResult], engine_memory: Mapping[str, MemorySample]
 ) -> dict[str, dict[Phase, MemorySample]]:
-    """Memory by actor name and the phase that its peaks are about.
+    """Memory by actor name and by the phase in which its peaks were measured.
 
-    `engine_memory` is empty where the rollouts came from the journal.
+    `engine_memory` is empty if the rollouts came from the journal.
     """
     policy: dict[str, dict[Phase, MemorySample]] = {name: {"update": update.memory} for name, update in updates.items()}
     return policy | {name: {"rollout": sample} for name, sample in engine_memory.items()}

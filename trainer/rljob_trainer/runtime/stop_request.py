@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask for a stop after the current step; a second one stops at once."""
+"""Stop on SIGTERM or SIGINT: after the current step, or at once on a second signal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TER
 
 
 class StopNow(BaseException):
-    """Raised in the main thread by the second signal: the step in progress is left uncommitted."""
+    """Raised in the main thread on the second signal. The step in progress is not committed."""
 
 
 class StopRequest:
-    """Whether a stop was asked for, and the exit code that tells which signal did."""
+    """True once a signal has requested a stop."""
 
     def __init__(self, on_request: Callable[[str], None]) -> None:
         self._on_request = on_request
         self.exit_code: ExitCode | None = None
+        """Of the first signal; None until then."""
 
     def __bool__(self) -> bool:
         return self.exit_code is not None
@@ -31,12 +32,12 @@ class StopRequest:
         if self.exit_code is not None:
             raise StopNow
         self.exit_code = _EXIT_CODES[received]
-        self._on_request(f"{received.name}: stopping after this step (once more: at once)")
+        self._on_request(f"{received.name}: stopping after this step (a second signal stops at once)")
 
 
 @contextmanager
 def stop_on_signals(on_request: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Install the handlers for the length of the block; `on_request` is told the message for people."""
+    """Handle signals within the block. `on_request`: displays the message."""
     request = StopRequest(on_request)
     before = {number: signal.signal(number, request.handle) for number in _EXIT_CODES}
     try:
