@@ -1,30 +1,47 @@
-"""What holds for all tests, and which of them may run at the same time."""
+"""Settings of all tests, and their order in several processes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes says more about the machine than about the code.
+# The time of an example depends on the machine more than on the code.
 settings.register_profile("rljob", deadline=None)
 settings.load_profile("rljob")
 
-TESTS = Path(__file__).parent
-ONE_AT_A_TIME = ("tests/e2e/", "tests/integration/chart/", "tests/integration/operator/")
+CLUSTER = "tests/e2e/"
+ON_NO_CLUSTER = "tests/e2e/test_built_images.py"
+ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operator/")
 """Folders whose tests share one cluster, or one API server."""
-LONGEST_FIRST = ("e2e", "integration")
+LONGEST_FIRST = (
+    CLUSTER,
+    "tests/integration/operator/",
+    "tests/integration/test_run_recovers.py",
+    "tests/integration/test_run_resumes.py",
+    "tests/integration/test_pods_run.py",
+    "tests/integration/test_run_digits.py",
+    ON_NO_CLUSTER,
+    "tests/integration/chart/",
+    "tests/integration/",
+)
+"""By measured time (docs/develop.md); all others are short."""
+
+
+def scope_of(path: str) -> str:
+    """The tests that run in the same process as those of the file at `path`: its folder's, or the file's own."""
+    if path == ON_NO_CLUSTER:
+        return path
+    return next((folder for folder in ONE_AT_A_TIME if path.startswith(folder)), path)
 
 
 class FilesAndFolders(LoadScopeScheduling):
-    """`pytest -n`: the tests of a file run in one process, and so do those of a folder that shares something."""
+    """Runs a file in one process under `pytest -n`, and so a folder whose tests share something."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return next((folder for folder in ONE_AT_A_TIME if path.startswith(folder)), path)
+        return scope_of(nodeid.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndFolders:
@@ -34,11 +51,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndFold
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two processes end at about the same time where each begins with what takes longest."""
+    """Put the longest first, so that all processes end at about the same time."""
     if hasattr(config, "workerinput"):
-        items.sort(key=_place)
+        items.sort(key=lambda item: _place(scope_of(item.nodeid.partition("::")[0])))
 
 
-def _place(item: pytest.Item) -> int:
-    folder = item.path.relative_to(TESTS).parts[0]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+def _place(scope: str) -> int:
+    if scope in LONGEST_FIRST:
+        return LONGEST_FIRST.index(scope)
+    return len(LONGEST_FIRST) - scope.startswith(LONGEST_FIRST[-1])

@@ -1,16 +1,21 @@
-"""Runs an image with runc as a restricted pod would: the image's user, a read-only root, no capabilities."""
+"""Builds the images, and runs one with runc as a restricted pod would: its user, a read-only root, no capabilities."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from rljob_testing.repository import ROOT
 
 NEEDED_PROGRAMS = ("buildah", "runc")
 BUILDAH_ENVIRONMENT = os.environ | {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
@@ -22,6 +27,15 @@ def missing() -> str | None:
         return "running containers needs root"
     absent = [program for program in NEEDED_PROGRAMS if shutil.which(program) is None]
     return f"not installed: {', '.join(absent)}" if absent else None
+
+
+def build_images(*names: str) -> None:
+    """Bring images up to date; minutes where nothing is cached. Two processes would build the same layers twice."""
+    with (Path(tempfile.gettempdir()) / "rljob-images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [sys.executable, str(ROOT / "images" / "build"), *names]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
 
 
 def buildah(*arguments: str) -> str:

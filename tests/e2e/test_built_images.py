@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.image_container import ImageContainer, buildah, image_container, missing
+from tests.e2e.image_container import ImageContainer, build_images, buildah, image_container, missing
 
 REPOSITORY = Path(__file__).parents[2]
-BUILD = REPOSITORY / "images" / "build"
 VERSION = "0.1.0"
 OPERATOR = f"localhost/rljob/operator:{VERSION}"
 TRAINER = f"localhost/rljob/trainer:{VERSION}-cpu"
@@ -28,10 +25,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=f"images: {missing
 @pytest.fixture(scope="session")
 def built_images() -> None:
     """Both images are up to date; minutes where nothing is cached."""
-    done = subprocess.run(
-        [sys.executable, str(BUILD), "operator", "trainer"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    build_images("operator", "trainer")
 
 
 @pytest.fixture(scope="session")

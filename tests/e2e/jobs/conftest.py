@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +10,7 @@ from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster.installed_operator import InstalledOperator
 from rljob_testing.cluster.kubectl import Kubectl
-from rljob_testing.repository import ROOT
-from tests.e2e.image_container import missing
+from tests.e2e.image_container import build_images, missing
 from tests.e2e.test_built_images import OPERATOR, TRAINER
 
 
@@ -22,10 +19,7 @@ def operator(cluster: ClusterLayout) -> InstalledOperator:
     """The operator, installed by Helm, with the images of this checkout on both nodes."""
     if lacking := missing():
         pytest.skip(f"images: {lacking}")
-    built = subprocess.run(
-        [sys.executable, ROOT / "images" / "build", "operator", "trainer"], capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    build_images("operator", "trainer")
     for image in (OPERATOR, TRAINER):
         load(cluster, image)
     installed = InstalledOperator(cluster)

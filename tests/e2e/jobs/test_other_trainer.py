@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,14 @@ from rljob_testing.cluster.job_status import Object, condition, event_reasons, f
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
+from tests.e2e.image_container import build_images
 
 
 @pytest.fixture(scope="module")
 def trl(operator: InstalledOperator, cluster: ClusterLayout) -> Object:
     """The example, with its image on the nodes."""
     job: Object = yaml.safe_load((ROOT / "examples" / "trl.yaml").read_text())
-    command = [sys.executable, ROOT / "images" / "build", "trl"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
+    build_images("trl")
     load(cluster, job["spec"]["trainer"]["image"])
     return job
 

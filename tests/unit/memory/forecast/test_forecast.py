@@ -324,7 +324,7 @@ def test_asking_is_cheap_for_a_node_of_eight_gpus() -> None:
         forecast.observe(
             step, {f"{role}-{rank}": {"update": sample} for rank in range(8) for role in ("policy", "rollout")}
         )
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for _ in range(10):
         forecast.pressure()
-    assert (time.perf_counter() - begun) / 10 < 0.02
+    assert (time.thread_time() - begun) / 10 < 0.02
