@@ -76,7 +76,7 @@ def memory_settings(workload: Workload, **changes: Any) -> MemoryPlan:
     settings: Row = {
         "empty_cache": True,
         "expandable_segments": True,
-        "rollout_sleep_level": 2,
+        "rollout_sleep": "Level2",
         "kv_cache_bytes": workload.kv_cache_bytes,
         "micro_batch_tokens": workload.micro_batch_tokens,
         "logprob_chunk_tokens": workload.logprob_chunk_tokens,

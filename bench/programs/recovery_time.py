@@ -82,11 +82,11 @@ def measured(arm: str, job: Path, device: str, output: Path, plan: Path) -> list
         return [{"arm": arm, "failed": (done.stdout + done.stderr)[-2_000:]}]
     ledger = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
     starts = [line["seconds"] for line in ledger if line["kind"] == "ready"]
-    changes = [line for line in ledger if line["kind"] == "plan_change" and line["change"]["seconds_to_recover"]]
+    changes = [line for line in ledger if line["kind"] == "plan_change" and line["change"]["secondsToRecover"]]
     rows = [row(f"first start ({arm})", sum(starts[0].values()), starts[0])]
     if arm == "new attempt":
         return [*rows, row(arm, sum(starts[1].values()), starts[1])]
-    return [*rows, *(row(arm, line["change"]["seconds_to_recover"], line["seconds"]) for line in changes)]
+    return [*rows, *(row(arm, line["change"]["secondsToRecover"], line["seconds"]) for line in changes)]
 
 
 def row(arm: str, seconds: float, parts: dict[str, float]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ _FACTS = profile_of(Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0"), _QWEN3_0_6
 _PLAN = MemoryPlan(
     empty_cache=True,
     expandable_segments=True,
-    rollout_sleep_level=2,
+    rollout_sleep="Level2",
     kv_cache_bytes=8 * GIB,
     micro_batch_tokens=16_384,
     logprob_chunk_tokens=384,
@@ -132,7 +132,7 @@ def _of_settings(costs: Result, engine: Result) -> Iterator[Effect]:
     )
     yield _measured(WEIGHT_EXPORT, with_buffer - without, weight_export="ReservedBuffer")
     alone = next(row for row in engine["rows"] if row["arm"] == "engine alone")
-    yield _measured(ROLLOUT_SLEEP, alone["awake_bytes"] - alone["asleep_bytes"], rollout_sleep_level=0)
+    yield _measured(ROLLOUT_SLEEP, alone["awake_bytes"] - alone["asleep_bytes"], rollout_sleep="Disabled")
 
 
 def _measured(family: Family, observed_bytes: int, **before: Any) -> Effect:

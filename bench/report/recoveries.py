@@ -8,7 +8,6 @@ from typing import Any
 from bench.harness.recovery_rows import GIB
 from bench.report import markdown
 from bench.report.markdown import Result, facts, source
-from rljob_memory.evidence.sizes import human_bytes
 
 _PARTS_OF_A_START = {
     "reading": "model and task",
@@ -81,7 +80,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["arm"] != "with":
             continue
         remedies = row["remedies"]
-        settings = "; ".join(f"{remedy['setting']}: {_value(remedy)} ({remedy['level']})" for remedy in remedies)
+        settings = "; ".join(f"{remedy['setting']}: {remedy['after']} ({remedy['level']})" for remedy in remedies)
         expected, freed = (_gib([remedy[name] for remedy in remedies]) for name in ("expected_bytes", "observed_bytes"))
         difference = row["largest_reward_difference"]
         cells = (
@@ -97,12 +96,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
-
-
-def _value(remedy: Mapping[str, Any]) -> str:
-    """The new value of the setting, with a unit."""
-    value = str(remedy["after"])
-    return human_bytes(int(value)) if remedy["setting"].endswith("Bytes") and value.isdecimal() else value
 
 
 def _gib(sizes: Sequence[int | None]) -> str:

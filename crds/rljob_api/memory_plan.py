@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel
+from rljob_api.memory_settings import RolloutSleep
 
 
 class MemoryPlan(ApiModel):
@@ -21,10 +22,10 @@ class MemoryPlan(ApiModel):
     expandable_segments: bool
     """The policy's allocator uses expandable segments."""
 
-    rollout_sleep_level: Literal[0, 1, 2]
-    """vLLM's sleep level during the update; 0: the engine stays awake."""
+    rollout_sleep: RolloutSleep
+    """vLLM's sleep mode during the update. Disabled: the engine stays awake."""
 
-    kv_cache_bytes: int = Field(ge=1)
+    kv_cache_bytes: int = Field(alias="kvCache", ge=1)
     """KV cache of one engine, in bytes on each of its GPUs."""
 
     micro_batch_tokens: int = Field(ge=1)
@@ -39,7 +40,7 @@ class MemoryPlan(ApiModel):
     optimizer_offload: bool
     """The optimizer's state stays in host memory between updates."""
 
-    sync_bucket_bytes: int = Field(ge=1)
+    sync_bucket_bytes: int = Field(alias="syncBucketSize", ge=1)
     """Weights that are sent from the policy to the engine at once, in bytes."""
 
     detach_metrics: bool = True
@@ -49,16 +50,27 @@ class MemoryPlan(ApiModel):
     """Where the weights are packed for CUDA IPC: in a buffer that is kept, or in one that is made for each sync while
     expandable segments are off."""
 
-    host_memory_bytes: int | None = Field(default=None, ge=1)
+    host_memory_bytes: int | None = Field(alias="hostMemory", default=None, ge=1)
     """Host memory limit of a worker's container. Absent: what its template says."""
 
-    controller_host_memory_bytes: int | None = Field(default=None, ge=1)
+    controller_host_memory_bytes: int | None = Field(alias="controllerHostMemory", default=None, ge=1)
     """Host memory limit of the controller's container. Absent: what its template says."""
 
-    shared_memory_bytes: int | None = Field(default=None, ge=1)
+    shared_memory_bytes: int | None = Field(alias="sharedMemory", default=None, ge=1)
     """Size of /dev/shm in each pod. Absent: the operator's default."""
 
     excluded_nodes: list[str] = Field(
         default_factory=list, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Nodes that the job's pods keep off: a GPU there had memory taken by a process that is no part of the job."""
+
+    @property
+    def rollout_sleep_level(self) -> Literal[0, 1, 2]:
+        """vLLM's sleep level; 0 if the engine stays awake."""
+        match self.rollout_sleep:
+            case "Disabled":
+                return 0
+            case "Level1":
+                return 1
+            case "Level2":
+                return 2

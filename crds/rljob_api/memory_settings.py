@@ -7,6 +7,9 @@ from typing import Literal
 from rljob_api.api_model import ApiModel, Toggle
 from rljob_api.quantity import AutoOrBytes, AutoOrCount
 
+RolloutSleep = Literal["Disabled", "Level1", "Level2"]
+"""Sleep mode of a vLLM engine while the policy uses the GPU."""
+
 
 class MemorySettings(ApiModel):
     """`Auto`: the memory plan decides, and may change the setting after a failure. A value pins the setting."""
@@ -21,7 +24,7 @@ class MemorySettings(ApiModel):
     expandable_segments: Toggle = "Auto"
     """Whether the policy's allocator uses expandable segments, against fragmentation."""
 
-    rollout_sleep: Literal["Auto", "Disabled", "Level1", "Level2"] = "Auto"
+    rollout_sleep: Literal["Auto", RolloutSleep] = "Auto"
     """vLLM's sleep mode during the update. Level1 keeps the engine's weights in host memory, Level2 drops them."""
 
     kv_cache: AutoOrBytes = "Auto"

@@ -34,6 +34,15 @@ def quantity_bytes(quantity: int | str) -> int:
     return size
 
 
+def byte_quantity(size_bytes: int) -> str:
+    """`50Gi` for 50 << 30: exactly `size_bytes`, in the largest binary unit that divides it."""
+    for unit in ("Ti", "Gi", "Mi", "Ki"):
+        count, rest = divmod(size_bytes, _FACTORS[unit])
+        if not rest:
+            return f"{count}{unit}"
+    return str(size_bytes)
+
+
 def _parse_bytes(given: Any) -> int:
     try:
         return quantity_bytes(given)

@@ -91,8 +91,8 @@ SupportedSetting = Literal[
     "logprobChunkTokens",
     "microBatchTokens",
     "optimizerOffload",
-    "rolloutSleepLevel",
-    "syncBucketBytes",
+    "rolloutSleep",
+    "syncBucketSize",
 ]
 """Settings of the memory plan that another trainer can take from its environment."""
 

@@ -22,7 +22,7 @@ def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
     unpinned = {
         "empty_cache": False,
         "expandable_segments": False,
-        "rollout_sleep_level": 0,
+        "rollout_sleep": "Disabled",
         "kv_cache_bytes": GIB,
         "micro_batch_tokens": most_tokens,
         "logprob_chunk_tokens": most_tokens,

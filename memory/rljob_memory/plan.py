@@ -47,16 +47,17 @@ def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, 
     pinned = pinned_values(settings, shares_gpu=shares_gpu)
 
     # Level 2: the next sync brings the weights, so none need be kept in host memory.
-    sleep_level = pinned.get("rollout_sleep_level", 2 if shares_gpu else 0)
-    offload = pinned.get("optimizer_offload", _offload_helps(hardware, model, workload, sleep_level))
+    rollout_sleep = pinned.get("rollout_sleep", "Level2" if shares_gpu else "Disabled")
+    engine_sleeps = rollout_sleep != "Disabled"
+    offload = pinned.get("optimizer_offload", _offload_helps(hardware, model, workload, engine_sleeps))
     kv_cache_bytes = pinned.get("kv_cache_bytes", _auto_kv_cache_bytes(hardware, model, workload, offload))
-    room = _activation_room_bytes(hardware, model, workload, sleep_level, offload, kv_cache_bytes)
+    room = _activation_room_bytes(hardware, model, workload, engine_sleeps, offload, kv_cache_bytes)
     whole_sequence = workload.max_sequence_tokens * activation_bytes_per_token(model, checkpointing=False)
     checkpointing = pinned.get("activation_checkpointing", room < whole_sequence)
     unpinned = {
         "empty_cache": shares_gpu,
         "expandable_segments": gpu,
-        "rollout_sleep_level": sleep_level,
+        "rollout_sleep": rollout_sleep,
         "kv_cache_bytes": kv_cache_bytes,
         "micro_batch_tokens": _auto_micro_batch_tokens(model, workload, room, checkpointing),
         "logprob_chunk_tokens": _auto_logprob_chunk_tokens(model),
@@ -69,13 +70,13 @@ def first_plan(settings: MemorySettings, hardware: Hardware, model: ModelShape, 
     return MemoryPlan.model_validate(unpinned | pinned)
 
 
-def _offload_helps(hardware: Hardware, model: ModelShape, workload: Workload, sleep_level: int) -> bool:
+def _offload_helps(hardware: Hardware, model: ModelShape, workload: Workload, engine_sleeps: bool) -> bool:
     """True if the optimizer's state must leave the GPU for one sequence to fit, and the host can hold it."""
     if hardware.device == "cpu":
         return False
     one_sequence = workload.max_sequence_tokens * activation_bytes_per_token(model, checkpointing=True)
     kv_cache_bytes = _auto_kv_cache_bytes(hardware, model, workload, offload=False)
-    room = _activation_room_bytes(hardware, model, workload, sleep_level, False, kv_cache_bytes)
+    room = _activation_room_bytes(hardware, model, workload, engine_sleeps, False, kv_cache_bytes)
     return room < one_sequence and 2 * optimizer_bytes(model) <= hardware.host_memory_bytes
 
 
@@ -101,7 +102,7 @@ def _kv_room_bytes(hardware: Hardware, model: ModelShape, workload: Workload, of
 
 
 def _activation_room_bytes(
-    hardware: Hardware, model: ModelShape, workload: Workload, sleep_level: int, offload: bool, kv_cache_bytes: int
+    hardware: Hardware, model: ModelShape, workload: Workload, engine_sleeps: bool, offload: bool, kv_cache_bytes: int
 ) -> int:
     """Memory left for activations of one rank in an update."""
     if hardware.device == "cpu":
@@ -109,7 +110,7 @@ def _activation_room_bytes(
     engine = 0
     if workload.topology == "Colocated":
         awake = model.weight_bytes // workload.tensor_parallel_size + AWAKE_ENGINE_BYTES + kv_cache_bytes
-        engine = SLEEPING_ENGINE_BYTES if sleep_level else awake
+        engine = SLEEPING_ENGINE_BYTES if engine_sleeps else awake
     policy = policy_state_bytes(model, workload, optimizer_offload=offload) + policy_update_bytes(model, workload)
     logits = 3 * _LARGEST_LOGPROB_CHUNK_BYTES  # the chunk's logits, their softmax and their gradient
     return int(hardware.device_memory_bytes * _USABLE) - engine - policy - logits - POLICY_BESIDE_TORCH_BYTES

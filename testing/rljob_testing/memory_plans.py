@@ -12,7 +12,7 @@ def memory_plan(**changes: Any) -> MemoryPlan:
     fields: dict[str, Any] = {
         "empty_cache": True,
         "expandable_segments": True,
-        "rollout_sleep_level": 2,
+        "rollout_sleep": "Level2",
         "kv_cache_bytes": 1 << 30,
         "micro_batch_tokens": 4096,
         "logprob_chunk_tokens": 512,

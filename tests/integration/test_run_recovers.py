@@ -29,7 +29,7 @@ JOB: dict[str, dict[str, Any]] = {
 FIRST_PLAN = {
     "empty_cache": False,
     "expandable_segments": False,
-    "rollout_sleep_level": 0,
+    "rollout_sleep": "Disabled",
     "kv_cache_bytes": 256 << 20,
     "micro_batch_tokens": 192,
     "logprob_chunk_tokens": 8192,
@@ -94,7 +94,7 @@ def test_with_the_same_micro_batches_failures_change_not_a_bit(
     assert len(given) == len(faults)
     changes = plan_changes(run)
     assert [record["change"]["generation"] for record in changes] == list(range(2, 2 + len(faults)))
-    unproved = [r["change"]["generation"] for r in changes if r["change"]["seconds_to_recover"] is None]
+    unproved = [r["change"]["generation"] for r in changes if r["change"]["secondsToRecover"] is None]
     assert unproved == [2], "the engine failed once more before the first change could prove itself"
     assert "microBatchTokens" not in [record["change"]["remedy"]["setting"] for record in changes], "it is pinned"
     assert rewards(run) == rewards(without_failure)

@@ -9,7 +9,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import RemedyLevel, Role
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.failure import Case
-from rljob_memory.recovery.plan_text import name_of, texts_of
+from rljob_memory.recovery.plan_text import name_of, text_of
 from rljob_memory.recovery.state import PROCESSES
 
 
@@ -50,5 +50,9 @@ class Family:
         return self.setting != PROCESSES
 
     def text_in(self, plan: MemoryPlan) -> str:
-        """Its value in `plan`, as in the status."""
-        return texts_of(plan)[self.name] if self.of_the_plan else "kept"
+        """Its value in `plan`, as the manifest writes it."""
+        return self.text_of(getattr(plan, self.setting)) if self.of_the_plan else "kept"
+
+    def text_of(self, value: object) -> str:
+        """`value` as the manifest writes it."""
+        return text_of(self.setting, value)

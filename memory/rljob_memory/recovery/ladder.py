@@ -14,7 +14,7 @@ from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.pins import is_pinned, pinned_line
-from rljob_memory.recovery.plan_text import text_of, texts_of
+from rljob_memory.recovery.plan_text import texts_of
 
 _POLICY_AND_ROLLOUT: frozenset[Role] = frozenset({"policy", "rollout"})
 
@@ -119,5 +119,5 @@ def _is_supported(case: Case, family: Family) -> bool:
 
 
 def _repeats(case: Case, family: Family, change: Change) -> bool:
-    texts = {**texts_of(case.plan), family.name: text_of(change.value)}
+    texts = {**texts_of(case.plan), family.name: family.text_of(change.value)}
     return family.of_the_plan and case.state.was_in_force(texts)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, RemedyStatus, Role
+from rljob_api.quantity import quantity_bytes
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.sizes import human_bytes
@@ -60,21 +62,21 @@ def pressure_message(pressure: MemoryPressure) -> str:
 
 
 def setting_message(remedy: RemedyStatus) -> str:
-    """`kvCache 16.00 GiB → 12.00 GiB`."""
+    """`kvCache 16Gi → 12Gi`."""
     if remedy.setting == PROCESSES:
         return "restarting processes, the memory plan is unchanged"
-    return f"{remedy.setting} {_readable(remedy, remedy.before)} → {_readable(remedy, remedy.after)}"
+    return f"{remedy.setting} {remedy.before} → {remedy.after}"
 
 
 def changed_message(change: PlanChange) -> str:
-    """`expandableSegments false → true (generation 2, expected to free 6.00 GiB)`."""
+    """`expandableSegments Disabled → Enabled (generation 2, expected to free 6.00 GiB)`."""
     expected = f", {effect}" if (effect := _expected_effect(change.remedy)) else ""
     early = ", before a failure" if change.preventive else ""
     return f"{setting_message(change.remedy)} (generation {change.generation}{expected}{early})"
 
 
 def recovering_message(change: PlanChange) -> str:
-    """`Fragmentation: …; expandableSegments false → true (generation 2, …)`."""
+    """`Fragmentation: …; expandableSegments Disabled → Enabled (generation 2, …)`."""
     return f"{_cause(change.diagnosis).rstrip('. ')}; {changed_message(change)}"
 
 
@@ -143,14 +145,17 @@ def _observed(change: PlanChange) -> str:
 
 def _expected_effect(remedy: RemedyStatus) -> str:
     """Only a change that frees memory has an effect to name: of one that provides more, the new value is the effect."""
-    grows = is_size(remedy.setting) and remedy.before.isdigit() and int(remedy.after) > int(remedy.before)
+    before, after = _size_bytes(remedy, remedy.before), _size_bytes(remedy, remedy.after)
+    grows = before is not None and after is not None and after > before
     if not remedy.expected_bytes or grows or remedy.before == "default":
         return ""
     return f"expected to free {human_bytes(remedy.expected_bytes)}"
 
 
-def _readable(remedy: RemedyStatus, value: str) -> str:
-    return human_bytes(int(value)) if is_size(remedy.setting) and value.isdigit() else value
+def _size_bytes(remedy: RemedyStatus, value: str) -> int | None:
+    with suppress(ValueError):
+        return quantity_bytes(value) if is_size(remedy.setting) else None
+    return None
 
 
 def _cause(diagnosis: DiagnosisStatus) -> str:

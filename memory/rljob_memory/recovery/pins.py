@@ -6,14 +6,9 @@ from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
-from rljob_memory.estimate import MIB
+from rljob_memory.recovery.plan_text import name_of, text_of
 
-_NAMED_OTHERWISE = {
-    "rollout_sleep_level": "rollout_sleep",
-    "kv_cache_bytes": "kv_cache",
-    "sync_bucket_bytes": "sync_bucket_size",
-}
-_SLEEP_LEVELS = ("Disabled", "Level1", "Level2")
+_PINNING_FIELDS = {field.alias: name for name, field in MemorySettings.model_fields.items()}
 
 
 def is_pinned(settings: MemorySettings, setting: str) -> bool:
@@ -31,9 +26,9 @@ def pinned_values(settings: MemorySettings, *, shares_gpu: bool | None) -> dict[
     fields = {setting: field for setting in MemoryPlan.model_fields if (field := pinning_field(setting))}
     written = {setting: getattr(settings, field) for setting, field in fields.items()}
     pinned = {setting: _as_in_plan(setting, value) for setting, value in written.items() if value != "Auto"}
-    if "rollout_sleep_level" in pinned and not shares_gpu:
-        del pinned["rollout_sleep_level"]
-        return pinned if shares_gpu is None else pinned | {"rollout_sleep_level": 0}
+    if "rollout_sleep" in pinned and not shares_gpu:
+        del pinned["rollout_sleep"]
+        return pinned if shares_gpu is None else pinned | {"rollout_sleep": "Disabled"}
     return pinned
 
 
@@ -45,35 +40,19 @@ def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | 
 
 
 def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
-    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`."""
+    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`: what to write instead of the pinned value."""
     field = pinning_field(setting)
     if field is None:
         raise ValueError(f"expected a setting that spec.memory can pin, found {setting!r}")
-    alias = MemorySettings.model_fields[field].alias
-    pinned = as_in_manifest(setting, getattr(settings, field))
-    return f"memory.{alias} is pinned to {pinned}: write {as_in_manifest(setting, value)}, or Auto"
-
-
-def as_in_manifest(setting: str, value: object) -> str:
-    """`value` of the plan's `setting` as written in the manifest: Enabled, Level2, 512Mi, 4096."""
-    match value:
-        case bool():
-            return "Enabled" if value else "Disabled"
-        case int() if setting == "rollout_sleep_level":
-            return _SLEEP_LEVELS[value]
-        case int() if setting.endswith("_bytes"):
-            return f"{value // MIB}Mi" if value % MIB == 0 else str(value)
-        case _:
-            return str(value)
+    pinned = text_of(setting, getattr(settings, field))
+    return f"memory.{name_of(setting)} is pinned to {pinned}: write {text_of(setting, value)}, or Auto"
 
 
 def pinning_field(setting: str) -> str | None:
     """The field of `spec.memory` that pins `setting`; None if no field does."""
-    field = _NAMED_OTHERWISE.get(setting, setting)
-    return field if field in MemorySettings.model_fields else None
+    return _PINNING_FIELDS.get(MemoryPlan.model_fields[setting].alias) if setting in MemoryPlan.model_fields else None
 
 
 def _as_in_plan(setting: str, value: Any) -> Any:
-    if setting == "rollout_sleep_level":
-        return _SLEEP_LEVELS.index(value)
-    return value == "Enabled" if value in ("Enabled", "Disabled") else value
+    is_switch = MemoryPlan.model_fields[setting].annotation is bool
+    return value == "Enabled" if is_switch else value

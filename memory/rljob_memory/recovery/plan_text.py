@@ -1,29 +1,36 @@
-"""Settings of the plan in the status: names as in the manifest, values as short texts."""
+"""Names and values of the plan's settings as the manifest writes them."""
 
 from __future__ import annotations
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.quantity import byte_quantity
 
 _LONGEST_TEXT = 64
 
 
 def name_of(setting: str) -> str:
-    """`kvCacheBytes` for the plan's field `kv_cache_bytes`."""
+    """`kvCache` for the plan's field `kv_cache_bytes`."""
     return MemoryPlan.model_fields[setting].alias or setting
 
 
 def texts_of(plan: MemoryPlan) -> dict[str, str]:
-    """Every setting of `plan` by its name; the generation is none."""
-    return {name_of(field): text_of(getattr(plan, field)) for field in MemoryPlan.model_fields if field != "generation"}
+    """The value of every setting of `plan`, by its name; the generation is not a setting."""
+    settings = [setting for setting in MemoryPlan.model_fields if setting != "generation"]
+    return {name_of(setting): text_of(setting, getattr(plan, setting)) for setting in settings}
 
 
-def text_of(value: object) -> str:
-    """A setting's value in at most 64 characters."""
+def text_of(setting: str, value: object) -> str:
+    """`value` of `setting` (a field of the plan) as in the manifest, in at most 64 characters: Enabled, Level2, 512Mi.
+
+    An absent value is `default`.
+    """
     match value:
         case None:
             return "default"
         case bool():
-            return "true" if value else "false"
+            return "Enabled" if value else "Disabled"
+        case int() if setting.endswith("_bytes"):
+            return byte_quantity(value)
         case list():
             nodes = ", ".join(map(str, value)) or "none"
             return nodes if len(nodes) <= _LONGEST_TEXT else f"{len(value)} nodes"
@@ -32,7 +39,7 @@ def text_of(value: object) -> str:
 
 
 def is_size(name: str) -> bool:
-    """True if the setting `name` counts bytes."""
+    """True if the value of the setting `name` is a number of bytes."""
     return name in _SIZES
 
 

@@ -23,7 +23,6 @@ from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, FailureReport
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of
-from rljob_memory.recovery.plan_text import text_of
 from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.state import RecoveryState
 
@@ -211,7 +210,7 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
         remedy=RemedyStatus(
             setting=family.name,
             before=family.text_in(case.plan),
-            after=text_of(rung.change.value),
+            after=family.text_of(rung.change.value),
             expected_bytes=rung.change.expected_bytes,
         ),
         level=rung.level,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rljob_api.quantity import byte_quantity
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest, object_metadata
-from rljob_operator.objects.quantities import byte_quantity
 
 
 def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:

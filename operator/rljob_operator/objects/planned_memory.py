@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.quantity import quantity_bytes
+from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_operator.objects.container_resources import limits_and_requests
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.pod_template import is_controller, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.objects.quantities import byte_quantity
 
 
 def give_planned_memory(pod: dict[str, Any], plan: MemoryPlan | None, path: str) -> None:

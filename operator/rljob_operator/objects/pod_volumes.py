@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from rljob_api.quantity import byte_quantity
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.config_map import MANIFEST_KEY
 from rljob_operator.objects.model_volume import has_model_volume, model_volume
-from rljob_operator.objects.quantities import byte_quantity
 
 SHARED_MEMORY_VOLUME = "shm"
 HOME = "/home/rljob"

@@ -1,4 +1,4 @@
-"""Kubernetes quantities: written from bytes, and added up."""
+"""Sums of Kubernetes quantities."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ _FACTORS = {
     **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", start=1)},
     **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)},
 }
-
-
-def byte_quantity(size_bytes: int) -> str:
-    """`50Gi` for 50 << 30: in the largest binary unit that divides it."""
-    for unit in ("Ti", "Gi", "Mi", "Ki"):
-        count, rest = divmod(size_bytes, int(_FACTORS[unit]))
-        if not rest:
-            return f"{count}{unit}"
-    return str(size_bytes)
 
 
 def total_quantity(quantities: Iterable[str | int | float]) -> str:

@@ -64,7 +64,7 @@ def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedP
 def _plan_followed(view: JobView) -> MemoryPlan | None:
     """The plan that it failed under, if the trainer follows it: a diagnosis asks whether the engine slept."""
     trainer = view.spec.trainer
-    if trainer is not None and "rolloutSleepLevel" not in trainer.supported_settings:
+    if trainer is not None and "rolloutSleep" not in trainer.supported_settings:
         return None
     return view.status.plan or (view.report.plan if view.report else None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_operator.objects.quantities import byte_quantity
+from rljob_api.quantity import byte_quantity
 from rljob_operator.reconcile.observed import ObservedPod
 
 

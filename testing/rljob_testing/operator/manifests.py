@@ -59,12 +59,12 @@ PLAN: Object = {
     "generation": 1,
     "emptyCache": True,
     "expandableSegments": True,
-    "rolloutSleepLevel": 1,
-    "kvCacheBytes": 1 << 30,
+    "rolloutSleep": "Level1",
+    "kvCache": 1 << 30,
     "microBatchTokens": 4096,
     "logprobChunkTokens": 1024,
     "activationCheckpointing": False,
     "optimizerOffload": False,
-    "syncBucketBytes": 1 << 28,
+    "syncBucketSize": 1 << 28,
 }
 """The first memory plan of the trainer."""

@@ -47,7 +47,7 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
     assert holds("Complete")(job), status(job)
     first, change = status(job)["attempts"][0], status(job)["planChanges"][0]
     assert (first["reason"], first["diagnosis"]["class"]) == ("HostOutOfMemory", "HostMemory")
-    assert set(changes(job)) == {"hostMemoryBytes"}
+    assert set(changes(job)) == {"hostMemory"}
     assert change["remedy"]["after"] == str(1200 << 20)
     assert status(job)["restarts"] == 0
     reasons = event_reasons(jobs, "host")
@@ -55,8 +55,8 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
 
     job = jobs.wait("rljob", "shm", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
-    assert set(changes(job)) == {"sharedMemoryBytes"}
-    assert status(job)["plan"]["sharedMemoryBytes"] >= 1200 << 20
+    assert set(changes(job)) == {"sharedMemory"}
+    assert status(job)["plan"]["sharedMemory"] >= 1200 << 20
     assert status(job)["lastOutOfMemory"]["diagnosis"]["class"] == "SharedMemory"
 
 

@@ -35,7 +35,7 @@ def job(name: str, stranger_on: str, *, gpus: int = 0, **pod_spec: Any) -> Objec
         "trainer": {
             "image": HAS_PYTHON,
             "command": ["python", "-c", TRAIN, stranger_on, WORDS],
-            "supportedSettings": ["rolloutSleepLevel"],
+            "supportedSettings": ["rolloutSleep"],
         },
         "model": {"uri": "random://qwen3?layers=2"},
         "task": {"name": "digits"},

@@ -36,7 +36,7 @@ def test_trl_is_killed_for_its_memory_gets_more_and_goes_on_from_its_checkpoint(
     first, second = status(job)["attempts"]
     assert first["reason"] == "HostOutOfMemory"
     assert first["diagnosis"]["class"] == "HostMemory"
-    assert first["remedy"]["setting"] == "hostMemoryBytes"
+    assert first["remedy"]["setting"] == "hostMemory"
     assert second["reason"] == "AllStepsCommitted"
     assert status(job)["adjustments"] == 1
     assert status(job)["restarts"] == 0

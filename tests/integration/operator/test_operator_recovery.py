@@ -32,7 +32,7 @@ SPEC: dict[str, Any] = {
     "recovery": {"maxHostMemory": "10Gi"},
     **PATIENT,
 }
-PLAN = manifests.PLAN | {"rolloutSleepLevel": 2}
+PLAN = manifests.PLAN | {"rolloutSleep": "Level2"}
 """Nothing is left in it that would take less host memory."""
 EVIDENCE: dict[str, Any] = {
     "time": "2026-01-01T00:00:00Z",
@@ -99,7 +99,7 @@ def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
 ) -> None:
     undisturbed = WatchedJob(api, kubelet, namespace, "undisturbed").create(**SPEC)
     live_through(undisturbed, kill_worker)
-    assert what_was_changed(undisturbed) == [("hostMemoryBytes", str(10 << 30), "ReplacePods")]
+    assert what_was_changed(undisturbed) == [("hostMemory", "10Gi", "ReplacePods")]
     assert (undisturbed.status["adjustments"], undisturbed.status.get("restarts", 0)) == (1, 0)
     reasons = undisturbed.event_reasons()
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")

@@ -47,7 +47,7 @@ def test_six_settings_were_measured_by_themselves() -> None:
         "optimizerOffload",
         "activationCheckpointing",
         "weightExport",
-        "rolloutSleepLevel",
+        "rolloutSleep",
     }
 
 
@@ -55,8 +55,8 @@ def test_only_recoveries_are_shown_whose_effect_was_seen_and_not_those_from_fail
     found = of_jobs(
         results,
         {"job": "calm", "arm": "calm"},
-        {"job": "a", "remedies": [remedy("kvCacheBytes", 4 * GIB, None), remedy("emptyCache", 9 * GIB, 10 * GIB)]},
-        {"job": "b", "remedies": [remedy("syncBucketBytes", GIB, -GIB), remedy("emptyCache", None, GIB)]},
+        {"job": "a", "remedies": [remedy("kvCache", 4 * GIB, None), remedy("emptyCache", 9 * GIB, 10 * GIB)]},
+        {"job": "b", "remedies": [remedy("syncBucketSize", GIB, -GIB), remedy("emptyCache", None, GIB)]},
         {"job": "c", "remedies": [remedy("expandableSegments", 65 * GIB, 190 * GIB)], "on_purpose": True},
     )
     assert [(effect.setting, effect.expected_bytes) for effect in found] == [("emptyCache", 9 * GIB)]

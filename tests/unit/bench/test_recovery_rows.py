@@ -40,16 +40,21 @@ def plan_change(seconds: float | None) -> PlanChangeRecord:
         role="rollout",
         diagnosis=DiagnosisStatus(class_name="KVCacheOversized", confidence=0.75, message="too large"),
         remedy=RemedyStatus(
-            setting="kvCacheBytes",
-            before=str(9 * GIB),
-            after=str(3 * GIB),
+            setting="kvCache",
+            before="9Gi",
+            after="3Gi",
             expected_bytes=6 * GIB,
             observed_bytes=5 * GIB,
         ),
         level="RespawnRole",
         seconds_to_recover=seconds,
     )
-    plan: dict[str, Any] = {"generation": 2, "empty_cache": True, "expandable_segments": True, "rollout_sleep_level": 2}
+    plan: dict[str, Any] = {
+        "generation": 2,
+        "empty_cache": True,
+        "expandable_segments": True,
+        "rollout_sleep": "Level2",
+    }
     sizes = dict.fromkeys(("kv_cache_bytes", "micro_batch_tokens", "logprob_chunk_tokens", "sync_bucket_bytes"), 3)
     switches = {"activation_checkpointing": False, "optimizer_offload": False}
     parts = {} if seconds is None else {"processes": 8.0, "engine": 4.26, "sync": 0.01}
@@ -70,7 +75,7 @@ def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
     assert row["on_purpose"] is False
     assert [remedy["observed_bytes"] for remedy in row["remedies"]] == [5 * GIB]
     assert table([row]).splitlines()[-1] == (
-        "| KVCacheOversized | kvCacheBytes: 3.00 GiB (RespawnRole) | 2 | 1 | 12.3 | processes 8.0, engine 4.3 "
+        "| KVCacheOversized | kvCache: 3Gi (RespawnRole) | 2 | 1 | 12.3 | processes 8.0, engine 4.3 "
         "| 6.0 GiB | 5.0 GiB | 0.25 |"
     )
 

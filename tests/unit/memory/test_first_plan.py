@@ -110,7 +110,7 @@ def test_the_sync_bucket_holds_the_largest_parameter() -> None:
     [
         ({"emptyCache": "Disabled"}, {"empty_cache": False}),
         ({"expandableSegments": "Disabled"}, {"expandable_segments": False}),
-        ({"rolloutSleep": "Level1"}, {"rollout_sleep_level": 1}),
+        ({"rolloutSleep": "Level1"}, {"rollout_sleep": "Level1"}),
         ({"kvCache": "3Gi"}, {"kv_cache_bytes": 3 * GIB}),
         ({"microBatchTokens": 99}, {"micro_batch_tokens": 99}),
         ({"logprobChunkTokens": 7}, {"logprob_chunk_tokens": 7}),
@@ -136,7 +136,7 @@ def test_activation_checkpointing_makes_room_for_larger_micro_batches() -> None:
 def test_a_plan_survives_the_way_to_json_and_back() -> None:
     plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
     assert MemoryPlan.model_validate_json(plan.model_dump_json(by_alias=True)) == plan
-    assert '"kvCacheBytes":' in plan.model_dump_json(by_alias=True)
+    assert '"kvCache":' in plan.model_dump_json(by_alias=True)
 
 
 shapes = st.builds(

@@ -35,7 +35,7 @@ def test_nothing_is_switched_on_that_the_user_did_not_ask_for() -> None:
     [
         ({"microBatchTokens": 512}, "micro_batch_tokens", 512),
         ({"kvCache": "2Gi"}, "kv_cache_bytes", 2 << 30),
-        ({"rolloutSleep": "Level2"}, "rollout_sleep_level", 2),
+        ({"rolloutSleep": "Level2"}, "rollout_sleep", "Level2"),
         ({"expandableSegments": "Enabled"}, "expandable_segments", True),
         ({"syncBucketSize": "64Mi"}, "sync_bucket_bytes", 64 << 20),
         ({"detachMetrics": "Disabled"}, "detach_metrics", False),

@@ -184,7 +184,7 @@ def plan_change(seconds: float, *, preventive: bool = False) -> PlanChange:
         phase="update",
         role="policy",
         diagnosis=DiagnosisStatus(class_name="ActivationSpike", confidence=0.7, message="it was full"),
-        remedy=RemedyStatus(setting="syncBucketSize", before=str(2 * GIB), after=str(GIB)),
+        remedy=RemedyStatus(setting="syncBucketSize", before="2Gi", after="1Gi"),
         level="Live",
         preventive=preventive,
     )
@@ -213,7 +213,7 @@ def test_a_run_that_failed_in_its_first_step_has_a_timeline_with_the_failure(fai
     assert [path.name for path in paths] == ["memory_timeline.png", "memory_timeline.svg"]
     picture = paths[1].read_text()
     assert "GPU 0 was fullest in step 1's update: 48.0 of 80.0 GiB" in picture
-    assert "ActivationSpike: syncBucketSize 2.00 GiB → 1.00 GiB" in picture
+    assert "ActivationSpike: syncBucketSize 2Gi → 1Gi" in picture
     assert "the GPU: 80 GiB" in picture
     for label in ("policy, cached", "rollout", "others", "load", "update"):
         assert label in picture

@@ -65,8 +65,8 @@ def test_a_wrong_variable_is_named_with_what_was_found(tmp_path: Path, name: str
 
 
 def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
-    plan = PLAN.model_dump(mode="json", by_alias=True) | {"kvCacheBytes": -1}
-    with pytest.raises(InvalidEnvironment, match=r"RLJOB_MEMORY_PLAN \(kvCacheBytes\)"):
+    plan = PLAN.model_dump(mode="json", by_alias=True) | {"kvCache": -1}
+    with pytest.raises(InvalidEnvironment, match=r"RLJOB_MEMORY_PLAN \(kvCache\)"):
         ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_MEMORY_PLAN=json.dumps(plan)))
 
 

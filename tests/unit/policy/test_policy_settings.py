@@ -44,5 +44,5 @@ def test_a_policy_rank_is_given_the_whole_plan() -> None:
 
 
 def test_an_engine_takes_its_kv_cache_and_sleep_level_from_the_plan() -> None:
-    rollout = roles_under(memory_plan(kv_cache_bytes=5 << 30, rollout_sleep_level=1)).rollout
+    rollout = roles_under(memory_plan(kv_cache_bytes=5 << 30, rollout_sleep="Level1")).rollout
     assert (rollout.kv_cache_bytes, rollout.sleep_level) == (5 << 30, 1)

@@ -134,7 +134,7 @@ class Ledger:
         self.steps.append(record)
 
     def _append(self, record: LedgerRecord) -> None:
-        line = record.model_dump_json().encode() + b"\n"
+        line = record.model_dump_json(by_alias=True).encode() + b"\n"
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         with writing(self.path, len(line)):
             try:

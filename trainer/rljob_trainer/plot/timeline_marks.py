@@ -30,13 +30,8 @@ def timeline_marks(changes: Sequence[PlanChange], snapshots: Path) -> list[Mark]
 
 def _mark(change: PlanChange) -> Mark:
     remedy = change.remedy
-    text = f"{change.diagnosis.class_name}: {remedy.setting} {_shown(remedy.before)} → {_shown(remedy.after)}"
+    text = f"{change.diagnosis.class_name}: {remedy.setting} {remedy.before} → {remedy.after}"
     return Mark(change.time.timestamp(), text, failure=not change.preventive)
-
-
-def _shown(value: str) -> str:
-    """Bytes as people read them; other numbers are small."""
-    return human_bytes(int(value)) if value.isdigit() and int(value) >= 1 << 20 else value
 
 
 def _read(directory: Path) -> Iterator[OomSnapshot]:

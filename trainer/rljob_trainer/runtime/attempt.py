@@ -125,7 +125,7 @@ class Attempt:
             self.display.phase("starting the policy and the engine")
             roles = ColocatedRoles(settings_under(changes.plan), clock)
             processes = {"controller": os.getpid(), **roles.construct()}
-            plan_values = changes.plan.model_dump(mode="json")
+            plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(started_at, _versions(), plan_values, processes)
             journal = RolloutJournal(self.directory.journal)
             store = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep)

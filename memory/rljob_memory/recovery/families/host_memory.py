@@ -12,7 +12,7 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.pins import as_in_manifest
+from rljob_memory.recovery.plan_text import text_of
 
 _GROWTH = 1.5
 _ACTS_ON = frozenset({FailureClass.HOST_MEMORY})
@@ -63,7 +63,7 @@ def _bound(case: Case) -> str | None:
         return f"this machine has only {human_bytes(before)} of host memory: use one that has more"
     if before is None:
         return f"the {case.role}'s container has no memory limit of its own, so its node ran out: give it one"
-    enough = as_in_manifest("host_memory_bytes", _wanted(before, case.need_bytes))
+    enough = text_of("host_memory_bytes", _wanted(before, case.need_bytes))
     if most is None:
         return f"recovery.maxHostMemory is absent, so the limit of {human_bytes(before)} stays: write {enough}"
     return f"recovery.maxHostMemory is {human_bytes(most)}: write {enough}" if before >= most else None

@@ -27,11 +27,11 @@ def _next_change(case: Case) -> Change | None:
         return None
     level, weights = case.plan.rollout_sleep_level, case.profile.weight_bytes if case.profile else None
     if case.failure_class is FailureClass.HOST_MEMORY:
-        return Change(2, weights) if level == 1 else None
+        return Change("Level2", weights) if level == 1 else None
     if level > 0 or case.role != "policy":
         return None
     expected = None if weights is None else weights + case.plan.kv_cache_bytes
-    return Change(2, expected)
+    return Change("Level2", expected)
 
 
-ROLLOUT_SLEEP = Family("rollout_sleep_level", _ACTS_ON, "RespawnRole", "rollout", _next_change)
+ROLLOUT_SLEEP = Family("rollout_sleep", _ACTS_ON, "RespawnRole", "rollout", _next_change)

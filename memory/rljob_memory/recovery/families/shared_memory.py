@@ -7,7 +7,7 @@ from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families.host_memory import limit_bytes
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.pins import as_in_manifest
+from rljob_memory.recovery.plan_text import text_of
 
 
 def _next_change(case: Case) -> Change | None:
@@ -42,7 +42,7 @@ def _bound(case: Case) -> str | None:
         return None
     if case.constraints.level_in_force("ReplacePods") is None:
         return f"/dev/shm has {human_bytes(before)}: make it larger on this machine (docker run --shm-size)"
-    enough = as_in_manifest("shared_memory_bytes", _wanted(before, case.need_bytes))
+    enough = text_of("shared_memory_bytes", _wanted(before, case.need_bytes))
     if most is None or before >= most:
         return f"/dev/shm has {human_bytes(before)}, all that it may have: write recovery.maxSharedMemory: {enough}"
     return None

@@ -149,7 +149,10 @@ def test_memory_that_an_engine_could_not_map_when_it_made_its_cache_is_the_kv_ca
 
 def plan_with(sleep_level: Literal[0, 1, 2]) -> MemoryPlan:
     return memory_plan(
-        rollout_sleep_level=sleep_level, micro_batch_tokens=1024, logprob_chunk_tokens=256, sync_bucket_bytes=GIB
+        rollout_sleep="Level1" if sleep_level else "Disabled",
+        micro_batch_tokens=1024,
+        logprob_chunk_tokens=256,
+        sync_bucket_bytes=GIB,
     )
 
 

@@ -31,7 +31,7 @@ MESSAGE = (
     "of which 1.00 GiB is free. Including non-PyTorch memory, this process has 40.00 GiB memory in use. Of the "
     "allocated memory 38.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
 )
-PLAN = memory_plan(rollout_sleep_level=0, micro_batch_tokens=1024, logprob_chunk_tokens=256, sync_bucket_bytes=GIB)
+PLAN = memory_plan(rollout_sleep="Disabled", micro_batch_tokens=1024, logprob_chunk_tokens=256, sync_bucket_bytes=GIB)
 
 
 def reported(message: str = MESSAGE) -> ReportedEvidence:

@@ -48,7 +48,7 @@ ALL_OFF = FIRST_PLAN.model_copy(
     update={
         "empty_cache": False,
         "expandable_segments": False,
-        "rollout_sleep_level": 0,
+        "rollout_sleep": "Disabled",
         "detach_metrics": False,
         "kv_cache_bytes": 40 * GIB,
     }

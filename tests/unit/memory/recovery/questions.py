@@ -23,7 +23,7 @@ _SIZES = st.integers(min_value=1, max_value=4_096).map(lambda number: number * M
 _PINNED_VALUES = {
     "empty_cache": "Enabled",
     "expandable_segments": "Disabled",
-    "rollout_sleep_level": "Level1",
+    "rollout_sleep": "Level1",
     "kv_cache_bytes": "2Gi",
     "micro_batch_tokens": 4_096,
     "logprob_chunk_tokens": 512,
@@ -47,7 +47,7 @@ plans = st.fixed_dictionaries(
         "generation": st.integers(min_value=1, max_value=9),
         "empty_cache": st.booleans(),
         "expandable_segments": st.booleans(),
-        "rollout_sleep_level": st.sampled_from((0, 1, 2)),
+        "rollout_sleep": st.sampled_from(("Disabled", "Level1", "Level2")),
         "kv_cache_bytes": _SIZES,
         "micro_batch_tokens": st.integers(min_value=1, max_value=16_384),
         "logprob_chunk_tokens": st.integers(min_value=1, max_value=8_192),
@@ -93,7 +93,7 @@ every_constraints = st.builds(
     profile=st.none() | profiles,
     levels=st.frozensets(st.sampled_from(LEVELS), min_size=1),
     supported_settings=st.none()
-    | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCacheBytes"])),
+    | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCache"])),
     host_memory_limit_bytes=st.none() | _SIZES,
     shared_memory_bytes=st.none() | _SIZES,
     node=st.sampled_from([None, "gpu-1", "gpu-7"]),

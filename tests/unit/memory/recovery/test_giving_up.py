@@ -60,7 +60,7 @@ def test_a_pinned_size_is_said_as_it_is_written() -> None:
     too_large = failure(diagnosis("KVCacheOversized", 0.9), role="rollout", phase="rollout")
     _, end = answers_to(repeat(too_large, 99), ALL_OFF.model_copy(update={"expandable_segments": True}), only_kv)
     assert end is not None
-    assert "memory.kvCache is pinned to 40960Mi: write 30720Mi, or Auto" in explanation_of(end)
+    assert "memory.kvCache is pinned to 40Gi: write 30Gi, or Auto" in explanation_of(end)
 
 
 def test_kept_graphs_end_the_job_at_once_where_their_only_remedy_is_pinned() -> None:
@@ -94,8 +94,8 @@ def test_a_loop_without_a_step_ends_however_large_the_budget_is() -> None:
 @pytest.mark.parametrize(
     ("recovery", "line"),
     [
-        ({}, "recovery.maxHostMemory is absent, so the limit of 4.00 GiB stays: write 6144Mi"),
-        ({"maxHostMemory": "4Gi"}, "recovery.maxHostMemory is 4.00 GiB: write 6144Mi"),
+        ({}, "recovery.maxHostMemory is absent, so the limit of 4.00 GiB stays: write 6Gi"),
+        ({"maxHostMemory": "4Gi"}, "recovery.maxHostMemory is 4.00 GiB: write 6Gi"),
     ],
 )
 def test_a_bound_in_the_way_is_named_with_the_value_to_write(recovery: dict[str, str], line: str) -> None:

@@ -63,20 +63,20 @@ def test_a_failure_without_numbers_names_its_class() -> None:
             "microBatchTokens 192 → 96 (generation 2, expected to free 2 MiB)",
         ),
         (
-            a_change("hostMemoryBytes", "default", str(6 * GIB), 2 * GIB),
-            "hostMemoryBytes default → 6.00 GiB (generation 2)",
+            a_change("hostMemory", "default", "6Gi", 2 * GIB),
+            "hostMemory default → 6Gi (generation 2)",
         ),
         (
-            a_change("sharedMemoryBytes", str(GIB), str(2 * GIB), GIB),
-            "sharedMemoryBytes 1.00 GiB → 2.00 GiB (generation 2)",
+            a_change("sharedMemory", "1Gi", "2Gi", GIB),
+            "sharedMemory 1Gi → 2Gi (generation 2)",
         ),
         (
             a_change("processes", "kept", "fresh", 3 * GIB),
             "restarting processes, the memory plan is unchanged (generation 2, expected to free 3.00 GiB)",
         ),
         (
-            a_change("detachMetrics", "false", "true", preventive=True),
-            "detachMetrics false → true (generation 2, before a failure)",
+            a_change("detachMetrics", "Disabled", "Enabled", preventive=True),
+            "detachMetrics Disabled → Enabled (generation 2, before a failure)",
         ),
     ],
 )

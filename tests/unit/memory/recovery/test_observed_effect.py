@@ -52,7 +52,7 @@ def test_more_in_use_is_said_as_it_is() -> None:
 
 def test_what_a_smaller_engine_leaves_is_seen_on_the_device() -> None:
     change = a_change("KVCacheOversized", role="rollout", plan=FIRST_PLAN)
-    assert (change.remedy.setting, role_that_shows(change)) == ("kvCacheBytes", "rollout")
+    assert (change.remedy.setting, role_that_shows(change)) == ("kvCache", "rollout")
     before, after = memory("rollout", reserved=60, free=1), memory("rollout", reserved=60, free=11)
     assert observed(change, before, after).remedy.observed_bytes == 10 * GIB
 
@@ -60,7 +60,7 @@ def test_what_a_smaller_engine_leaves_is_seen_on_the_device() -> None:
 def test_what_the_engine_gave_up_does_not_depend_on_what_the_policy_holds() -> None:
     """Before, the policy failed with 30 GiB; afterwards it was seen when its update was over, with 3."""
     change = a_change("EngineNotAsleep", requested_bytes=9 * GIB)
-    assert change.remedy.setting == "rolloutSleepLevel"
+    assert change.remedy.setting == "rolloutSleep"
     before, after = memory(reserved=30, free=5), memory(reserved=3, free=134)
     assert observed(change, before, after).remedy.observed_bytes == 102 * GIB
 

@@ -102,7 +102,7 @@ def test_what_is_beyond_the_trainer_is_left_to_its_supervisor() -> None:
 def test_the_second_cause_is_asked_when_nothing_is_left_for_the_first() -> None:
     evidence = failure(diagnosis("RetainedGraph"), diagnosis("KVCacheOversized", 0.5), phase="sync")
     remedy = change_after(evidence, FIRST_PLAN, constraints())
-    assert remedy.change.remedy.setting == "kvCacheBytes"
+    assert remedy.change.remedy.setting == "kvCache"
     assert remedy.change.diagnosis.class_name == "KVCacheOversized"
 
 
@@ -121,10 +121,10 @@ def test_a_class_of_a_later_version_takes_the_generic_ladder() -> None:
 @pytest.mark.parametrize(
     ("plan", "given", "setting"),
     [
-        (ALL_OFF, constraints(profile=FACTS.model_copy(update={"colocated": False})), "rolloutSleepLevel"),
+        (ALL_OFF, constraints(profile=FACTS.model_copy(update={"colocated": False})), "rolloutSleep"),
         (ALL_OFF, constraints(profile=ON_A_CPU), "expandableSegments"),
         (ALL_OFF, constraints(profile=ON_A_CPU), "emptyCache"),
-        (FIRST_PLAN, constraints(profile=FACTS.model_copy(update={"colocated": False})), "kvCacheBytes"),
+        (FIRST_PLAN, constraints(profile=FACTS.model_copy(update={"colocated": False})), "kvCache"),
     ],
 )
 def test_a_setting_without_effect_is_not_tried(plan: MemoryPlan, given: Constraints, setting: str) -> None:
@@ -145,6 +145,6 @@ def test_another_trainer_is_given_only_supported_settings_and_its_pods_resources
     assert settings_in_order(remedies) == ["expandableSegments"]
     assert end is not None
     assert "microBatchTokens would help: make the trainer read it" in explanation_of(end)
-    assert "kvCacheBytes" not in explanation_of(end), "it cannot be a supported setting"
+    assert "kvCache" not in explanation_of(end), "it cannot be a supported setting"
     killed = change_after(failure(diagnosis("HostMemory")), ALL_OFF, given)
     assert killed.plan.host_memory_bytes == 6 * GIB

@@ -39,7 +39,7 @@ def test_a_setting_pinned_to_the_value_it_has_leaves_the_plan_as_it_is(memory: d
 
 def test_an_engine_that_shares_no_gpu_stays_awake_whatever_is_pinned() -> None:
     awake = next_plan({"rolloutSleep": "Level1"}, shares_gpu=False)
-    assert awake == PLAN.model_copy(update={"generation": 4, "rollout_sleep_level": 0})
+    assert awake == PLAN.model_copy(update={"generation": 4, "rollout_sleep": "Disabled"})
     assert with_pins(awake, MemorySettings(rollout_sleep="Level1"), shares_gpu=False) == awake
 
 

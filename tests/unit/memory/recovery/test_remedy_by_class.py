@@ -36,9 +36,9 @@ def test_fragmentation_is_answered_by_expandable_segments_in_the_living_process(
     assert remedy.change.level == "Live"
     assert not remedy.renew
     changed = remedy.change.remedy
-    assert (changed.setting, changed.before, changed.after) == ("expandableSegments", "false", "true")
+    assert (changed.setting, changed.before, changed.after) == ("expandableSegments", "Disabled", "Enabled")
     assert changed.expected_bytes == 6 * GIB
-    expected = "expandableSegments false → true (generation 2, expected to free 6.00 GiB)"
+    expected = "expandableSegments Disabled → Enabled (generation 2, expected to free 6.00 GiB)"
     assert messages.changed_message(remedy.change) == expected
     assert remedy.message == f"Fragmentation: It was Fragmentation; {expected} (adjustment 1 of 6)"
 
@@ -50,15 +50,15 @@ def test_fragmentation_is_answered_by_expandable_segments_in_the_living_process(
         ("AllocatorCache", "rollout", "sync", "emptyCache"),
         ("RetainedGraph", "policy", "update", "detachMetrics"),
         ("ActivationSpike", "policy", "update", "microBatchTokens"),
-        ("KVCacheOversized", "rollout", None, "kvCacheBytes"),
-        ("WeightSyncSpike", "policy", "sync", "syncBucketBytes"),
+        ("KVCacheOversized", "rollout", None, "kvCache"),
+        ("WeightSyncSpike", "policy", "sync", "syncBucketSize"),
         ("OptimizerState", "policy", "update", "optimizerOffload"),
-        ("EngineNotAsleep", "policy", "update", "rolloutSleepLevel"),
+        ("EngineNotAsleep", "policy", "update", "rolloutSleep"),
         ("ForeignProcess", "policy", "update", "processes"),
         ("ControllerContext", "policy", "update", "processes"),
-        ("HostMemory", "rollout", "rollout", "hostMemoryBytes"),
-        ("HostMemory", "controller", "reward", "controllerHostMemoryBytes"),
-        ("SharedMemory", "policy", "sync", "sharedMemoryBytes"),
+        ("HostMemory", "rollout", "rollout", "hostMemory"),
+        ("HostMemory", "controller", "reward", "controllerHostMemory"),
+        ("SharedMemory", "policy", "sync", "sharedMemory"),
         ("Unknown", "policy", "update", "microBatchTokens"),
     ],
 )
@@ -69,7 +69,7 @@ def test_each_class_has_its_remedy(failure_class: str, role: Role, phase: Phase 
             "detach_metrics": failure_class != "RetainedGraph",
             "empty_cache": failure_class != "AllocatorCache",
             "expandable_segments": failure_class != "Fragmentation",
-            "rollout_sleep_level": 0 if failure_class == "EngineNotAsleep" else 2,
+            "rollout_sleep": "Disabled" if failure_class == "EngineNotAsleep" else "Level2",
         }
     )
     evidence = failure(diagnosis(failure_class), role=role, phase=phase)
@@ -130,7 +130,7 @@ def test_a_kv_cache_that_is_too_small_grows_once_and_never_shrinks_for_it() -> N
     remedies, _ = answers_to([failure(each, role="rollout", phase=None) for each in needed], plan, constraints())
     assert remedies[0].plan.kv_cache_bytes == 8 * GIB
     assert "expected to free" not in remedies[0].message
-    assert "kvCacheBytes" not in settings_in_order(remedies[1:])
+    assert "kvCache" not in settings_in_order(remedies[1:])
 
 
 def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
@@ -139,7 +139,7 @@ def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     remedies, _ = answers_to([spike] * 3, plan, constraints(IN_THE_TRAINER))
     buckets = [remedy.plan.sync_bucket_bytes for remedy in remedies]
     assert buckets[:2] == [3 * FACTS.largest_parameter_bytes // 2, FACTS.largest_parameter_bytes]
-    assert remedies[2].change.remedy.setting == "kvCacheBytes"
+    assert remedies[2].change.remedy.setting == "kvCache"
     assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
 
 
@@ -168,20 +168,20 @@ def test_host_memory_grows_by_half_up_to_its_bound() -> None:
     assert [remedy.plan.host_memory_bytes for remedy in remedies] == [6 * GIB, 8 * GIB]
     assert {remedy.change.level for remedy in remedies} == {"ReplacePods"}
     assert end is not None
-    assert "recovery.maxHostMemory is 8.00 GiB: write 12288Mi" in explanation_of(end)
+    assert "recovery.maxHostMemory is 8.00 GiB: write 12Gi" in explanation_of(end)
 
 
 def test_less_is_kept_in_host_memory_where_that_costs_nothing() -> None:
     """Level 2 of the sleep mode drops the weights that level 1 keeps; the optimizer's state fits the GPU again."""
-    plan = FIRST_PLAN.model_copy(update={"rollout_sleep_level": 1, "optimizer_offload": True})
+    plan = FIRST_PLAN.model_copy(update={"rollout_sleep": "Level1", "optimizer_offload": True})
     memory = RankMemory(role="policy", rank=0, device_free_bytes=60 * GIB, device_total_bytes=140 * GIB)
     killed = failure(diagnosis("HostMemory"), memory=memory)
     remedies, _ = answers_to(repeat(killed, 9), plan, constraints())
-    assert settings_in_order(remedies) == ["rolloutSleepLevel", "optimizerOffload"]
+    assert settings_in_order(remedies) == ["rolloutSleep", "optimizerOffload"]
     assert remedies[-1].plan.optimizer_offload is False
     full = killed.model_copy(update={"memory": memory.model_copy(update={"device_free_bytes": GIB})})
     remedies, _ = answers_to(repeat(full, 9), plan, constraints())
-    assert settings_in_order(remedies) == ["rolloutSleepLevel"]
+    assert settings_in_order(remedies) == ["rolloutSleep"]
 
 
 def test_on_a_cpu_the_settings_that_free_gpu_memory_elsewhere_free_host_memory() -> None:
@@ -203,7 +203,7 @@ def test_shared_memory_doubles_up_to_half_the_pods_memory() -> None:
     remedies, end = answers_to(repeat(full, 9), FIRST_PLAN, given)
     assert [remedy.plan.shared_memory_bytes for remedy in remedies] == [12 * GIB, 16 * GIB]
     assert end is not None
-    assert "write recovery.maxSharedMemory: 32768Mi" in explanation_of(end)
+    assert "write recovery.maxSharedMemory: 32Gi" in explanation_of(end)
 
 
 def test_shared_memory_of_what_was_asked_for_is_given_at_once() -> None:

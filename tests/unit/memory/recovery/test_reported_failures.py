@@ -52,7 +52,7 @@ def test_diagnoses_that_are_there_stay() -> None:
 def test_the_plan_tells_of_an_engine_that_stays_awake() -> None:
     full = FRAGMENTED.replace("this process has 139.00", "this process has 79.00").replace("120.00", "70.00")
     full = full.replace("18.10 GiB", "200.00 MiB")
-    awake = FIRST_PLAN.model_copy(update={"rollout_sleep_level": 0})
+    awake = FIRST_PLAN.model_copy(update={"rollout_sleep": "Disabled"})
     assert diagnosed(failure(message=full), awake).diagnoses[0].class_name == "EngineNotAsleep"
 
 

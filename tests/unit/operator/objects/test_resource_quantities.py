@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_operator.objects.quantities import byte_quantity, total_quantity
+from rljob_api.quantity import byte_quantity
+from rljob_operator.objects.quantities import total_quantity
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_setting_that_is_pinned_later_changes_the_plan_of_the_next_attempt() -
     cluster.tick(20)
     cluster.next_attempt_runs()
     assert cluster.status.plan == PLAN.model_copy(
-        update={"generation": 2, "micro_batch_tokens": 1000, "rollout_sleep_level": 1}
+        update={"generation": 2, "micro_batch_tokens": 1000, "rollout_sleep": "Level1"}
     )
     assert cluster.attempt.plan_generation == 2
 

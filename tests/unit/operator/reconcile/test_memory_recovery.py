@@ -157,7 +157,7 @@ def test_without_a_bound_to_raise_it_to_restarts_are_left_and_the_account_says_w
         cluster.next_attempt_runs()
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
-    assert "recovery.maxHostMemory is absent, so the limit of 8.00 GiB stays: write 12288Mi" in failed.message
+    assert "recovery.maxHostMemory is absent, so the limit of 8.00 GiB stays: write 12Gi" in failed.message
 
 
 def test_a_full_dev_shm_is_made_larger() -> None:

@@ -27,7 +27,7 @@ STRANGER = (
     "reserved by PyTorch but unallocated."
 )
 ENGINE_SLEEPS = {
-    "trainer": {"image": "registry.example/trl:1", "supportedSettings": ["rolloutSleepLevel"]},
+    "trainer": {"image": "registry.example/trl:1", "supportedSettings": ["rolloutSleep"]},
     "memory": {"rolloutSleep": "Level1"},
 }
 EIGHT_GPUS = replace(GPU_NODE, name="eight-gpus")

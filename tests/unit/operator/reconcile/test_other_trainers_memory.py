@@ -60,7 +60,7 @@ def test_what_the_probe_tells_counts_more_than_the_exit_code_of_the_trainer() ->
     assert cluster.attempt.diagnosis is not None
     assert cluster.attempt.diagnosis.class_name == "Fragmentation"
     assert cluster.attempt.remedy is not None
-    assert (cluster.attempt.remedy.setting, cluster.attempt.remedy.after) == ("expandableSegments", "true")
+    assert (cluster.attempt.remedy.setting, cluster.attempt.remedy.after) == ("expandableSegments", "Enabled")
     assert cluster.status is not None
     assert (cluster.status.adjustments, cluster.status.restarts) == (1, 0)
 

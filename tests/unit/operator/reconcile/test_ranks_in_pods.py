@@ -10,7 +10,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_operator.reconcile.pod_ranks import first_rank, place_of
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_1, SimulatedCluster, job_spec
-from tests.unit.operator.reconcile.memory_failures import GIB, evidence, running, status_of
+from tests.unit.operator.reconcile.memory_failures import evidence, running, status_of
 
 ROLLOUT_0, ROLLOUT_1 = "demo-rollout-0", "demo-rollout-1"
 COLOCATED = {"policy": {"replicas": 2, "gpusPerReplica": 8}}
@@ -69,7 +69,7 @@ def test_the_limit_of_the_pod_that_the_engine_is_in_is_raised() -> None:
     cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="engine 7 ran out", step=3, evidence=words)
     cluster.settle()
     (change,) = status_of(cluster).plan_changes
-    assert (change.remedy.setting, change.remedy.after) == ("hostMemoryBytes", str(12 * GIB))
+    assert (change.remedy.setting, change.remedy.after) == ("hostMemory", "12Gi")
 
 
 @pytest.mark.parametrize("spec", [COLOCATED, disaggregated(gpusPerReplica=4), disaggregated(gpusPerReplica=2)])

@@ -77,7 +77,7 @@ def test_the_next_attempt_goes_on_in_the_same_pods_with_the_new_environment() ->
 def test_a_pinned_sleep_level_that_the_device_ignores_does_not_block_the_restart() -> None:
     """On a CPU the trainer keeps the engine awake, whatever is pinned: its plan is the one of the next attempt too."""
     awake, on_a_cpu = (
-        PLAN.model_copy(update={"rollout_sleep_level": 0}),
+        PLAN.model_copy(update={"rollout_sleep": "Disabled"}),
         FACTS.model_copy(update={"device_total_bytes": 0}),
     )
     policy = {"replicas": 2, "gpusPerReplica": 1}

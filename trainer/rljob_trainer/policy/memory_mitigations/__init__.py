@@ -12,5 +12,5 @@
 | `activation_checkpointing` | of a layer only its input is kept                            | `policy.model`          |
 | `sync_bucket_bytes`        | so much of the weights is staged at once                     | `weight_sync.transfer`  |
 
-The engine's settings, `rollout_sleep_level` and `kv_cache_bytes`, are those of `rollout`.
+The engine's settings, `rollout_sleep` and `kv_cache_bytes`, are those of `rollout`.
 """
