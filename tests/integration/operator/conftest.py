@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +20,11 @@ from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.operator.ports import BLOCK, port_block
+from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.repository import ROOT
 
-ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
 
 
@@ -96,7 +95,6 @@ def run_kubectl(
 
 # --- the operator ---
 
-OPERATOR_NAMESPACE = "rljob-system"
 
 SETTINGS: dict[str, object] = {
     "trainer_image": "localhost/rljob/trainer:test",
@@ -158,39 +156,6 @@ def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProces
         forget_leader(api)
         shared_operator.start()
     return shared_operator
-
-
-def forget_leader(api: ApiClient) -> None:
-    """A killed leader's Lease holds others off for 15 s; tests do not wait for that."""
-    for lease in api.list("leases", OPERATOR_NAMESPACE):
-        api.delete("leases", lease["metadata"]["name"], OPERATOR_NAMESPACE)
-
-
-def restart(operator: OperatorProcess, api: ApiClient) -> None:
-    """Killed, and back."""
-    operator.kill()
-    forget_leader(api)
-    operator.start()
-
-
-@contextmanager
-def kept_running(operator: OperatorProcess, api: ApiClient) -> Iterator[None]:
-    """Started again where it ends, as its container would be: it ends where it could not renew its Lease for 10 s."""
-    done = threading.Event()
-
-    def keep() -> None:
-        while not done.wait(0.2):
-            if not operator.running:
-                forget_leader(api)
-                operator.start(wait=False)
-
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
-    try:
-        yield
-    finally:
-        done.set()
-        keeper.join()
 
 
 @pytest.fixture

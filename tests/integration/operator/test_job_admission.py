@@ -10,7 +10,8 @@ import yaml
 from rljob_api.custom_resource import rljob_definition
 from rljob_testing.operator.api_client import ApiClient, ApiError, refusal
 from rljob_testing.operator.manifests import job
-from tests.integration.operator.conftest import ROOT, Kubectl
+from rljob_testing.repository import ROOT
+from tests.integration.operator.conftest import Kubectl
 from tests.integration.operator.schema_paths import at, nested, replaced, rules
 
 SCHEMA = rljob_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -12,9 +12,9 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.restarts import kept_running
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import kept_running
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from rljob_operator.labels import FINALIZER
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.restarts import forget_leader, kept_running
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import forget_leader, kept_running
 
 
 def test_a_running_job_commits_its_step_before_it_goes(

@@ -11,8 +11,9 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.restarts import OPERATOR_NAMESPACE
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import OPERATOR_NAMESPACE, SETTINGS
+from tests.integration.operator.conftest import SETTINGS
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.go_modules import KUEUE, VOLCANO, ModuleUnavailable, module_files
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.restarts import restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import restart, run_kubectl
+from tests.integration.operator.conftest import run_kubectl
 
 Install = Callable[[tuple[str, str]], None]
 

@@ -17,10 +17,9 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.restarts import forget_leader, killed_after_each_change, outcome
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import forget_leader
-from tests.integration.operator.test_operator_restart import killed_after_each_change, outcome
 
 Fail = Callable[[WatchedJob, float], None]
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 from rljob_api.conditions import ConditionType
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.recorded_request import RecordedRequest
+from rljob_testing.operator.restarts import forget_leader, killed_after_each_change, outcome, restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import forget_leader, restart
 
 
 def test_a_restarted_operator_adopts_running_jobs_without_a_write(
@@ -83,47 +77,3 @@ def live_through(job: WatchedJob, timeout: float = 60) -> None:
     job.end_controller(0)
     job.wait_for(ConditionType.COMPLETE, timeout=timeout)
     job.wait_for_pods(1, timeout)
-
-
-def outcome(job: WatchedJob) -> dict[str, Any]:
-    """What must not depend on when the operator died: no times, no names."""
-    status = job.status
-    return {
-        "conditions": {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]},
-        "attempts": [(a["fromStep"], a.get("toStep"), a.get("reason")) for a in status["attempts"]],
-        "steps": (status["step"], status["steps"], status.get("restarts", 0)),
-        "plan": status["plan"],
-        "pods": sorted(name.removeprefix(job.name) for name in job.pods),
-        "phase": job.phase,
-    }
-
-
-@contextmanager
-def killed_after_each_change(operator: OperatorProcess, proxy: FaultProxy, api: ApiClient) -> Iterator[list[str]]:
-    """Within the block, the operator dies of each change that it makes, and is started again. Yields what killed it."""
-    kills: list[str] = []
-    stopping = threading.Event()
-
-    def kill(change: RecordedRequest) -> None:
-        if operator.running:  # a dead process's last writes may come after it
-            operator.kill()
-            kills.append(str(change))
-
-    def revive() -> None:
-        while not stopping.wait(0.02):
-            if not operator.running:
-                forget_leader(api)
-                operator.start(wait=False)
-
-    proxy.after_each_change(kill)
-    reviver = threading.Thread(target=revive)
-    reviver.start()
-    try:
-        yield kills
-    finally:
-        proxy.after_each_change(None)
-        stopping.set()
-        reviver.join()
-        if not operator.running:
-            forget_leader(api)
-            operator.start()

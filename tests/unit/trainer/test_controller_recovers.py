@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.recovery import Constraints
-from rljob_testing.memory_plans import memory_plan
+from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -40,20 +39,7 @@ from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, Simu
 
 STEPS = 6
 GIB = 1 << 30
-FACTS = MemoryProfile(
-    policy_ranks=1,
-    longest_sequence_tokens=64,
-    smallest_kv_cache_bytes=GIB // 64,
-    largest_parameter_bytes=GIB // 64,
-    weight_bytes=GIB,
-    optimizer_bytes=4 * GIB,
-    activation_bytes_per_token=1 << 20,
-    checkpointed_activation_bytes_per_token=1 << 16,
-    logits_bytes_per_token=1 << 20,
-    device_total_bytes=80 * GIB,
-    host_memory_bytes=128 * GIB,
-    shared_memory_bytes=8 * GIB,
-)
+PROFILE = memory_profile()
 FIRST_PLAN = memory_plan(micro_batch_tokens=1 << 14, kv_cache_bytes=16 * GIB, sync_bucket_bytes=GIB)
 
 
@@ -104,7 +90,9 @@ class Job:
                 attempt=record.attempt,
                 directory=self.directory,
                 changes=changes,
-                constraints=Constraints(memory, RecoverySpec(max_adjustments=self.max_adjustments), FACTS, self.levels),
+                constraints=Constraints(
+                    memory, RecoverySpec(max_adjustments=self.max_adjustments), PROFILE, self.levels
+                ),
                 roles=cast(Any, roles),
                 checkpointing=checkpointing,
                 settings_under=cast(Any, lambda plan: plan),

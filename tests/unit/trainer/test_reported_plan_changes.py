@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import MemoryPressure, StepReport
 from rljob_memory.sample import MemorySample
+from rljob_testing.memory_plans import memory_profile
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.reporter import StepReporter
 from tests.unit.ledger.samples import plan_change, plan_change_record
-from tests.unit.trainer.test_controller_recovers import FACTS
 
 GIB = 1 << 30
+PROFILE = memory_profile()
 
 
 class Store:
@@ -30,12 +31,12 @@ class Store:
 def test_the_report_has_the_facts_the_plan_in_force_and_every_change_once() -> None:
     store = Store()
     reporter = StepReporter(store, "digits", attempt=2)
-    reporter.memory_profile_found(FACTS, [plan_change(2, seconds=1.0)])
+    reporter.memory_profile_found(PROFILE, [plan_change(2, seconds=1.0)])
     reporter.plan_changed(plan_change(3, step=5), plan_change_record(3, micro_batch_tokens=1024).plan)
     reporter.recovered(plan_change(3, step=5, seconds=2.5))
     reporter.close(2)
     report = store.applied[-1]
-    assert report.memory_profile == FACTS
+    assert report.memory_profile == PROFILE
     assert report.plan is not None
     assert (report.plan_generation, report.plan.micro_batch_tokens) == (3, 1024)
     assert [(c.generation, c.seconds_to_recover) for c in report.plan_changes] == [(2, 1.0), (3, 2.5)]

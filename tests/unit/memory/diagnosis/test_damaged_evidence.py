@@ -19,8 +19,8 @@ from rljob_memory.evidence.collection import Collection
 from rljob_memory.evidence.documents import read_document
 from rljob_memory.evidence.log_reader import LogReader
 from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
+from rljob_testing.oom_snapshots import oom_snapshot
 from tests.unit.memory.diagnosis.recorded import recorded_texts
-from tests.unit.memory.diagnosis.test_last_attempt import oom_snapshot
 
 TEXTS = {path: path.read_bytes() for path in recorded_texts()}
 MIB = 1 << 20

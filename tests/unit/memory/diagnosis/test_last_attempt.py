@@ -17,10 +17,10 @@ from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.device_memory import DeviceMemory
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.first_failure import of_last_attempt, told_once
-from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
+from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.evidence.time_mark import marked_time, time_mark
+from rljob_testing.oom_snapshots import BEGUN, oom_snapshot
 
-BEGUN = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {requested}.00 GiB. GPU 0 has a total capacity of "
     "80.00 GiB of which 1.00 GiB is free. Process 7 has 40.00 GiB memory in use. Process 9 has 39.00 GiB memory in "
@@ -139,26 +139,6 @@ def test_what_cumem_prints_is_explained_where_nothing_follows_of_the_engine(tmp_
 
 
 # --- what a process wrote down itself ---
-
-
-def oom_snapshot(**changes: Any) -> OomSnapshot:
-    values: dict[str, Any] = {
-        "time": BEGUN + 150,
-        "role": "policy",
-        "rank": 1,
-        "step": 7,
-        "phase": "update",
-        "micro_batch": 3,
-        "gpu": 0,
-        "requested_bytes": 4 * GIB + 3 * MIB,
-        "allowed_bytes": 80 * GIB,
-        "device_free_bytes": GIB,
-        "device_total_bytes": 80 * GIB,
-        "counters": {"allocated": 38 * GIB, "reserved": 39 * GIB},
-        "layout": Layout(largest_free_block_bytes=600 * MIB),
-        "stack": ["/site-packages/torch/optim/adamw.py in step"],
-    }
-    return OomSnapshot(**{**values, **changes})
 
 
 def write_snapshot(run: Path, snapshot: OomSnapshot) -> None:

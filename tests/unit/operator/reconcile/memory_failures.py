@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import Evidence
+from rljob_testing.memory_plans import memory_profile
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
+    CPU_NODE,
+    GPU_NODE,
+    PLAN,
     SimulatedCluster,
     job_spec,
 )
@@ -21,19 +27,17 @@ FRAGMENTED = (
     "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 60.00 GiB "
     "is allocated by PyTorch, and 6.10 GiB is reserved by PyTorch but unallocated."
 )
-FACTS = MemoryProfile(
+FACTS = memory_profile(
     policy_ranks=2,
     longest_sequence_tokens=512,
     smallest_kv_cache_bytes=1 << 26,
     largest_parameter_bytes=1 << 26,
-    weight_bytes=GIB,
-    optimizer_bytes=4 * GIB,
-    activation_bytes_per_token=1 << 20,
     checkpointed_activation_bytes_per_token=1 << 18,
-    logits_bytes_per_token=1 << 20,
-    device_total_bytes=80 * GIB,
     host_memory_bytes=64 * GIB,
+    shared_memory_bytes=0,
 )
+KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU_NODE))
+PENDING = {"exitCode": 80, "message": "policy-1 ran out"}
 
 
 def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
@@ -76,3 +80,14 @@ def trainers_change(cluster: SimulatedCluster, generation: int = 2, **overrides:
 def out_of_device_memory(cluster: SimulatedCluster, step: int = 3) -> None:
     words = evidence(cluster, attempt=cluster.attempt.number, step=step + 1)
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=step, evidence=words)
+
+
+def waiting(
+    nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any
+) -> SimulatedCluster:
+    """A job whose controller cannot continue and waits for a changed plan."""
+    cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run()
+    cluster.tick(10)
+    words = evidence(cluster, time=cluster.now)
+    cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=words, pending_exit=PENDING)
+    return cluster

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rljob_api.conditions import ConditionType
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_operator.reconcile.desired import Desired
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -21,21 +18,7 @@ from rljob_testing.simulated_cluster import (
     SimulatedCluster,
     job_spec,
 )
-from tests.unit.operator.reconcile.memory_failures import FACTS, evidence, status_of
-
-KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU_NODE))
-PENDING = {"exitCode": 80, "message": "policy-1 ran out"}
-
-
-def waiting(
-    nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any
-) -> SimulatedCluster:
-    """A job whose controller cannot go on, and waits for a changed plan."""
-    cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run()
-    cluster.tick(10)
-    words = evidence(cluster, time=cluster.now)
-    cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=words, pending_exit=PENDING)
-    return cluster
+from tests.unit.operator.reconcile.memory_failures import FACTS, KNOWING, PENDING, evidence, status_of, waiting
 
 
 def uids(cluster: SimulatedCluster) -> dict[str, str]:

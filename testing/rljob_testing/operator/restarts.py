@@ -1,0 +1,93 @@
+"""Kills and restarts of the operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.recorded_request import RecordedRequest
+from rljob_testing.operator.watched_job import WatchedJob
+
+OPERATOR_NAMESPACE = "rljob-system"
+
+
+def forget_leader(api: ApiClient) -> None:
+    """Delete the Lease of a killed leader, which would block other replicas for 15 s."""
+    for lease in api.list("leases", OPERATOR_NAMESPACE):
+        api.delete("leases", lease["metadata"]["name"], OPERATOR_NAMESPACE)
+
+
+def restart(operator: OperatorProcess, api: ApiClient) -> None:
+    """Kill the operator and start it again."""
+    operator.kill()
+    forget_leader(api)
+    operator.start()
+
+
+@contextmanager
+def kept_running(operator: OperatorProcess, api: ApiClient) -> Iterator[None]:
+    """Restart the operator if it ends, as a kubelet would: it ends if it cannot renew its Lease for 10 s."""
+    done = threading.Event()
+
+    def keep() -> None:
+        while not done.wait(0.2):
+            if not operator.running:
+                forget_leader(api)
+                operator.start(wait=False)
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        done.set()
+        keeper.join()
+
+
+@contextmanager
+def killed_after_each_change(operator: OperatorProcess, proxy: FaultProxy, api: ApiClient) -> Iterator[list[str]]:
+    """Within the block, kill the operator after each change that it makes, and restart it. Yields those changes."""
+    kills: list[str] = []
+    stopping = threading.Event()
+
+    def kill(change: RecordedRequest) -> None:
+        if operator.running:  # a dead process's last writes may come after it
+            operator.kill()
+            kills.append(str(change))
+
+    def revive() -> None:
+        while not stopping.wait(0.02):
+            if not operator.running:
+                forget_leader(api)
+                operator.start(wait=False)
+
+    proxy.after_each_change(kill)
+    reviver = threading.Thread(target=revive)
+    reviver.start()
+    try:
+        yield kills
+    finally:
+        proxy.after_each_change(None)
+        stopping.set()
+        reviver.join()
+        if not operator.running:
+            forget_leader(api)
+            operator.start()
+
+
+def outcome(job: WatchedJob) -> dict[str, Any]:
+    """Fields of the status that do not depend on the time of a kill: no times, no names."""
+    status = job.status
+    return {
+        "conditions": {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]},
+        "attempts": [(a["fromStep"], a.get("toStep"), a.get("reason")) for a in status["attempts"]],
+        "steps": (status["step"], status["steps"], status.get("restarts", 0)),
+        "plan": status["plan"],
+        "pods": sorted(name.removeprefix(job.name) for name in job.pods),
+        "phase": job.phase,
+    }
