@@ -16,7 +16,7 @@ SMOLLM2 := $(CACHE)/models/localhost/models/smollm2-135m-instruct/1
 
 .PHONY: help
 help: ## Print this list
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 ##@ Use it
 
