@@ -26,7 +26,7 @@ def oom_snapshot(**changes: Any) -> OomSnapshot:
         "allowed_bytes": 80 * GIB,
         "device_free_bytes": GIB,
         "device_total_bytes": 80 * GIB,
-        "counters": {"allocated": 38 * GIB, "reserved": 39 * GIB},
+        "counters": {"allocated_bytes": 38 * GIB, "reserved_bytes": 39 * GIB},
         "layout": Layout(largest_free_block_bytes=600 * MIB),
         "stack": ["/site-packages/torch/optim/adamw.py in step"],
     }

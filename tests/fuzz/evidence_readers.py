@@ -16,23 +16,23 @@ import atheris  # type: ignore[import-untyped]
 
 with atheris.instrument_imports(include=["rljob_memory"]):
     from rljob_memory.diagnosis import diagnose
-    from rljob_memory.evidence.collection import Collection
-    from rljob_memory.evidence.documents import read_document
+    from rljob_memory.evidence.collected import EvidenceBuilder
     from rljob_memory.evidence.log_reader import LogReader
+    from rljob_memory.evidence.reports import read_report
     from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
 
 RECORDED = Path(__file__).parents[1] / "data" / "oom"
 
 
 def one_input(data: bytes) -> None:
-    collection = Collection()
-    LogReader(collection, "log").read(BytesIO(data))
-    read_memory_log(collection, BytesIO(data), "policy-0")
-    read_ledger(collection, BytesIO(data))
+    builder = EvidenceBuilder()
+    LogReader(builder, "log").read(BytesIO(data))
+    read_memory_log(builder, BytesIO(data), "policy-0")
+    read_ledger(builder, BytesIO(data))
     text = data.decode("utf-8", "replace")
-    read_oom_snapshot(collection, text, "snapshot")
-    read_document(collection, text, "document")
-    diagnoses = diagnose(collection.evidence())
+    read_oom_snapshot(builder, text, "snapshot")
+    read_report(builder, text, "document")
+    diagnoses = diagnose(builder.build())
     assert all(0 <= diagnosis.confidence <= 1 for diagnosis in diagnoses)
     assert all(isinstance(number, int) for diagnosis in diagnoses for number in diagnosis.numbers.values())
 

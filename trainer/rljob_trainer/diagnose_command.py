@@ -1,4 +1,4 @@
-"""`rljob diagnose`: the cause of an out-of-memory failure, from what it left behind, for people or as JSON."""
+"""`rljob diagnose`: the cause of an out-of-memory failure from what it left behind, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rljob_api.exit_codes import ExitCode
 from rljob_memory.diagnosis import Diagnosis, diagnose
-from rljob_memory.evidence import Evidence, Unreadable, read_evidence
+from rljob_memory.evidence import CollectedEvidence, Unreadable, read_evidence
 from rljob_memory.evidence.sizes import human_bytes
 
 _SURE = 0.75
@@ -23,9 +23,9 @@ _INDENT = (0, 0, 0, 2)
 
 
 def run_diagnose(path: Path, *, as_json: bool) -> ExitCode:
-    """Print what is diagnosed of the file or directory at `path`, or that nothing in it failed of memory.
+    """Print the diagnosis of the file or directory at `path`, or that it contains no out-of-memory failure.
 
-    Exit codes: 0, or 2 where `path` cannot be read, with the reason on the standard error.
+    Exit codes: 0, or 2 if `path` cannot be read, with the reason on the standard error.
     """
     try:
         evidence = read_evidence(path)
@@ -40,13 +40,12 @@ def run_diagnose(path: Path, *, as_json: bool) -> ExitCode:
     return ExitCode.COMPLETE
 
 
-def _print_report(console: Console, path: Path, evidence: Evidence, diagnoses: list[Diagnosis]) -> None:
-    read = f"{len(evidence.names)} file{'' if len(evidence.names) == 1 else 's'}"
+def _print_report(console: Console, path: Path, evidence: CollectedEvidence, diagnoses: list[Diagnosis]) -> None:
     if evidence.failure is None:
-        console.print(f"Nothing in {escape(str(path))} ({read} read) ran out of memory.{_elsewhere(evidence)}")
+        files = f"{len(evidence.names)} file{'' if len(evidence.names) == 1 else 's'} read"
+        console.print(f"No out-of-memory failure found in {escape(str(path))} ({files}).{_consequences(evidence)}")
         return
-    found = evidence.failure.source
-    console.print(f"[bold]{escape(found or str(path))}[/]  [dim]{_messages(evidence)}[/]\n")
+    console.print(f"[bold]{escape(evidence.failure.source or str(path))}[/]  [dim]{_messages(evidence)}[/]\n")
     best, *others = diagnoses
     _print_diagnosis(console, best)
     console.print(Padding(_numbers_table(best.numbers), _INDENT))
@@ -75,14 +74,14 @@ def _numbers_table(numbers: Mapping[str, int]) -> Table:
     return table
 
 
-def _messages(evidence: Evidence) -> str:
+def _messages(evidence: CollectedEvidence) -> str:
     count = "one out-of-memory message" if evidence.failures == 1 else f"the first of {evidence.failures} messages"
-    return f"{count}{_elsewhere(evidence)}"
+    return f"{count}{_consequences(evidence)}"
 
 
-def _elsewhere(evidence: Evidence) -> str:
-    """What was put aside, since it follows from a failure elsewhere."""
+def _consequences(evidence: CollectedEvidence) -> str:
+    """Messages that were left out, since they follow from a failure elsewhere."""
     if not evidence.secondary:
         return ""
     named = ", ".join(f"{name} ×{count}" for name, count in sorted(evidence.secondary.items()))
-    return f"; put aside as consequences: {named}"
+    return f"; left out as consequences: {named}"

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import Evidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 
 
 class TrainerError(Exception):
@@ -16,8 +17,8 @@ class TrainerError(Exception):
     actor: str | None = None
     """The process in which it happened, such as policy-1. None: the controller."""
 
-    trace: str = ""
-    """Traceback of that process; empty if it left none."""
+    out_of_memory: Failure | None = None
+    """The failure of memory in that process, from its exception. None if it left no exception."""
 
     given_up: bool = False
     """True if recovery gave up, and the message explains what was tried and what a person can change."""
@@ -49,19 +50,28 @@ class WorkerLost(TrainerError):
     exit_code = ExitCode.WORKER_LOST
 
 
-class DeviceOutOfMemory(TrainerError):
+class OutOfMemory(TrainerError):
+    """Base of the failures of memory."""
+
+    failure_kind: ClassVar[FailureKind] = FailureKind.UNSAID
+    """The kind of failure if its process left no exception."""
+
+
+class DeviceOutOfMemory(OutOfMemory):
     """A GPU ran out of memory."""
 
     exit_code = ExitCode.DEVICE_OUT_OF_MEMORY
 
 
-class SharedMemoryExhausted(TrainerError):
+class SharedMemoryExhausted(OutOfMemory):
     """/dev/shm, where Ray keeps its object store, is too small."""
 
     exit_code = ExitCode.SHARED_MEMORY_EXHAUSTED
+    failure_kind = FailureKind.SHARED_MEMORY
 
 
-class HostOutOfMemory(TrainerError):
+class HostOutOfMemory(OutOfMemory):
     """The machine, or the container, ran out of memory."""
 
     exit_code = ExitCode.HOST_OUT_OF_MEMORY
+    failure_kind = FailureKind.HOST

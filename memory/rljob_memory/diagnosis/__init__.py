@@ -1,7 +1,8 @@
-"""From what was seen around an out-of-memory failure to its cause: class, confidence, numbers, sentence, advice."""
+"""Diagnosis of an out-of-memory failure: class of the cause, confidence, numbers, message, advice."""
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnose import diagnose
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.reported import diagnosed, diagnosis_statuses
 
-__all__ = ["Diagnosis", "FailureClass", "diagnose"]
+__all__ = ["Diagnosis", "FailureClass", "diagnose", "diagnosed", "diagnosis_statuses"]

@@ -1,4 +1,4 @@
-"""`diagnose(evidence)`: every rule is asked; what fits is said, the likeliest first."""
+"""`diagnose(evidence)` asks every rule and returns the causes that fit, the likeliest first."""
 
 from __future__ import annotations
 
@@ -7,43 +7,69 @@ from dataclasses import replace
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.rules import RULES
-from rljob_memory.diagnosis.situation import Situation, place_of
-from rljob_memory.evidence.evidence import Evidence
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.sizes import human_bytes
 
 _LEAST_CONFIDENCE = 0.3
 _UNKNOWN_CONFIDENCE = 0.5
 _UNKNOWN_BESIDE = 0.5
-"""Where the likeliest cause is less sure than this, that it is none of them is said too."""
+"""If the confidence of the likeliest cause is lower than this, `Unknown` is listed too."""
 
 
-def diagnose(evidence: Evidence) -> list[Diagnosis]:
-    """The causes that fit the first failure, best first; `Unknown` where none does; empty where nothing failed."""
-    if evidence.failure is None:
+def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
+    """The causes that fit the first failure, best first; `Unknown` if none does; empty if nothing failed."""
+    failure = evidence.failure
+    if failure is None:
         return []
-    situation = Situation(evidence, evidence.failure)
-    found = [diagnosis for rule in RULES if (diagnosis := rule(situation)) is not None]
+    found = [diagnosis for rule in RULES if (diagnosis := rule(failure, evidence)) is not None]
     fitting = sorted(
         (diagnosis for diagnosis in found if diagnosis.confidence >= _LEAST_CONFIDENCE),
         key=lambda diagnosis: -diagnosis.confidence,
     )
     best = fitting[0].confidence if fitting else 0.0
     if best < _UNKNOWN_BESIDE:
-        fitting.append(_unknown(situation, _UNKNOWN_CONFIDENCE if not fitting else round(best / 2, 2)))
-    return [_completed(diagnosis, situation) for diagnosis in fitting]
+        fitting.append(_unknown(failure, _UNKNOWN_CONFIDENCE if not fitting else round(best / 2, 2)))
+    numbers = {**_numbers(failure), "failures": evidence.failures}
+    return [_completed(diagnosis, failure, numbers) for diagnosis in fitting]
 
 
-def _unknown(situation: Situation, confidence: float) -> Diagnosis:
-    text = situation.failure.text
-    said = f": “{text[:160]}”" if text else ""
-    device = situation.device
+def _unknown(failure: Failure, confidence: float) -> Diagnosis:
+    device = failure.device
+    contradiction = ""
     if device and device.free_bytes is not None and device.free_bytes > device.requested_bytes:
-        said = f", though {human_bytes(device.free_bytes)} were free for {human_bytes(device.requested_bytes)}{said}"
-    sentence = f"Memory ran out ({situation.failure.kind}), and nothing that was seen says why{said}"
-    return Diagnosis(FailureClass.UNKNOWN, confidence, sentence)
+        free, requested = human_bytes(device.free_bytes), human_bytes(device.requested_bytes)
+        contradiction = f", although {free} were free for a request of {requested}"
+    text = f": “{failure.text[:160]}”" if failure.text else ""
+    message = f"Memory ran out ({failure.kind}), and the evidence does not show why{contradiction}{text}"
+    return Diagnosis(FailureClass.UNKNOWN, confidence, message)
 
 
-def _completed(diagnosis: Diagnosis, situation: Situation) -> Diagnosis:
-    """With where it happened, and all numbers that the message had."""
-    numbers = {**situation.numbers(), **diagnosis.numbers}
-    return replace(diagnosis, message=f"{diagnosis.message}{place_of(situation.failure)}.", numbers=numbers)
+def _completed(diagnosis: Diagnosis, failure: Failure, numbers: dict[str, int]) -> Diagnosis:
+    """The diagnosis with the place of the failure and all numbers of its message."""
+    return replace(
+        diagnosis, message=f"{diagnosis.message}{_place(failure)}.", numbers={**numbers, **diagnosis.numbers}
+    )
+
+
+def _numbers(failure: Failure) -> dict[str, int]:
+    named = {"rank": failure.rank, "step": failure.step, "micro_batch": failure.micro_batch}
+    numbers = {name: value for name, value in named.items() if value is not None}
+    numbers.update(failure.sizes)
+    if failure.device:
+        numbers.update(failure.device.numbers())
+        if failure.device.gpu is not None:
+            numbers["gpu"] = failure.device.gpu
+    return numbers
+
+
+def _place(failure: Failure) -> str:
+    """` (policy rank 3, step 12, during the backward pass)`, as far as it is known."""
+    process = " ".join(
+        part for part in (failure.role, f"rank {failure.rank}" if failure.rank is not None else None) if part
+    )
+    step = f"step {failure.step}" if failure.step is not None else ""
+    micro_batch = f"micro-batch {failure.micro_batch}" if failure.micro_batch is not None else ""
+    during = f"during {failure.activity}" if failure.activity else failure.phase or ""
+    parts = [part for part in (process, step, micro_batch, during) if part]
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,4 +1,4 @@
-"""What is said of a failure."""
+"""A cause that fits a failure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from rljob_memory.diagnosis.classes import FailureClass
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One cause that fits. `confidence`: 0 to 1; beyond 0.8 only where numbers or an unmistakable message say so.
-
-    `message`: for people, with the numbers. `numbers`: bytes and counts behind it, by name.
-    """
+    """One cause that fits the evidence."""
 
     failure_class: FailureClass
+
     confidence: float
+    """From 0 to 1; above 0.8 only if numbers or an unmistakable message show the cause."""
+
     message: str
+    """The cause as a sentence, with the numbers behind it."""
+
     numbers: Mapping[str, int] = field(default_factory=dict)
+    """Bytes and counts behind it, by name."""
 
     @property
     def advice(self) -> str:
-        """What to change."""
+        """The settings to change."""
         return self.failure_class.advice
 
     def as_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rljob_memory.evidence.evidence import MemorySeries
+from rljob_memory.evidence.collected import MemorySeries
 from rljob_memory.sample import MemorySample
 from rljob_memory.trend import Trend, past_growth
 

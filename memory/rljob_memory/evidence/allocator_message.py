@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
+from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.evidence.sizes import SIZE, size_bytes
 
 START = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory(?:\.|$)")

@@ -1,4 +1,4 @@
-"""One out-of-memory failure as it was found."""
+"""One out-of-memory failure: its kind, the numbers of its message, and the place where it happened."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.device_memory import DeviceMemory
 
 
 class FailureKind(StrEnum):
-    """Who ran out of what. The class of the cause is another question."""
+    """The memory that ran out, and who asked for it. The class of the cause is another question."""
 
     ALLOCATOR = "torch's allocator got no memory of the GPU"
     DRIVER = "the CUDA driver had no memory of the GPU"
@@ -32,6 +31,84 @@ class FailureKind(StrEnum):
     UNSAID = "a process ended by an out-of-memory exit code and left no message"
 
 
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """Another process on the GPU."""
+
+    pid: int
+    """Process id of the host. Inside a pod it names no process."""
+
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of one GPU at the moment of a failure, as its own process saw it. None if the source does not name it."""
+
+    requested_bytes: int
+    """The request that failed, rounded by the allocator to its segments."""
+
+    gpu: int | None = None
+
+    total_bytes: int | None = None
+    """Memory of the device."""
+
+    free_bytes: int | None = None
+    """Free memory of the device."""
+
+    allocated_bytes: int | None = None
+    """Memory in tensors."""
+
+    cached_bytes: int | None = None
+    """Memory that torch's allocator has reserved and that is in no tensor."""
+
+    process_bytes: int | None = None
+    """Memory of the failing process, with everything beside torch."""
+
+    allowed_bytes: int | None = None
+    """A cap that was set on the process."""
+
+    private_pool_bytes: int | None = None
+    """Memory in private pools, such as those of CUDA graphs."""
+
+    largest_cached_block_bytes: int | None = None
+    """Largest free piece of the cache."""
+
+    others: tuple[GpuProcess, ...] = ()
+    """The other processes on the device."""
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Memory that torch's allocator held."""
+        if self.allocated_bytes is None or self.cached_bytes is None:
+            return None
+        return self.allocated_bytes + self.cached_bytes
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Memory that is neither free nor of the failing process; 0 if unknown."""
+        own = self.process_bytes or self.reserved_bytes
+        if self.total_bytes is None or self.free_bytes is None or own is None:
+            return 0
+        return max(self.total_bytes - self.free_bytes - own, 0)
+
+    def numbers(self) -> dict[str, int]:
+        """The known numbers, by name."""
+        known = {
+            "requested_bytes": self.requested_bytes,
+            "total_bytes": self.total_bytes,
+            "free_bytes": self.free_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_but_unallocated_bytes": self.cached_bytes,
+            "process_bytes": self.process_bytes,
+            "allowed_bytes": self.allowed_bytes,
+            "private_pool_bytes": self.private_pool_bytes,
+            "largest_cached_block_bytes": self.largest_cached_block_bytes,
+            "other_processes_bytes": self.foreign_bytes or None,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
 _ENGINE_ACTIVITIES = frozenset({Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GENERATION})
 _ENGINE_KINDS = frozenset(
     {
@@ -47,27 +124,37 @@ _ENGINE_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`text`: the message, shortened. `sizes`: other bytes that it names. `role`, `rank`, `step`, `phase`,
-    `micro_batch`: where it happened, as far as that is known. `activity`: what the traceback says was going on.
-    `clock`: its time stamp's format and seconds, comparable within a format. `source`: file it was found in.
-    """
+    """One failure as an exception, a log, a report or a snapshot shows it."""
 
     kind: FailureKind
+
     text: str = ""
+    """The message, shortened."""
+
     device: DeviceMemory | None = None
+    """Memory of the GPU, if the message or snapshot of torch's allocator names it."""
+
     sizes: Mapping[str, int] = field(default_factory=dict)
+    """Other sizes in the message, by name."""
+
     activity: Activity | None = None
+    """What the program was doing, from its stack."""
+
     role: str | None = None
     rank: int | None = None
     step: int | None = None
     phase: str | None = None
     micro_batch: int | None = None
+
     clock: tuple[str, float] | None = None
+    """Format of its time stamp, and seconds that are comparable within the format: since the epoch for `epoch`."""
+
     source: str = ""
+    """File in which it was found."""
 
     @property
     def in_engine(self) -> bool:
-        """Whether the failing process is an engine, not the policy."""
+        """True if the failing process is an engine, not the policy."""
         return (
             self.role == "rollout"
             or self.kind in _ENGINE_KINDS

@@ -1,4 +1,4 @@
-"""Of all failures that were found, the one to explain: the first of the last attempt that failed."""
+"""Selects the failure to explain: the first one of the last attempt that failed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from rljob_memory.evidence.device_memory import DeviceMemory
-from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 
 _VAGUE = frozenset({FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR, FailureKind.SHARED_SEGMENT})
 _ROUNDING = 0.006
@@ -17,17 +16,28 @@ _ROUNDING = 0.006
 def failure_to_explain(
     failures: Sequence[Failure], snapshots: Sequence[Failure] = (), restarts: Sequence[float] = ()
 ) -> Failure | None:
-    """`snapshots`: failures that a process wrote down itself, which its log may tell too. `restarts`: when the job went
-    on after a failure, in seconds since the epoch: its attempts' starts and its plan's changes.
+    """The first failure of the last attempt that failed; None if nothing failed.
 
-    None where nothing failed.
+    `snapshots`: failures that their processes recorded, which a log may contain as well. `restarts`: times when the job
+    resumed after a failure, in seconds since the epoch: the starts of its attempts and the changes of its plan.
     """
-    return first_failure(of_last_attempt(told_once(failures, snapshots), restarts))
+    return first_failure(of_last_attempt(without_duplicates(failures, snapshots), restarts))
 
 
-def told_once(failures: Sequence[Failure], snapshots: Sequence[Failure]) -> list[Failure]:
-    """Each snapshot joined with the message of the same failure: it has the time and the layout, the message has the
-    other processes."""
+def with_snapshot(failure: Failure, snapshots: Sequence[Failure]) -> Failure:
+    """`failure` with what its process recorded of it, if one of `snapshots` is of the same failure."""
+    same = [snapshot for snapshot in snapshots if snapshot.rank == failure.rank and snapshot.role == failure.role]
+    found = next((snapshot for snapshot in reversed(same) if _is_same(failure, snapshot)), None)
+    if found is None:
+        return failure
+    return replace(failure, device=_joined_device(failure, found), activity=failure.activity or found.activity)
+
+
+def without_duplicates(failures: Sequence[Failure], snapshots: Sequence[Failure]) -> list[Failure]:
+    """All failures, each snapshot joined with the message of the same failure.
+
+    The snapshot has the time and the allocator's layout, the message has the other processes.
+    """
     remaining, joined = list(snapshots), []
     for failure in failures:
         same = next((snapshot for snapshot in remaining if _is_same(failure, snapshot)), None)
@@ -39,7 +49,10 @@ def told_once(failures: Sequence[Failure], snapshots: Sequence[Failure]) -> list
 
 
 def of_last_attempt(failures: Sequence[Failure], restarts: Sequence[float]) -> list[Failure]:
-    """Those of the last stretch between two `restarts` that has any. Where some have no time, those that have count."""
+    """The failures in the last stretch between two `restarts` that has any.
+
+    If only some have a time, the others are left out.
+    """
     bounds = sorted(restarts)
     stretches = [
         (bisect_right(bounds, failure.clock[1]), failure)
@@ -53,9 +66,10 @@ def of_last_attempt(failures: Sequence[Failure], restarts: Sequence[float]) -> l
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure | None:
-    """The one that the others follow from: the earliest by the clock where all carry comparable times, else in order.
+    """The failure that the others follow from: the earliest one if all have comparable times, else the first one.
 
-    One that only says that a process is gone gives way to one that says why, and so does what is told again.
+    A failure that only reports that a process is gone gives way to one with a cause, and so does one that the engine
+    reports again with more detail.
     """
     telling = [failure for failure in failures if failure.kind not in _VAGUE] or failures
     telling = [failure for number, failure in enumerate(telling) if not _is_herald(failure, telling[number + 1 :])]
@@ -65,16 +79,16 @@ def first_failure(failures: Sequence[Failure]) -> Failure | None:
     formats = {failure.clock[0] if failure.clock else None for failure in telling}
     if len(formats) == 1 and None not in formats:
         first = min(telling, key=lambda failure: failure.clock[1] if failure.clock else 0.0)
-    # Ray says that memory ran out in one line, and how much there was in the next.
+    # Ray reports that memory ran out in one line, and the sizes in the next.
     sizes = first.sizes or next((other.sizes for other in telling if other.kind is first.kind and other.sizes), {})
     return replace(first, sizes=sizes)
 
 
 def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
-    """Whether the engine says more of the same failure later on.
+    """True if the engine reports the same failure again with its activity.
 
-    cumem prints its error to stderr by itself, before anything is raised: without a traceback, and so without a word of
-    whether the engine was making its memory or mapping it again, and with the time of whatever was written before.
+    cumem prints its error to stderr before anything is raised: without a traceback, so it does not show whether the
+    engine was making its memory or mapping it again, and with the time of the line before it.
     """
     if failure.kind is not FailureKind.ENGINE_WAKE or failure.activity is not None:
         return False
@@ -82,7 +96,7 @@ def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
 
 
 def _is_same(message: Failure, snapshot: Failure) -> bool:
-    """Whether the numbers agree: three of them do not by chance."""
+    """True if the numbers agree: three of them do not by chance."""
     if message.device is None or snapshot.device is None:
         return False
     pairs = [
@@ -93,17 +107,9 @@ def _is_same(message: Failure, snapshot: Failure) -> bool:
 
 
 def _joined(message: Failure, snapshot: Failure) -> Failure:
-    device = message.device
-    if device and snapshot.device:
-        missing = {
-            field.name: getattr(snapshot.device, field.name)
-            for field in fields(DeviceMemory)
-            if getattr(device, field.name) in (None, ())
-        }
-        device = replace(device, **missing)
     return replace(
         message,
-        device=device,
+        device=_joined_device(message, snapshot),
         activity=message.activity or snapshot.activity,
         role=snapshot.role,
         rank=snapshot.rank,
@@ -112,3 +118,15 @@ def _joined(message: Failure, snapshot: Failure) -> Failure:
         micro_batch=snapshot.micro_batch,
         clock=snapshot.clock,
     )
+
+
+def _joined_device(message: Failure, snapshot: Failure) -> DeviceMemory | None:
+    """The numbers of the message, with those of the snapshot that the message lacks."""
+    if message.device is None or snapshot.device is None:
+        return message.device
+    missing = {
+        field.name: getattr(snapshot.device, field.name)
+        for field in fields(DeviceMemory)
+        if getattr(message.device, field.name) in (None, ())
+    }
+    return replace(message.device, **missing)

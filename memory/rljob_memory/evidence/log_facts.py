@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.evidence.collection import Collection
-from rljob_memory.evidence.device_memory import GpuProcess
+from rljob_memory.evidence.collected import EvidenceBuilder
+from rljob_memory.evidence.failure import GpuProcess
 from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
 from rljob_memory.evidence.sizes import SIZE, size_bytes
@@ -28,31 +28,31 @@ _GPU_PROCESS = re.compile(r"^\|?\s+(\d{1,3})\s+(?:\S+\s+\S+\s+)?(\d{1,10})\s+(?:
 _BARRIER = re.compile(r"using GPU 0 to perform barrier as devices used by this process are currently unknown")
 
 
-def note(collection: Collection, line: LogLine) -> bool:
+def note(builder: EvidenceBuilder, line: LogLine) -> bool:
     """Keep what the line tells. True where that is all that it can tell."""
     text = line.text
     return (
-        _note_engine(collection, text)
-        or _note_memory(collection, line)
-        or _note_process(collection, text)
-        or _note_version(collection, text)
+        _note_engine(builder, text)
+        or _note_memory(builder, line)
+        or _note_process(builder, text)
+        or _note_version(builder, text)
     )
 
 
-def note_engine_seen(collection: Collection, line: LogLine) -> None:
+def note_engine_seen(builder: EvidenceBuilder, line: LogLine) -> None:
     """Keep whether a vLLM engine appears in the log at all."""
-    if not collection.engine.seen and (_ENGINE.search(line.text) or _ENGINE.search(line.writer)):
-        collection.engine = replace(collection.engine, seen=True)
+    if not builder.engine.seen and (_ENGINE.search(line.text) or _ENGINE.search(line.writer)):
+        builder.engine = replace(builder.engine, seen=True)
 
 
-def _note_engine(collection: Collection, text: str) -> bool:
+def _note_engine(builder: EvidenceBuilder, text: str) -> bool:
     if match := _SLEPT.search(text):
         try:
             freed = float(match[1])
         except ValueError:
             return False
-        collection.engine = replace(
-            collection.engine,
+        builder.engine = replace(
+            builder.engine,
             seen=True,
             asleep=True,
             freed_bytes=max(round(freed * GIB), 0),
@@ -60,23 +60,23 @@ def _note_engine(collection: Collection, text: str) -> bool:
         )
         return True
     if _WOKE.search(text):
-        collection.engine = replace(collection.engine, seen=True, asleep=False)
+        builder.engine = replace(builder.engine, seen=True, asleep=False)
         return True
     if match := _KV_CACHE.search(text):
-        collection.engine = replace(collection.engine, seen=True, kv_cache_bytes=round(float(match[1]) * GIB))
+        builder.engine = replace(builder.engine, seen=True, kv_cache_bytes=round(float(match[1]) * GIB))
         return True
     return False
 
 
-def _note_memory(collection: Collection, line: LogLine) -> bool:
+def _note_memory(builder: EvidenceBuilder, line: LogLine) -> bool:
     text = line.text
     if match := _VERL_MEMORY.search(text):
         name, allocated, reserved = f"{line.writer} {match[1].strip()}".strip(), match[2], match[3]
         sample = _sample_of_gib(allocated, reserved)
-        collection.add_sample(name or "log", sample)
+        builder.add_sample(name or "log", sample)
         return True
     if match := _DEEPSPEED_MEMORY.search(text):
-        collection.add_sample(line.writer or "log", _sample_of_gib(match[1], match[3]))
+        builder.add_sample(line.writer or "log", _sample_of_gib(match[1], match[3]))
         return True
     if "out of memory" not in text and (match := _ANY_MEMORY.search(text)):
         allocated_bytes = size_bytes(match[1])
@@ -84,7 +84,7 @@ def _note_memory(collection: Collection, line: LogLine) -> bool:
         if allocated_bytes is not None:
             reserved_bytes = size_bytes(reserved_match[1]) if reserved_match else None
             sample = MemorySample(allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes or 0)
-            collection.add_sample(line.writer or "log", sample)
+            builder.add_sample(line.writer or "log", sample)
             return True
     return False
 
@@ -93,24 +93,24 @@ def _sample_of_gib(allocated: str, reserved: str) -> MemorySample:
     return MemorySample(allocated_bytes=round(float(allocated) * GIB), reserved_bytes=round(float(reserved) * GIB))
 
 
-def _note_process(collection: Collection, text: str) -> bool:
+def _note_process(builder: EvidenceBuilder, text: str) -> bool:
     if match := _GPU_PROCESS.search(text):
-        collection.add_gpu_process(int(match[1]), GpuProcess(int(match[2]), int(match[3]) * MIB))
+        builder.add_gpu_process(int(match[1]), GpuProcess(int(match[2]), int(match[3]) * MIB))
         return True
     if (host := shared_memory_of(text)) is not None:
-        collection.add_host(host)
+        builder.add_host(host)
         return True
     if _BARRIER.search(text):
-        collection.barrier_on_gpu_0 = True
+        builder.barrier_on_gpu_0 = True
         return True
     return False
 
 
-def _note_version(collection: Collection, text: str) -> bool:
+def _note_version(builder: EvidenceBuilder, text: str) -> bool:
     if match := _ENGINE_VERSION.search(text):
-        collection.versions["vllm"] = match[1]
+        builder.versions["vllm"] = match[1]
         return True
     if match := _TORCH_VERSION.search(text):
-        collection.versions["torch"] = match[1]
+        builder.versions["torch"] = match[1]
         return True
     return False

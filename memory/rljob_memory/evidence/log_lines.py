@@ -1,11 +1,11 @@
-"""A log's lines as text: bounded in length, free of colours, and told apart by the process that wrote them."""
+"""The lines of a log as text: bounded in length, without colours, with their writer and their time."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import BinaryIO
 
 LONGEST_LINE_BYTES = 1 << 16
@@ -69,24 +69,34 @@ _SHORT_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 
 
+_TIME_MARK = re.compile(r"^rljob (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z ")
+
+
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`text`: without colours and prefixes. `writer`: tells interleaved processes apart; "" where nothing does.
-
-    `clock`: the first time stamp's format, and seconds in it: since the epoch where it names its zone. `rank`: as the
-    prefix says. `number`: counts all lines.
-    """
+    """A line and its writer."""
 
     text: str
+    """Without colours and prefixes."""
+
     writer: str
+    """Tells interleaved processes apart; empty if nothing does."""
+
     clock: tuple[str, float] | None
+    """Format of the first time stamp, and its seconds: since the epoch if it names its zone."""
+
     rank: int | None
+    """Rank in the prefix."""
+
     number: int = 0
+    """Number of the line in its file."""
 
 
 def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
-    """The lines that can matter here, and those after them that may belong to them: the code of a traceback's frame,
-    the rest of a message that was broken."""
+    """The lines that can matter, and those after them that may belong to them.
+
+    Such are the code of a traceback's frame and the rest of a message that was broken.
+    """
     following = number = 0
     while raw := stream.readline(LONGEST_LINE_BYTES):
         number += 1
@@ -108,7 +118,7 @@ def _is_telling(raw: bytes) -> bool:
 
 
 def parse_line(raw: bytes, number: int = 0) -> LogLine:
-    """Never fails: what is no UTF-8 is replaced."""
+    """Parse a line of any bytes; bytes that are not UTF-8 are replaced."""
     text = _CONTROL.sub(" ", _COLOUR.sub("", raw.decode("utf-8", "replace").rstrip("\r\n")))
     head = text[:400]
     clock = _clock(head)
@@ -135,7 +145,7 @@ def _clock(text: str) -> tuple[str, float] | None:
 
 
 def _epoch(iso: re.Match[str]) -> float | None:
-    """Of a time that names its zone, without its fraction."""
+    """Seconds since the epoch of a time that names its zone, without its fraction."""
     date, time = "-".join(iso.group(1, 2, 3)), ":".join(iso.group(4, 5, 6))
     try:
         return datetime.fromisoformat(f"{date}T{time}{iso[8]}").timestamp()
@@ -144,5 +154,21 @@ def _epoch(iso: re.Match[str]) -> float | None:
 
 
 def _seconds(day: int, hour: int, minute: int, second: int) -> float:
-    """Not a time, only something that orders like one."""
+    """A number that orders like the time; it is not one."""
     return float(((day * 24 + hour) * 60 + minute) * 60 + second)
+
+
+def time_mark(time: datetime, event: str) -> str:
+    """A line that dates the lines after it: libraries print without a time. `time` may be in any zone."""
+    return f"rljob {time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z {event}"
+
+
+def marked_time(text: str) -> float | None:
+    """The time in a time mark, in seconds since the epoch; None for other lines."""
+    match = _TIME_MARK.match(text)
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

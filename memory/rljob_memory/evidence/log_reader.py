@@ -16,12 +16,10 @@ from rljob_memory.evidence.allocator_message import (
     parse_allocator_message,
     parse_request,
 )
-from rljob_memory.evidence.collection import Collection
-from rljob_memory.evidence.device_memory import DeviceMemory
-from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, telling_lines
+from rljob_memory.evidence.collected import EvidenceBuilder
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
+from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, marked_time, telling_lines
 from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature, secondary_name
-from rljob_memory.evidence.time_mark import marked_time
 
 _MOST_WRITERS = 256
 _LONGEST_TRACEBACK = 120
@@ -50,10 +48,10 @@ class _Writer:
 
 
 class LogReader:
-    """`collection` gets what is found. `source`: the file's name, for people."""
+    """`builder` gets what is found. `source`: the file's name, for people."""
 
-    def __init__(self, collection: Collection, source: str = "") -> None:
-        self._collection = collection
+    def __init__(self, builder: EvidenceBuilder, source: str = "") -> None:
+        self._builder = builder
         self._source = source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
         self._opened = _Writer()
@@ -67,7 +65,7 @@ class LogReader:
 
     def read_line(self, line: LogLine) -> None:
         writer = self._writer(line.writer)
-        log_facts.note_engine_seen(self._collection, line)
+        log_facts.note_engine_seen(self._builder, line)
         writer.clock = line.clock or writer.clock
         if (time := marked_time(line.text)) is not None:
             self._marked = "epoch", time
@@ -81,7 +79,7 @@ class LogReader:
         if START.search(line.text) and CORRUPT_SIZE not in line.text:
             self._close_message(writer)
             self._open_message(writer, line)
-        elif not in_traceback and not log_facts.note(self._collection, line):
+        elif not in_traceback and not log_facts.note(self._builder, line):
             self._look_for_failure(writer, line)
 
     def _writer(self, name: str) -> _Writer:
@@ -114,10 +112,10 @@ class LogReader:
     def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
         if CORRUPT_SIZE not in line.text and (found := match_signature(line.text)):
             kind, sizes = found
-            self._collection.add_failure(replace(self._failure(writer, line, kind), sizes=sizes))
+            self._builder.add_failure(replace(self._failure(writer, line, kind), sizes=sizes))
             writer.traceback.clear()
         elif name := secondary_name(line.text):
-            self._collection.secondary[name] += 1
+            self._builder.secondary[name] += 1
 
     def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
         return Failure(
@@ -152,7 +150,7 @@ class LogReader:
         if writer.open_failure is None:
             return
         device = _joined(writer.open_message) or parse_request(" ".join(writer.open_message))
-        self._collection.add_failure(replace(writer.open_failure, device=device))
+        self._builder.add_failure(replace(writer.open_failure, device=device))
         writer.open_failure, writer.open_message = None, []
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rljob_memory.evidence.activity import activity_of
-from rljob_memory.evidence.device_memory import DeviceMemory
-from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.sample import current_name
 

@@ -1,18 +1,19 @@
-"""From a file or a directory to the evidence in it. Which reader a file is for, its first bytes and its name say."""
+"""Reads the evidence in a file or a directory. The first bytes and the name of a file select its reader."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from rljob_memory.evidence.collection import Collection
-from rljob_memory.evidence.documents import read_document
-from rljob_memory.evidence.evidence import Evidence
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import read_cgroup_file
 from rljob_memory.evidence.log_reader import LogReader
+from rljob_memory.evidence.reports import read_report
 from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
 
@@ -24,36 +25,47 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"
 
 
 class Unreadable(Exception):
-    """The message says what was expected, what was found and what to do."""
+    """The message has what was expected, what was found and what to do."""
 
 
-def read_evidence(path: Path) -> Evidence:
-    """Everything that `path` tells: a log, a termination message, a StepReport, an allocator snapshot, or a directory
-    of them such as a run's output. `-` is the standard input.
+def read_evidence(path: Path) -> CollectedEvidence:
+    """Read a log, a termination message, a StepReport, an allocator snapshot, or a directory of them such as a run's
+    output. `-` is the standard input.
 
-    Raises `Unreadable` where there is no such file, it may not be read, or it is neither a text nor a snapshot.
+    Raises `Unreadable` if there is no such file, it may not be read, or it is neither a text nor a snapshot.
     """
-    collection = Collection()
+    builder = EvidenceBuilder()
     if str(path) == "-":
         with open(0, "rb", closefd=False) as stream:
-            LogReader(collection, "the standard input").read(stream)
-        collection.names.append("-")
+            LogReader(builder, "the standard input").read(stream)
+        builder.names.append("-")
     elif path.is_dir():
-        _read_directory(collection, path)
+        _read_directory(builder, path)
     else:
-        _read_file(collection, path, path.name)
-    return collection.evidence()
+        _read_file(builder, path, path.name)
+    return builder.build()
 
 
-def _read_directory(collection: Collection, directory: Path) -> None:
-    """Files that are no evidence, or cannot be read, are passed over, as long as one can."""
+def evidence_around(failure: Failure, directory: Path, plan: MemoryPlan | None) -> CollectedEvidence:
+    """The evidence of a failure that is known by its exception, with what lies in the directory of its run.
+
+    `plan`: the memory plan that it failed under, if known.
+    """
+    builder = EvidenceBuilder()
+    with suppress(Unreadable):
+        _read_directory(builder, directory)
+    return builder.build_for(failure, plan)
+
+
+def _read_directory(builder: EvidenceBuilder, directory: Path) -> None:
+    """Read every file that can be read; files without evidence add nothing. Raises `Unreadable` if none can be read."""
     problems: list[str] = []
     for path in _files(directory):
         try:
-            _read_file(collection, path, str(path.relative_to(directory)))
+            _read_file(builder, path, str(path.relative_to(directory)))
         except Unreadable as problem:
             problems.append(str(problem))
-    if not collection.names and problems:
+    if not builder.names and problems:
         raise Unreadable(f"{directory}: none of its files can be read. The first: {problems[0]}")
 
 
@@ -68,46 +80,46 @@ def _files(directory: Path) -> Iterator[Path]:
                 yield path
 
 
-def _read_file(collection: Collection, path: Path, name: str) -> None:
+def _read_file(builder: EvidenceBuilder, path: Path, name: str) -> None:
     try:
         with path.open("rb") as stream:
             start = stream.peek(4)[:4]
             if start[:2] in PICKLE_START:
-                _add_snapshot(collection, path, name)
+                _add_snapshot(builder, path, name)
             elif start[:2] in _COMPRESSED:
                 kind = _COMPRESSED[start[:2]]
                 raise Unreadable(f"{path}: expected a text or a snapshot, found a {kind} archive. Unpack it first.")
             else:
-                _read_text(collection, stream, path, name)
+                _read_text(builder, stream, path, name)
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror or error}. Name a log or a directory.") from error
-    collection.names.append(name)
+    builder.names.append(name)
 
 
-def _read_text(collection: Collection, stream: BinaryIO, path: Path, name: str) -> None:
+def _read_text(builder: EvidenceBuilder, stream: BinaryIO, path: Path, name: str) -> None:
     if path.suffix == ".jsonl" and path.parent.name == "memory":
-        read_memory_log(collection, stream, path.stem)
+        read_memory_log(builder, stream, path.stem)
     elif path.name == "ledger.jsonl":
-        read_ledger(collection, stream)
+        read_ledger(builder, stream)
     elif (host := read_cgroup_file(path, stream)) is not None:
-        collection.add_host(host)
-    elif not _is_document(collection, path, name):
-        LogReader(collection, name).read(stream)
+        builder.add_host(host)
+    elif not _is_document(builder, path, name):
+        LogReader(builder, name).read(stream)
 
 
-def _is_document(collection: Collection, path: Path, name: str) -> bool:
+def _is_document(builder: EvidenceBuilder, path: Path, name: str) -> bool:
     if not path.is_file() or path.stat().st_size > _LARGEST_DOCUMENT_BYTES:
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
     return text.lstrip().startswith("{") and (
-        read_oom_snapshot(collection, text, name) or read_document(collection, text, name)
+        read_oom_snapshot(builder, text, name) or read_report(builder, text, name)
     )
 
 
-def _add_snapshot(collection: Collection, path: Path, name: str) -> None:
+def _add_snapshot(builder: EvidenceBuilder, path: Path, name: str) -> None:
     try:
         requests = read_snapshot(path)
     except UnreadableSnapshot as problem:
         raise Unreadable(str(problem)) from None
     for device in requests:
-        collection.add_failure(Failure(FailureKind.ALLOCATOR, device=device, source=name))
+        builder.add_failure(Failure(FailureKind.ALLOCATOR, device=device, source=name))

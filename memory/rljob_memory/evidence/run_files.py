@@ -10,14 +10,14 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.collection import Collection
+from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.log_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.sample import MemorySample
 
 
-def read_memory_log(collection: Collection, stream: BinaryIO, name: str) -> None:
+def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> None:
     """Read a process's `memory/<role>-<rank>.jsonl`. A line that is torn, or is not a sample, is skipped.
 
     A process begins with a sample of its phase `load`; the process of an earlier attempt ended there.
@@ -28,49 +28,49 @@ def read_memory_log(collection: Collection, stream: BinaryIO, name: str) -> None
         if sample is None:
             continue
         if sample.phase == "load":
-            collection.begin_series(name)
+            builder.begin_series(name)
         # On a machine without a GPU every sample of the allocator is 0 and has no meaning.
         if sample.device_total_bytes:
-            collection.add_sample(name, sample)
+            builder.add_sample(name, sample)
         if sample.host_limit_bytes:
-            collection.add_host(sample)
+            builder.add_host(sample)
             if before is not None:
-                _look_for_kills(collection, before, sample, name)
+                _look_for_kills(builder, before, sample, name)
             before = sample
 
 
-def read_ledger(collection: Collection, stream: BinaryIO) -> None:
+def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
     """A run's `ledger.jsonl`: its attempts, the changes of its plan, the plan and the versions of the last attempt."""
     for value in _json_lines(stream):
         match value.get("kind"):
             case "attempt":
-                _add_plan(collection, value)
+                _add_plan(builder, value)
                 if (started := _seconds(value.get("started_at"))) is not None:
-                    collection.add_restart(started)
+                    builder.add_restart(started)
                 if isinstance(versions := value.get("versions"), Mapping):
-                    collection.versions.update({str(name): str(version) for name, version in versions.items()})
+                    builder.versions.update({str(name): str(version) for name, version in versions.items()})
             case "plan_change":
-                _add_plan(collection, value)
+                _add_plan(builder, value)
                 change = value.get("change")
                 if isinstance(change, Mapping) and (decided := _date_seconds(change.get("time"))) is not None:
-                    collection.add_restart(decided)
+                    builder.add_restart(decided)
 
 
-def read_oom_snapshot(collection: Collection, text: str, source: str) -> bool:
-    """Whether `text` is an `OomSnapshot`. What it tells is then in `collection`."""
+def read_oom_snapshot(builder: EvidenceBuilder, text: str, source: str) -> bool:
+    """Whether `text` is an `OomSnapshot`. What it tells is then in `builder`."""
     try:
         snapshot = OomSnapshot.model_validate_json(text)
     except ValidationError:
         return False
-    collection.add_snapshot(snapshot.failure(source))
+    builder.add_snapshot(snapshot.failure(source))
     return True
 
 
-def _look_for_kills(collection: Collection, before: MemorySample, after: MemorySample, source: str) -> None:
+def _look_for_kills(builder: EvidenceBuilder, before: MemorySample, after: MemorySample, source: str) -> None:
     """The kernel's count grows only by a kill; a new container begins at 0."""
     if after.oom_kills <= before.oom_kills or after.host_limit_bytes != before.host_limit_bytes:
         return
-    collection.add_failure(
+    builder.add_failure(
         Failure(
             FailureKind.HOST,
             text=f"oom_kill rose from {before.oom_kills} to {after.oom_kills}",
@@ -82,10 +82,10 @@ def _look_for_kills(collection: Collection, before: MemorySample, after: MemoryS
     )
 
 
-def _add_plan(collection: Collection, value: Mapping[str, Any]) -> None:
+def _add_plan(builder: EvidenceBuilder, value: Mapping[str, Any]) -> None:
     if plan := value.get("plan"):
         try:
-            collection.plan = MemoryPlan.model_validate_json(json.dumps(plan))
+            builder.plan = MemoryPlan.model_validate_json(json.dumps(plan))
         except ValidationError:
             return
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rljob_memory.evidence.device_memory import DeviceMemory
+from rljob_memory.evidence.failure import DeviceMemory
 from rljob_memory.evidence.sizes import human_bytes
 
 PICKLE_START = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

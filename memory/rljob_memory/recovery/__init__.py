@@ -2,7 +2,6 @@
 
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
-from rljob_memory.recovery.diagnosed import diagnosed, diagnosis_status
 from rljob_memory.recovery.effect import observed, role_that_shows
 from rljob_memory.recovery.failure import FailureReport
 from rljob_memory.recovery.profile import profile_of
@@ -19,8 +18,6 @@ __all__ = [
     "RecoveryState",
     "Response",
     "Restart",
-    "diagnosed",
-    "diagnosis_status",
     "messages",
     "observed",
     "prevent",

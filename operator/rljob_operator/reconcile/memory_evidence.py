@@ -9,8 +9,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
-from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery import diagnosed
+from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
 from rljob_operator.reconcile.pod_ranks import first_rank, place_of
 from rljob_operator.reconcile.progress import committed_steps

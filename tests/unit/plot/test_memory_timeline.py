@@ -19,9 +19,9 @@ from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord
 from rljob_trainer.plot import plot_run
-from rljob_trainer.plot.memory_logs import logged_samples
 from rljob_trainer.plot.memory_timeline import Level, Timeline, memory_timeline
 from rljob_trainer.plot.timeline_marks import timeline_marks
+from rljob_trainer.telemetry.memory_logs import logged_samples
 from tests.unit.ledger.samples import GIB, step_record
 
 BEGUN = 1_000.0

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from datetime import UTC, datetime
-
-import pytest
 
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import (
-    DeviceOutOfMemory,
-    HostOutOfMemory,
-    SharedMemoryExhausted,
-    TrainerError,
-    WorkerLost,
-)
 from rljob_trainer.step_report.client import encoded
-from rljob_trainer.step_report.content import evidence_of, memory_of_ranks, reward_of, seconds_of
+from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of
 from tests.unit.ledger.samples import step_record
 
 PLAN = memory_plan()
@@ -77,33 +69,6 @@ def test_phases_that_a_step_did_without_took_no_time() -> None:
     assert (seconds.rollout, seconds.update, seconds.checkpoint) == (0.6, 0.3, 0.0)
 
 
-@pytest.mark.parametrize("kind", [DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted])
-def test_an_out_of_memory_failure_is_evidence_with_whose_and_where(kind: type[TrainerError]) -> None:
-    error = kind("CUDA out of memory. Tried to allocate 2.00 GiB").of("rollout-3")
-    evidence = evidence_of(error, attempt=2, step=7, phase="rollout", time=NOW)
-    assert evidence is not None
-    assert (evidence.role, evidence.rank, evidence.step, evidence.phase) == ("rollout", 3, 7, "rollout")
-    assert (evidence.attempt, evidence.time) == (2, NOW)
-    assert "2.00 GiB" in evidence.message
-
-
-def test_the_controllers_own_failure_is_its_own() -> None:
-    evidence = evidence_of(SharedMemoryExhausted("full"), attempt=1, step=1, phase=None, time=NOW)
-    assert evidence is not None
-    assert (evidence.role, evidence.rank, evidence.phase) == ("controller", 0, None)
-
-
-@pytest.mark.parametrize("error", [None, WorkerLost("policy-0 died")])
-def test_other_endings_are_no_evidence(error: TrainerError | None) -> None:
-    assert evidence_of(error, attempt=1, step=1, phase=None, time=NOW) is None
-
-
-def test_a_long_message_is_cut() -> None:
-    evidence = evidence_of(DeviceOutOfMemory("x" * 10_000), attempt=1, step=1, phase=None, time=NOW)
-    assert evidence is not None
-    assert len(evidence.message) == 4096
-
-
 def test_what_is_sent_is_the_report_without_its_defaults() -> None:
     report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=0, plan=PLAN, update_time=NOW)
     sent = json.loads(encoded(report))
@@ -115,7 +80,7 @@ def test_what_is_sent_is_the_report_without_its_defaults() -> None:
 
 
 def test_a_report_of_eight_gpus_is_small() -> None:
-    gpu = MemorySample(*(80 * 2**30 - index for index in range(19)))
+    gpu = MemorySample(**{field.name: 80 * 2**30 - index for index, field in enumerate(fields(MemorySample)[5:])})
     phases: dict[str, Phase] = {"policy": "update", "rollout": "rollout"}
     memory = {f"{role}-{rank}": {phase: gpu} for rank in range(8) for role, phase in phases.items()}
     report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=9, plan=PLAN, memory=memory_of_ranks(memory))

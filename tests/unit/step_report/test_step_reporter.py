@@ -13,11 +13,9 @@ from rljob_api.metadata import Metadata
 from rljob_api.step_report import Evidence, StepReport
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
-from rljob_trainer.errors import DeviceOutOfMemory
 from rljob_trainer.step_report import reporter as reporter_module
 from rljob_trainer.step_report import schedule as schedule_module
 from rljob_trainer.step_report.api_server import NoAnswer
-from rljob_trainer.step_report.content import evidence_of
 from rljob_trainer.step_report.reporter import StepReporter
 from tests.unit.ledger.samples import step_record
 
@@ -54,11 +52,7 @@ def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evidence() -> Evidence:
-    found = evidence_of(
-        DeviceOutOfMemory("CUDA out of memory").of("policy-0"), attempt=1, step=2, phase="update", time=NOW
-    )
-    assert found is not None
-    return found
+    return Evidence(time=NOW, attempt=1, role="policy", rank=0, step=2, phase="update", message="CUDA out of memory")
 
 
 def ignore(_text: str) -> None:

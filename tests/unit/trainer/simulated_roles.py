@@ -14,6 +14,7 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 OUT_OF_MEMORY = (
@@ -21,6 +22,19 @@ OUT_OF_MEMORY = (
     "free. Including non-PyTorch memory, this process has 79.00 GiB memory in use. Of the allocated memory 76.00 GiB "
     "is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
 )
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named like torch's."""
+
+
+def out_of_memory(actor: str, message: str = OUT_OF_MEMORY) -> TrainerError:
+    """A process's failure as it leaves the process."""
+    known = known_failure(OutOfMemoryError(message))
+    assert isinstance(known, DeviceOutOfMemory)
+    return known.of(actor)
+
+
 WHOLE, HALFWAY, DEAD = "before the weights were touched", "with the weights half-written", "dead"
 START = "the weights that it begins with"
 
@@ -156,5 +170,4 @@ class SimulatedRoles:
         if how == DEAD:
             raise WorkerLost(f"{actor} died").of(actor)
         if how is not None:
-            failure: TrainerError = DeviceOutOfMemory(f"{OUT_OF_MEMORY} {how}")
-            raise failure.of(actor)
+            raise out_of_memory(actor, f"{OUT_OF_MEMORY} {how}")

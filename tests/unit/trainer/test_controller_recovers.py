@@ -190,7 +190,7 @@ def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
     assert [event for event, _ in told.events] == ["changed", "recovered"]
     assert "OutOfMemory: policy rank 0 in update, step 3: " in printed
     assert "PlanChanged: " in printed
-    assert "Recovered: resumed at step 3 after 0 s" in printed
+    assert "Recovered: resumed at step 3 after " in printed
 
 
 def test_half_written_parameters_are_restored_from_the_checkpoint_and_the_journal(tmp_path: Path) -> None:

@@ -10,19 +10,26 @@ import pytest
 
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import Evidence
-from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
+from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
 from rljob_trainer.roles.actor import known_failure
-from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY
+from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY, OutOfMemoryError, out_of_memory
 
 GIB = 1 << 30
-TRACE = f"""Traceback (most recent call last):
-  File "rljob_trainer/policy/update.py", line 118, in _optimizer_step
-    self.optimizer.step()
-  File "torch/optim/adamw.py", line 220, in step
-    self._init_group(group, params_with_grad)
-torch.OutOfMemoryError: {OUT_OF_MEMORY}
-"""
+
+
+def raised_in(file: str, function: str) -> TrainerError:
+    """A process's failure with an exception from one function of a library."""
+    namespace: dict[str, Any] = {}
+    exec(compile(f"def {function}(error):\n    raise error", file, "exec"), namespace)
+    try:
+        namespace[function](OutOfMemoryError(OUT_OF_MEMORY))
+    except OutOfMemoryError as error:
+        known = known_failure(error)
+        assert known is not None
+        return known.of("policy-0")
+    raise AssertionError
 
 
 def gathered(failure: TrainerError, directory: Path, phase: Phase | None = "update") -> Evidence | None:
@@ -37,10 +44,8 @@ def write_memory_log(directory: Path, **last: Any) -> None:
     (directory / "memory" / "policy-0.jsonl").write_text(text + '{"torn": ')
 
 
-def test_the_traceback_tells_what_was_going_on(tmp_path: Path) -> None:
-    failure = DeviceOutOfMemory(OUT_OF_MEMORY).of("policy-0")
-    failure.trace = TRACE
-    evidence = gathered(failure, tmp_path)
+def test_stack_of_the_exception_shows_the_activity(tmp_path: Path) -> None:
+    evidence = gathered(raised_in("torch/optim/adamw.py", "_init_group"), tmp_path)
     assert evidence is not None
     assert evidence.diagnoses[0].class_name == "OptimizerState"
     assert evidence.message == OUT_OF_MEMORY
@@ -49,7 +54,7 @@ def test_the_traceback_tells_what_was_going_on(tmp_path: Path) -> None:
 
 def test_the_processs_memory_log_tells_the_micro_batch_and_the_message_the_numbers(tmp_path: Path) -> None:
     write_memory_log(tmp_path, step=7, phase="update", micro_batch=3)
-    evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("policy-0"), tmp_path)
+    evidence = gathered(out_of_memory("policy-0"), tmp_path)
     assert evidence is not None
     assert evidence.micro_batch == 4
     assert evidence.memory is not None
@@ -57,7 +62,7 @@ def test_the_processs_memory_log_tells_the_micro_batch_and_the_message_the_numbe
 
 
 def test_of_an_engine_that_never_came_up_the_message_has_all_numbers(tmp_path: Path) -> None:
-    evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("rollout-0"), tmp_path, phase=None)
+    evidence = gathered(out_of_memory("rollout-0"), tmp_path, phase=None)
     assert evidence is not None
     assert evidence.memory is not None
     assert (evidence.memory.role, evidence.memory.device_free_bytes) == ("rollout", GIB)
@@ -65,13 +70,60 @@ def test_of_an_engine_that_never_came_up_the_message_has_all_numbers(tmp_path: P
 
 def test_a_failure_before_the_first_micro_batch_has_none(tmp_path: Path) -> None:
     write_memory_log(tmp_path, step=6, phase="update", micro_batch=3)
-    evidence = gathered(DeviceOutOfMemory(OUT_OF_MEMORY).of("policy-0"), tmp_path)
+    evidence = gathered(out_of_memory("policy-0"), tmp_path)
     assert evidence is not None
     assert evidence.micro_batch is None
 
 
 def test_what_is_no_failure_of_memory_has_no_evidence(tmp_path: Path) -> None:
     assert gathered(WorkerLost("policy-0 died").of("policy-0"), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (HostOutOfMemory("Ray ended policy-0, since its machine ran low on memory").of("policy-0"), "HostMemory"),
+        (SharedMemoryExhausted("expected room for 512 MiB in /dev/shm of every pod"), "SharedMemory"),
+        (DeviceOutOfMemory("the process left no exception").of("policy-0"), "Unknown"),
+    ],
+)
+def test_without_an_exception_the_error_names_the_memory(error: TrainerError, cause: str, tmp_path: Path) -> None:
+    evidence = gathered(error, tmp_path)
+    assert evidence is not None
+    assert evidence.diagnoses[0].class_name == cause
+
+
+def test_failure_of_the_controller_is_its_own(tmp_path: Path) -> None:
+    evidence = gathered(SharedMemoryExhausted("full"), tmp_path, phase=None)
+    assert evidence is not None
+    assert (evidence.role, evidence.rank, evidence.phase) == ("controller", 0, None)
+
+
+def test_long_message_is_cut(tmp_path: Path) -> None:
+    evidence = gathered(DeviceOutOfMemory("x" * 10_000), tmp_path)
+    assert evidence is not None
+    assert len(evidence.message) == 4096
+
+
+def test_snapshot_of_the_same_failure_completes_it(tmp_path: Path) -> None:
+    (tmp_path / "oom").mkdir()
+    snapshot = OomSnapshot(
+        time=1.0,
+        role="policy",
+        rank=0,
+        gpu=0,
+        requested_bytes=2 * GIB,
+        device_free_bytes=GIB,
+        device_total_bytes=80 * GIB,
+        counters={"allocated_bytes": 76 * GIB, "reserved_bytes": 77 * GIB},
+        layout=Layout(largest_free_block_bytes=GIB // 2),
+    )
+    (tmp_path / "oom" / "policy-0-step7.json").write_text(snapshot.model_dump_json())
+    for actor, expected in (("policy-0", GIB // 2), ("policy-1", None)):
+        evidence = gathered(out_of_memory(actor), tmp_path)
+        assert evidence is not None
+        assert evidence.step == 7
+        assert evidence.diagnoses[0].numbers.get("largest_cached_block_bytes") == expected
 
 
 def test_a_process_that_never_logged_has_no_memory(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord, role_of
-from rljob_trainer.plot.memory_logs import logged_samples
+from rljob_trainer.telemetry.memory_logs import logged_samples
 
 Peaks = dict[str, dict[str, dict[int, int]]]
 """role → phase → step → bytes"""

@@ -17,7 +17,6 @@ from rljob_trainer.ledger.records import (
     plan_change_records,
     step_records,
 )
-from rljob_trainer.plot.memory_logs import logged_samples
 from rljob_trainer.plot.memory_plot import draw_memory
 from rljob_trainer.plot.memory_samples import memory_peaks
 from rljob_trainer.plot.memory_timeline import memory_timeline
@@ -26,6 +25,7 @@ from rljob_trainer.plot.style import STYLE
 from rljob_trainer.plot.timeline_marks import timeline_marks
 from rljob_trainer.plot.timeline_plot import draw_timeline
 from rljob_trainer.plot.timing_plot import draw_timing
+from rljob_trainer.telemetry.memory_logs import logged_samples
 
 _FORMATS = ("png", "svg")
 

@@ -187,7 +187,7 @@ def _with_explanation(failure: TrainerError, answer: Response) -> TrainerError:
     if not isinstance(answer, GiveUp) or answer.reason is GiveUpReason.LEFT_TO_SUPERVISOR:
         return failure
     explained = type(failure)(answer.explanation)
-    explained.actor, explained.trace, explained.evidence = failure.actor, failure.trace, failure.evidence
+    explained.actor, explained.evidence = failure.actor, failure.evidence
     explained.given_up = True
     return explained
 

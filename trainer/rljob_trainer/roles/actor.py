@@ -14,12 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rljob_memory.evidence.exception import failure_of_exception
 from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.log_lines import time_mark
 from rljob_memory.evidence.signatures import match_signature
-from rljob_memory.evidence.time_mark import time_mark
 from rljob_trainer.errors import (
     DeviceOutOfMemory,
     HostOutOfMemory,
+    OutOfMemory,
     OutputUnavailable,
     SharedMemoryExhausted,
     TrainerError,
@@ -109,8 +111,8 @@ def _readable_failures(actor: str) -> Iterator[None]:
         if known is None:
             raise
         _mark_log(f"{actor} failed")
-        known.trace = traceback.format_exc()
-        print(known.trace, file=sys.stderr, flush=True)
+        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.flush()
         # `from None`: the cause may hold torch objects.
         raise known.of(actor) from None
 
@@ -124,17 +126,21 @@ def _of_another_actor(error: TrainerError) -> TrainerError | None:
 def known_failure(error: Exception) -> TrainerError | None:
     """The `TrainerError` for memory that ran out or a full disk; None for other errors."""
     text = str(error)
-    if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
-        return DeviceOutOfMemory(text)
     found = match_signature(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    of_shared_memory = found is not None and found[0] in _SHARED_MEMORY
-    if "No space left on device" in text and "/dev/shm" not in text and not of_shared_memory:
+    kind = found[0] if found else None
+    known: OutOfMemory
+    if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
+        known = DeviceOutOfMemory(text)
+    elif "No space left on device" in text and "/dev/shm" not in text and kind not in _SHARED_MEMORY:
         return OutputUnavailable(f"the disk is full: {text}")
-    if found is None or found[0] in _NOT_OF_MEMORY:
+    elif kind is None or kind in _NOT_OF_MEMORY:
         return None
-    if found[0] in _HOST:
-        return HostOutOfMemory(text or type(error).__name__)
-    return SharedMemoryExhausted(text) if of_shared_memory else DeviceOutOfMemory(text)
+    elif kind in _HOST:
+        known = HostOutOfMemory(text or type(error).__name__)
+    else:
+        known = SharedMemoryExhausted(text) if kind in _SHARED_MEMORY else DeviceOutOfMemory(text)
+    known.out_of_memory = failure_of_exception(error)
+    return known
 
 
 def _mark_log(what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rljob_memory.evidence.exception import failure_of_exception
 from rljob_trainer.errors import HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
 
 Calls = dict[str, Any]
@@ -71,9 +72,11 @@ def _result(reference: Any, name: str, doing: str) -> Any:
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
         low = HostOutOfMemory(f"Ray killed {name} while {doing}, because its machine ran low on memory")
+        low.out_of_memory = failure_of_exception(error)
         raise low.of(name) from error
     except exceptions.ObjectStoreFullError as error:
         full = SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}")
+        full.out_of_memory = failure_of_exception(error)
         raise full.of(name) from error
     except exceptions.RayActorError as error:
         raise WorkerLost(f"{name} died while {doing}").of(name) from error

@@ -1,25 +1,21 @@
-"""What a StepReport says, made from what the loop has. Pure."""
+"""The contents of a StepReport, from the records of the loop. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from rljob_api.plan_change import Phase, Role
-from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, PhaseSeconds, RankMemory
+from rljob_api.step_report import MAX_RANKS_REPORTED, PhaseSeconds, RankMemory
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError
 from rljob_trainer.ledger.records import StepRecord
 
-_OUT_OF_MEMORY = (DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted)
-_LONGEST_MESSAGE = 4096
 _REPORTED_NUMBERS = tuple(RankMemory.model_fields.keys() - {"role", "rank", "phase"})
 _ROLES: dict[str, Role] = {"policy": "policy", "rollout": "rollout"}
 
 
 def reward_of(record: StepRecord) -> float | None:
-    """The mean reward; None where it is no number, which JSON does not have."""
+    """The mean reward; None if it is not finite, which JSON cannot express."""
     return record.reward.mean if math.isfinite(record.reward.mean) else None
 
 
@@ -44,26 +40,8 @@ def memory_of_ranks(memory: Mapping[str, Mapping[Phase, MemorySample]]) -> list[
     return sorted(entries, key=lambda entry: (entry.device_free_bytes, -entry.peak_rss_bytes))[:MAX_RANKS_REPORTED]
 
 
-def evidence_of(
-    error: TrainerError | None, *, attempt: int, step: int, phase: Phase | None, time: datetime
-) -> Evidence | None:
-    """What is known of an out-of-memory failure; None where `error` is none. `step`, `phase`: where the loop was."""
-    if not isinstance(error, _OUT_OF_MEMORY):
-        return None
-    role, rank = role_and_rank(error.actor)
-    return Evidence(
-        time=time.astimezone(UTC),
-        attempt=attempt,
-        role=role,
-        rank=rank,
-        step=step,
-        phase=phase,
-        message=str(error)[:_LONGEST_MESSAGE],
-    )
-
-
 def role_and_rank(actor: str | None) -> tuple[Role, int]:
-    """("policy", 1) for "policy-1"; the controller, which is no actor, has rank 0."""
+    """("policy", 1) for "policy-1"; ("controller", 0) for None, since the controller is not an actor."""
     if actor is None:
         return "controller", 0
     name, _, rank = actor.rpartition("-")

@@ -15,9 +15,10 @@ from rljob_memory.diagnosis.rules.optimizer_state import optimizer_state
 from rljob_memory.diagnosis.rules.retained_graph import retained_graph
 from rljob_memory.diagnosis.rules.shared_memory import shared_memory
 from rljob_memory.diagnosis.rules.weight_sync_spike import weight_sync_spike
-from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure
 
-RULES: tuple[Callable[[Situation], Diagnosis | None], ...] = (
+RULES: tuple[Callable[[Failure, CollectedEvidence], Diagnosis | None], ...] = (
     fragmentation,
     allocator_cache,
     retained_graph,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.gpu_holders import foreign_bytes
 from rljob_memory.diagnosis.growth import allocated_growth
-from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.device_memory import DeviceMemory
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
 _BY_ACTIVITY = {Activity.LOGITS: 0.8, Activity.BACKWARD: 0.65, Activity.FORWARD: 0.6, Activity.GENERATION: 0.4}
@@ -21,27 +21,27 @@ _HUGE_SHARE = 0.25
 _NEARLY_FULL = 0.75
 
 
-def activation_spike(situation: Situation) -> Diagnosis | None:
-    failure, device = situation.failure, situation.device
+def activation_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    device = failure.device
     if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER) or failure.activity in _OTHER_CAUSES:
         return None
     if device is None:
         if failure.activity not in _BY_ACTIVITY:
             return None
-        return _diagnosis(situation, _BY_ACTIVITY[failure.activity] / 2, "the GPU was full")
+        return _diagnosis(failure, _BY_ACTIVITY[failure.activity] / 2, "the GPU was full")
     confidence = _BY_ACTIVITY.get(failure.activity, 0.0) if failure.activity else 0.0
     if failure.phase == "update":
         confidence = max(confidence, 0.55)
     confidence = max(confidence, _by_numbers(device))
-    if any(series.is_policy and allocated_growth(series) for series in situation.evidence.series):
+    if any(series.is_policy and allocated_growth(series) for series in evidence.series):
         # Which pass found the card full is chance then.
         confidence = min(confidence, 0.5)
-    if situation.foreign_bytes > (device.allocated_bytes or 0):
+    if foreign_bytes(failure) > (device.allocated_bytes or 0):
         confidence = min(confidence, 0.4)
     if not confidence:
         return None
     in_use = f", {human_bytes(device.allocated_bytes)} were in tensors" if device.allocated_bytes is not None else ""
-    return _diagnosis(situation, confidence, f"{human_bytes(device.requested_bytes)} more did not fit{in_use}")
+    return _diagnosis(failure, confidence, f"{human_bytes(device.requested_bytes)} more did not fit{in_use}")
 
 
 def _by_numbers(device: DeviceMemory) -> float:
@@ -55,10 +55,8 @@ def _by_numbers(device: DeviceMemory) -> float:
     return 0.4 if nearly_full else 0.0
 
 
-def _diagnosis(situation: Situation, confidence: float, what: str) -> Diagnosis:
-    of = (
-        "Logits or log-probabilities" if situation.failure.activity is Activity.LOGITS else "The pass through the model"
-    )
+def _diagnosis(failure: Failure, confidence: float, what: str) -> Diagnosis:
+    of = "Logits or log-probabilities" if failure.activity is Activity.LOGITS else "The pass through the model"
     return Diagnosis(
         FailureClass.ACTIVATION_SPIKE, round(confidence, 2), f"{of} needed more memory than was left: {what}"
     )

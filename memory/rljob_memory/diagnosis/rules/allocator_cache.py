@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_cache_bytes
 from rljob_memory.diagnosis.growth import allocated_growth, reserved_growth
-from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.estimate import GIB
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
 _BY_TEXT = {
@@ -25,22 +26,22 @@ _BY_TEXT = {
 _LARGE_CACHE_BYTES = GIB
 
 
-def allocator_cache(situation: Situation) -> Diagnosis | None:
-    kind = situation.failure.kind
+def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    kind = failure.kind
     if kind is FailureKind.ALLOCATOR:
-        if not (situation.failure.in_engine and situation.foreign_bytes):
+        if not (failure.in_engine and foreign_bytes(failure)):
             return None
         by_text = 0.45
     elif kind in _BY_TEXT:
         by_text = _BY_TEXT[kind]
-        if situation.failure.activity is Activity.KV_CACHE:
+        if failure.activity is Activity.KV_CACHE:
             by_text = 0.4  # It was making its memory, not mapping it again.
-        if "NOT_INITIALIZED" in situation.failure.text:
+        if "NOT_INITIALIZED" in failure.text:
             by_text = 0.3
     else:
         return None
-    cache = situation.policy_cache_bytes
-    if rising := _rising_cache(situation):
+    cache = policy_cache_bytes(evidence)
+    if rising := _rising_cache(failure, evidence):
         return rising
     if cache is None:
         return Diagnosis(
@@ -58,9 +59,9 @@ def allocator_cache(situation: Situation) -> Diagnosis | None:
     )
 
 
-def _rising_cache(situation: Situation) -> Diagnosis | None:
+def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     """What torch holds rises step by step, and what is in tensors does not."""
-    for series in situation.evidence.series:
+    for series in evidence.series:
         found = reserved_growth(series) if series.is_policy else None
         if found and not allocated_growth(series):
             first, last = found.trend.first_bytes, found.trend.last_bytes
@@ -68,7 +69,7 @@ def _rising_cache(situation: Situation) -> Diagnosis | None:
                 FailureClass.ALLOCATOR_CACHE,
                 0.85,
                 f"Memory reserved by the policy's torch grew from {human_bytes(first)} to {human_bytes(last)} while "
-                f"its tensors took no more; {_sentence(situation.failure.kind)}",
+                f"its tensors took no more; {_sentence(failure.kind)}",
                 {"reserved_first_bytes": first, "reserved_last_bytes": last},
             )
     return None

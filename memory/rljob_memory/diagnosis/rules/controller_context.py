@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.diagnosis.gpu_holders import engine_holds_little
 from rljob_memory.estimate import MIB
-from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind, GpuProcess
 from rljob_memory.evidence.sizes import human_bytes
 
 _SMALLEST_CONTEXT_BYTES = 200 * MIB
@@ -25,18 +25,19 @@ def context_sized(device: DeviceMemory) -> list[GpuProcess]:
     return [process for process in device.others if _is_context(process)]
 
 
-def controller_context(situation: Situation) -> Diagnosis | None:
-    device = situation.device
+def controller_context(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    device = failure.device
     if device is not None and device.others:
-        return _of_message(situation, device, context_sized(device))
-    if situation.failure.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
-        return _of_process_table(situation)
+        return _of_message(failure, evidence, device)
+    if failure.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
+        return _of_process_table(evidence)
     return None
 
 
-def _of_message(situation: Situation, device: DeviceMemory, contexts: list[GpuProcess]) -> Diagnosis | None:
+def _of_message(failure: Failure, evidence: CollectedEvidence, device: DeviceMemory) -> Diagnosis | None:
+    contexts = context_sized(device)
     held = sum(process.used_bytes for process in contexts)
-    the_sleeping_engine = situation.engine_holds_little and len(contexts) == 1
+    the_sleeping_engine = engine_holds_little(failure, evidence) and len(contexts) == 1
     if not contexts or the_sleeping_engine:
         return None
     suffices = (device.free_bytes or 0) + held >= device.requested_bytes
@@ -44,12 +45,12 @@ def _of_message(situation: Situation, device: DeviceMemory, contexts: list[GpuPr
     if not suffices or others > held:
         confidence = 0.3
     else:
-        confidence = 0.75 if len(contexts) >= _MANY or situation.evidence.barrier_on_gpu_0 else 0.5
+        confidence = 0.75 if len(contexts) >= _MANY or evidence.barrier_on_gpu_0 else 0.5
     return _diagnosis(confidence, device.gpu or 0, len(contexts), held)
 
 
-def _of_process_table(situation: Situation) -> Diagnosis | None:
-    processes = situation.evidence.gpu_processes.get(0, ())
+def _of_process_table(evidence: CollectedEvidence) -> Diagnosis | None:
+    processes = evidence.gpu_processes.get(0, ())
     contexts = [process for process in processes if _is_context(process)]
     if len(contexts) < _MANY or len(contexts) == len(processes):
         return None

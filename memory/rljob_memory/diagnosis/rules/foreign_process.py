@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.gpu_holders import (
+    engine_holds_little,
+    foreign_bytes,
+    policy_reserved_bytes,
+    sleeping_engine_bytes,
+)
 from rljob_memory.diagnosis.rules.controller_context import context_sized
-from rljob_memory.diagnosis.rules.engine_not_asleep import sleeping_engine_bytes
-from rljob_memory.diagnosis.situation import Situation
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
 _MOST = 0.5
@@ -20,12 +25,12 @@ _MUCH_AT_START = 0.1
 """Of the device: more than the driver and the engine's own context take before it starts."""
 
 
-def foreign_process(situation: Situation) -> Diagnosis | None:
-    match situation.failure.kind:
+def foreign_process(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    match failure.kind:
         case FailureKind.ALLOCATOR:
-            return _beside_torch(situation)
+            return _beside_torch(failure, evidence)
         case FailureKind.ENGINE_START:
-            return _before_the_engine(situation)
+            return _before_the_engine(failure, evidence)
         case FailureKind.ENGINE_PROFILING:
             return Diagnosis(
                 FailureClass.FOREIGN_PROCESS,
@@ -42,8 +47,8 @@ def foreign_process(situation: Situation) -> Diagnosis | None:
             return None
 
 
-def _beside_torch(situation: Situation) -> Diagnosis | None:
-    device, foreign = situation.device, situation.foreign_bytes
+def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    device, foreign = failure.device, foreign_bytes(failure)
     if device is None or not device.total_bytes or not foreign:
         return None
     contexts = sum(process.used_bytes for process in context_sized(device))
@@ -51,8 +56,8 @@ def _beside_torch(situation: Situation) -> Diagnosis | None:
         return None
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
-    by_an_engine = situation.evidence.engine.seen or situation.failure.role is not None
-    if by_an_engine and not (situation.engine_holds_little and foreign > sleeping_engine_bytes(situation)):
+    by_an_engine = evidence.engine.seen or failure.role is not None
+    if by_an_engine and not (engine_holds_little(failure, evidence) and foreign > sleeping_engine_bytes(failure)):
         confidence /= 2
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,
@@ -63,10 +68,10 @@ def _beside_torch(situation: Situation) -> Diagnosis | None:
     )
 
 
-def _before_the_engine(situation: Situation) -> Diagnosis | None:
-    sizes = situation.failure.sizes
+def _before_the_engine(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    sizes = failure.sizes
     free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
-    if not total or free is None or total - free - situation.policy_reserved_bytes < _MUCH_AT_START * total:
+    if not total or free is None or total - free - policy_reserved_bytes(evidence) < _MUCH_AT_START * total:
         return None
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.estimate import MIB
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.sizes import human_bytes
 
 _LARGE_SHARE = 0.1
@@ -23,8 +24,8 @@ _CLEARLY_ENOUGH = 2.0
 _WORTH_MENTIONING_BYTES = 512 * MIB
 
 
-def fragmentation(situation: Situation) -> Diagnosis | None:
-    device = situation.device
+def fragmentation(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    device = failure.device
     if device is None or not device.cached_bytes or not device.reserved_bytes:
         return None
     requested, cached = device.requested_bytes, device.cached_bytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.evidence.sizes import human_bytes
 
@@ -18,15 +18,14 @@ _ONE_OF_SEVERAL = "potential root causes"
 """Ray's words where it names the out-of-memory killer only as the first of what may have happened."""
 
 
-def host_memory(situation: Situation) -> Diagnosis | None:
-    failure = situation.failure
+def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.HOST:
             return Diagnosis(
-                FailureClass.HOST_MEMORY, 0.95, f"The host's or the container's memory ran out{_sizes(situation)}"
+                FailureClass.HOST_MEMORY, 0.95, f"The host's or the container's memory ran out{_sizes(failure)}"
             )
         case FailureKind.KILLED:
-            return _killed(situation)
+            return _killed(failure, evidence)
         case FailureKind.OBJECT_STORE:
             return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of the host's memory, is full")
         case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
@@ -37,29 +36,29 @@ def host_memory(situation: Situation) -> Diagnosis | None:
             return None
 
 
-def _killed(situation: Situation) -> Diagnosis:
+def _killed(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
     """The container's own numbers tell the kernel's kill from the others."""
-    host = situation.evidence.host
+    host = evidence.host
     if host.oom_kills:
         confidence, why = 0.9, f"the kernel has killed {host.oom_kills} of the container's for its memory"
     elif is_nearly_full(host.host_used_bytes, host.host_limit_bytes):
         confidence, why = 0.8, "the container was at its memory limit"
     else:
-        confidence = 0.4 if _ONE_OF_SEVERAL in situation.failure.text else 0.55
+        confidence = 0.4 if _ONE_OF_SEVERAL in failure.text else 0.55
         why = "most often that is the kernel, when the memory limit is reached"
     return Diagnosis(
-        FailureClass.HOST_MEMORY, confidence, f"A process was killed by SIGKILL; {why}", _host_numbers(situation)
+        FailureClass.HOST_MEMORY, confidence, f"A process was killed by SIGKILL; {why}", _host_numbers(evidence)
     )
 
 
-def _host_numbers(situation: Situation) -> dict[str, int]:
-    host = situation.evidence.host
+def _host_numbers(evidence: CollectedEvidence) -> dict[str, int]:
+    host = evidence.host
     known = {"used_bytes": host.host_used_bytes, "limit_bytes": host.host_limit_bytes, "oom_kills": host.oom_kills}
     return {name: value for name, value in known.items() if value}
 
 
-def _sizes(situation: Situation) -> str:
-    sizes = situation.failure.sizes
+def _sizes(failure: Failure) -> str:
+    sizes = failure.sizes
     if "used_bytes" in sizes and "limit_bytes" in sizes:
         return f": {human_bytes(sizes['used_bytes'])} of {human_bytes(sizes['limit_bytes'])} were in use"
     if "used_bytes" in sizes:

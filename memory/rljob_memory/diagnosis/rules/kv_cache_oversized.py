@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.situation import Situation
+from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_reserved_bytes
 from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
@@ -17,13 +18,12 @@ _BY_ACTIVITY = {Activity.KV_CACHE: 0.75, Activity.ENGINE_WARM_UP: 0.65, Activity
 _LITTLE_IN_USE = 0.1
 
 
-def kv_cache_oversized(situation: Situation) -> Diagnosis | None:
-    failure = situation.failure
+def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.KV_CACHE_TOO_SMALL:
             return _too_few_blocks(failure)
         case FailureKind.ENGINE_START:
-            return _too_large_a_share(situation)
+            return _too_large_a_share(failure, evidence)
         case FailureKind.ENGINE_WARM_UP:
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
@@ -35,12 +35,12 @@ def kv_cache_oversized(situation: Situation) -> Diagnosis | None:
                 FailureClass.KV_CACHE_OVERSIZED, _BY_ACTIVITY[Activity.KV_CACHE], "The KV cache did not fit the GPU"
             )
         case FailureKind.ENGINE_WAKE:
-            return _too_large_to_wake(situation)
+            return _too_large_to_wake(evidence)
         case FailureKind.ALLOCATOR | FailureKind.DRIVER if (
-            situation.failure.in_engine and failure.activity is not Activity.MODEL_LOAD
+            failure.in_engine and failure.activity is not Activity.MODEL_LOAD
         ):
             confidence = _BY_ACTIVITY.get(failure.activity, 0.5) if failure.activity else 0.5
-            if situation.foreign_bytes:
+            if foreign_bytes(failure):
                 confidence = min(confidence, 0.45)
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
@@ -60,10 +60,10 @@ def _too_few_blocks(failure: Failure) -> Diagnosis:
     return Diagnosis(FailureClass.KV_CACHE_OVERSIZED, 0.75, f"The engine's share of the GPU is too small: {what}")
 
 
-def _too_large_a_share(situation: Situation) -> Diagnosis:
-    sizes = situation.failure.sizes
+def _too_large_a_share(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
+    sizes = failure.sizes
     free, total, wanted = (sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
-    unexplained = total - free - situation.policy_reserved_bytes
+    unexplained = total - free - policy_reserved_bytes(evidence)
     confidence = 0.7 if unexplained < _LITTLE_IN_USE * total else 0.45
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,
@@ -72,8 +72,8 @@ def _too_large_a_share(situation: Situation) -> Diagnosis:
     )
 
 
-def _too_large_to_wake(situation: Situation) -> Diagnosis:
-    engine = situation.evidence.engine
+def _too_large_to_wake(evidence: CollectedEvidence) -> Diagnosis:
+    engine = evidence.engine
     freed = f" of {human_bytes(engine.freed_bytes)}" if engine.freed_bytes else ""
     beside = f" beside {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
     return Diagnosis(

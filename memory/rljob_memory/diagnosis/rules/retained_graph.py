@@ -10,8 +10,8 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.growth import allocated_growth
-from rljob_memory.diagnosis.situation import Situation
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
 _OF_THE_GPU = frozenset(
@@ -19,13 +19,11 @@ _OF_THE_GPU = frozenset(
 )
 
 
-def retained_graph(situation: Situation) -> Diagnosis | None:
-    if situation.failure.kind not in _OF_THE_GPU | {FailureKind.UNSAID}:
+def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    if failure.kind not in _OF_THE_GPU | {FailureKind.UNSAID}:
         return None
     growths = [
-        (growth, series)
-        for series in situation.evidence.series
-        if series.is_policy and (growth := allocated_growth(series))
+        (growth, series) for series in evidence.series if series.is_policy and (growth := allocated_growth(series))
     ]
     if not growths:
         return None

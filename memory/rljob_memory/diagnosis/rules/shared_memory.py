@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.situation import Situation
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.evidence.sizes import human_bytes
 
 
-def shared_memory(situation: Situation) -> Diagnosis | None:
-    wanted = situation.failure.sizes.get("wanted_bytes")
+def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    wanted = failure.sizes.get("wanted_bytes")
     more = f": {human_bytes(wanted)} more did not fit" if wanted is not None else ""
-    match situation.failure.kind:
+    match failure.kind:
         case FailureKind.SHARED_MEMORY:
             return Diagnosis(FailureClass.SHARED_MEMORY, 0.95, f"/dev/shm is full{more}")
         case FailureKind.SHARED_SEGMENT:
@@ -26,15 +26,15 @@ def shared_memory(situation: Situation) -> Diagnosis | None:
                 f"NCCL could not make a segment in /dev/shm, most often a full one{more}",
             )
         case FailureKind.BUS_ERROR:
-            return _bus_error(situation)
+            return _bus_error(evidence)
         case FailureKind.OBJECT_STORE:
             return Diagnosis(FailureClass.SHARED_MEMORY, 0.7, f"Ray's object store in /dev/shm is full{more}")
         case _:
             return None
 
 
-def _bus_error(situation: Situation) -> Diagnosis:
-    host = situation.evidence.host
+def _bus_error(evidence: CollectedEvidence) -> Diagnosis:
+    host = evidence.host
     if not host.shared_memory_bytes:
         confidence, why = 0.7, "most often that is a full /dev/shm"
     else:

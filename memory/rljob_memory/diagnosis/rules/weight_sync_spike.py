@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.situation import Situation
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.sizes import human_bytes
 
 
-def weight_sync_spike(situation: Situation) -> Diagnosis | None:
-    failure = situation.failure
+def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.ENGINE_WAKE):
         return None
     if failure.kind is FailureKind.ENGINE_WAKE:
@@ -29,7 +28,7 @@ def weight_sync_spike(situation: Situation) -> Diagnosis | None:
         confidence = 0.45 if failure.activity is Activity.CHECKPOINT else 0.0
     if not confidence:
         return None
-    device = situation.device
+    device = failure.device
     more = f": {human_bytes(device.requested_bytes)} more did not fit" if device else ""
     return Diagnosis(
         FailureClass.WEIGHT_SYNC_SPIKE,

@@ -10,10 +10,10 @@ import pytest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.evidence import Evidence, Failure, FailureKind
+from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.device_memory import DeviceMemory, GpuProcess
-from rljob_memory.evidence.evidence import EngineRecord, MemorySeries
+from rljob_memory.evidence.collected import EngineRecord, MemorySeries
+from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.sample import MemorySample
 from rljob_memory.trend import past_growth
 from rljob_testing.memory_plans import memory_plan
@@ -31,7 +31,7 @@ FULL = DeviceMemory(
 """37 GiB of it are not the process's own."""
 
 
-def best(evidence: Evidence) -> Diagnosis:
+def best(evidence: CollectedEvidence) -> Diagnosis:
     return diagnose(evidence)[0]
 
 
@@ -45,19 +45,19 @@ def series(allocated: Sequence[int], reserved: Sequence[int], phase: str = "upda
 
 def test_a_wake_up_that_fails_while_the_policy_hoards_is_the_allocators_cache() -> None:
     hoarding = series([10 * GIB], [30 * GIB])
-    found = best(Evidence(WAKE, series=(hoarding,)))
+    found = best(CollectedEvidence(WAKE, series=(hoarding,)))
     assert (found.failure_class, found.confidence) == (FailureClass.ALLOCATOR_CACHE, 0.85)
     assert found.numbers["policy_cache_bytes"] == 20 * GIB
 
 
 def test_a_wake_up_that_fails_although_the_policy_gave_its_cache_back_is_the_kv_caches_size() -> None:
     tidy = series([10 * GIB], [10 * GIB + 100 * MIB])
-    assert best(Evidence(WAKE, series=(tidy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
+    assert best(CollectedEvidence(WAKE, series=(tidy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
 
 
 def test_reserved_that_rises_step_by_step_beside_flat_tensors_is_the_allocators_cache() -> None:
     rising = series([10 * GIB] * 10, [30 * GIB + step * GIB for step in range(10)])
-    found = best(Evidence(WAKE, series=(rising,)))
+    found = best(CollectedEvidence(WAKE, series=(rising,)))
     assert found.failure_class is FailureClass.ALLOCATOR_CACHE
     assert found.numbers["reserved_last_bytes"] == 39 * GIB
 
@@ -65,35 +65,40 @@ def test_reserved_that_rises_step_by_step_beside_flat_tensors_is_the_allocators_
 def test_tensors_that_rise_step_by_step_are_a_retained_graph() -> None:
     rising = series([10 * GIB + step * GIB for step in range(10)], [30 * GIB] * 10)
     failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
-    assert best(Evidence(failure, series=(rising,))).failure_class is FailureClass.RETAINED_GRAPH
+    assert best(CollectedEvidence(failure, series=(rising,))).failure_class is FailureClass.RETAINED_GRAPH
 
 
 def test_an_engine_whose_sleep_freed_nothing_is_named() -> None:
     engine = EngineRecord(seen=True, asleep=True, freed_bytes=0, still_in_use_bytes=63 * GIB)
-    found = best(Evidence(Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD), engine=engine))
+    found = best(
+        CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD), engine=engine)
+    )
     assert (found.failure_class, found.confidence) == (FailureClass.ENGINE_NOT_ASLEEP, 0.9)
 
 
 def test_an_engine_that_never_slept_comes_before_a_foreign_process() -> None:
     failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
-    classes = [found.failure_class for found in diagnose(Evidence(failure, engine=EngineRecord(seen=True)))]
+    classes = [found.failure_class for found in diagnose(CollectedEvidence(failure, engine=EngineRecord(seen=True)))]
     assert classes[0] is FailureClass.ENGINE_NOT_ASLEEP
     assert FailureClass.FOREIGN_PROCESS in classes
 
 
 def test_the_memory_of_others_without_an_engine_in_sight_is_a_foreign_process() -> None:
-    assert best(Evidence(Failure(FailureKind.ALLOCATOR, device=FULL))).failure_class is FailureClass.FOREIGN_PROCESS
+    assert (
+        best(CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL))).failure_class
+        is FailureClass.FOREIGN_PROCESS
+    )
 
 
 def test_pinning_host_memory_fails_in_the_words_of_the_gpu() -> None:
     failure = Failure(FailureKind.DRIVER, "CUDA error: out of memory", activity=Activity.PINNING)
-    assert best(Evidence(failure)).failure_class is FailureClass.HOST_MEMORY
+    assert best(CollectedEvidence(failure)).failure_class is FailureClass.HOST_MEMORY
 
 
 def test_contexts_in_a_process_table_are_counted() -> None:
     contexts = tuple(GpuProcess(pid, 871 * MIB) for pid in range(2, 9))
     table = {0: (GpuProcess(1, 26_167 * MIB), *contexts)}
-    found = best(Evidence(Failure(FailureKind.DRIVER, "CUDA error: out of memory"), gpu_processes=table))
+    found = best(CollectedEvidence(Failure(FailureKind.DRIVER, "CUDA error: out of memory"), gpu_processes=table))
     assert found.failure_class is FailureClass.CONTROLLER_CONTEXT
     assert found.numbers["context_processes"] == 7
 
@@ -102,11 +107,11 @@ def test_contexts_in_a_process_table_are_counted() -> None:
 def test_the_phase_stands_in_for_a_missing_traceback(phase: str, expected: str) -> None:
     full = DeviceMemory(2 * GIB, 0, 80 * GIB, GIB, 70 * GIB, GIB, process_bytes=73 * GIB)
     failure = Failure(FailureKind.ALLOCATOR, device=full, role="policy", phase=phase)
-    assert str(best(Evidence(failure)).failure_class) == expected
+    assert str(best(CollectedEvidence(failure)).failure_class) == expected
 
 
 def test_nothing_is_diagnosed_where_nothing_failed() -> None:
-    assert diagnose(Evidence(series=(series([1] * 9, [2] * 9),))) == []
+    assert diagnose(CollectedEvidence(series=(series([1] * 9, [2] * 9),))) == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,8 @@ def test_a_pass_that_finds_the_card_full_of_kept_graphs_is_not_taken_for_the_cau
     growing = series([10 * GIB + step * 4 * GIB for step in range(10)], [60 * GIB] * 10)
     spike = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.LOGITS)
     found = {
-        diagnosis.failure_class: diagnosis.confidence for diagnosis in diagnose(Evidence(spike, series=(growing,)))
+        diagnosis.failure_class: diagnosis.confidence
+        for diagnosis in diagnose(CollectedEvidence(spike, series=(growing,)))
     }
     assert next(iter(found)) is FailureClass.RETAINED_GRAPH
     assert found[FailureClass.ACTIVATION_SPIKE] <= 0.5
@@ -138,12 +144,12 @@ def test_a_start_check_that_fails_beside_the_jobs_own_policy_is_the_engines_shar
     sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": 126 * GIB}
     check = Failure(FailureKind.ENGINE_START, sizes=sizes)
     policy = series([56 * GIB], [57 * GIB])
-    assert best(Evidence(check, series=(policy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
-    assert best(Evidence(check)).failure_class is FailureClass.FOREIGN_PROCESS
+    assert best(CollectedEvidence(check, series=(policy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
+    assert best(CollectedEvidence(check)).failure_class is FailureClass.FOREIGN_PROCESS
 
 
 def test_memory_that_an_engine_could_not_map_when_it_made_its_cache_is_the_kv_caches_size() -> None:
-    found = best(Evidence(Failure(FailureKind.ENGINE_WAKE, activity=Activity.KV_CACHE)))
+    found = best(CollectedEvidence(Failure(FailureKind.ENGINE_WAKE, activity=Activity.KV_CACHE)))
     assert (found.failure_class, found.confidence) == (FailureClass.KV_CACHE_OVERSIZED, 0.75)
 
 
@@ -168,7 +174,7 @@ def test_an_engine_that_the_plan_puts_to_sleep_is_not_blamed_for_a_strangers_mem
     sleep_level: Literal[0, 1, 2], phase: str, expected: FailureClass
 ) -> None:
     full = Failure(FailureKind.ALLOCATOR, device=FULL, role="policy", rank=0, step=3, phase=phase)
-    assert best(Evidence(full, plan=plan_with(sleep_level))).failure_class is expected
+    assert best(CollectedEvidence(full, plan=plan_with(sleep_level))).failure_class is expected
 
 
 def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
@@ -178,6 +184,6 @@ def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
         role="policy",
         phase="update",
     )
-    told = [diagnosis.failure_class for diagnosis in diagnose(Evidence(full, plan=plan_with(2)))]
+    told = [diagnosis.failure_class for diagnosis in diagnose(CollectedEvidence(full, plan=plan_with(2)))]
     assert FailureClass.CONTROLLER_CONTEXT not in told
-    assert FailureClass.CONTROLLER_CONTEXT in {found.failure_class for found in diagnose(Evidence(full))}
+    assert FailureClass.CONTROLLER_CONTEXT in {found.failure_class for found in diagnose(CollectedEvidence(full))}

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.evidence.collection import Collection
-from rljob_memory.evidence.documents import read_document
+from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.log_reader import LogReader
+from rljob_memory.evidence.reports import read_report
 from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_testing.oom_snapshots import oom_snapshot
 from tests.unit.memory.diagnosis.recorded import recorded_texts
@@ -28,9 +28,9 @@ _SURE = 0.8
 
 
 def classes_of(log: bytes) -> dict[FailureClass, float]:
-    collection = Collection()
-    LogReader(collection).read(BytesIO(log))
-    return {found.failure_class: found.confidence for found in diagnose(collection.evidence())}
+    builder = EvidenceBuilder()
+    LogReader(builder).read(BytesIO(log))
+    return {found.failure_class: found.confidence for found in diagnose(builder.build())}
 
 
 texts = st.sampled_from(sorted(TEXTS))
@@ -88,10 +88,10 @@ ledger_lines = st.fixed_dictionaries(
 @settings(max_examples=40)
 @given(st.lists(memory_lines, max_size=6), st.lists(ledger_lines, max_size=3))
 def test_a_runs_files_may_hold_anything(memory: list[dict[str, Any]], ledger: list[dict[str, Any]]) -> None:
-    collection = Collection()
-    read_memory_log(collection, BytesIO(b"\n".join(json.dumps(line).encode() for line in memory)), "policy-0")
-    read_ledger(collection, BytesIO(b"\n".join(json.dumps(line).encode() for line in ledger)))
-    for found in diagnose(collection.evidence()):
+    builder = EvidenceBuilder()
+    read_memory_log(builder, BytesIO(b"\n".join(json.dumps(line).encode() for line in memory)), "policy-0")
+    read_ledger(builder, BytesIO(b"\n".join(json.dumps(line).encode() for line in ledger)))
+    for found in diagnose(builder.build()):
         json.dumps(found.as_dict())
 
 
@@ -99,20 +99,20 @@ def test_a_runs_files_may_hold_anything(memory: list[dict[str, Any]], ledger: li
 @given(st.dictionaries(st.sampled_from(sorted(oom_snapshot().model_dump())), json_values, max_size=4))
 def test_a_snapshot_with_other_values_is_read_or_left(changes: dict[str, Any]) -> None:
     text = json.dumps(oom_snapshot().model_dump() | changes)
-    collection = Collection()
-    assert read_oom_snapshot(collection, text, "oom") == bool(collection.snapshots)
-    read_document(collection, text, "oom")
-    for found in diagnose(collection.evidence()):
+    builder = EvidenceBuilder()
+    assert read_oom_snapshot(builder, text, "oom") == bool(builder.snapshots)
+    read_report(builder, text, "oom")
+    for found in diagnose(builder.build()):
         json.dumps(found.as_dict())
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])
 def test_json_that_is_nested_without_end_is_passed_over(nested: str) -> None:
-    collection = Collection()
-    read_memory_log(collection, BytesIO(nested.encode()), "policy-0")
-    read_ledger(collection, BytesIO(nested.encode()))
-    assert not read_oom_snapshot(collection, nested, "oom")
-    assert collection.evidence().failure is None
+    builder = EvidenceBuilder()
+    read_memory_log(builder, BytesIO(nested.encode()), "policy-0")
+    read_ledger(builder, BytesIO(nested.encode()))
+    assert not read_oom_snapshot(builder, nested, "oom")
+    assert builder.build().failure is None
 
 
 _READER = """

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.evidence import Evidence, FailureKind, read_evidence
+from rljob_memory.evidence import CollectedEvidence, FailureKind, read_evidence
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.device_memory import DeviceMemory
-from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.first_failure import of_last_attempt, told_once
+from rljob_memory.evidence.failure import DeviceMemory, Failure
+from rljob_memory.evidence.first_failure import of_last_attempt, without_duplicates
+from rljob_memory.evidence.log_lines import marked_time, time_mark
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
-from rljob_memory.evidence.time_mark import marked_time, time_mark
 from rljob_testing.oom_snapshots import BEGUN, oom_snapshot
 
 MESSAGE = (
@@ -45,7 +44,7 @@ def write_run(directory: Path, logs: dict[str, list[str]], *, attempts: list[flo
     return directory
 
 
-def requested_gib(evidence: Evidence) -> int | None:
+def requested_gib(evidence: CollectedEvidence) -> int | None:
     device = evidence.failure.device if evidence.failure else None
     return None if device is None else device.requested_bytes // GIB
 
@@ -190,7 +189,7 @@ def test_a_snapshot_of_an_earlier_attempt_is_left_behind(tmp_path: Path) -> None
 def test_another_failure_is_not_joined_to_a_snapshot() -> None:
     snapshot = oom_snapshot().failure("oom")
     message = Failure(FailureKind.ALLOCATOR, device=DeviceMemory(2 * GIB, free_bytes=GIB, allocated_bytes=38 * GIB))
-    assert told_once([message], [snapshot]) == [message, snapshot]
+    assert without_duplicates([message], [snapshot]) == [message, snapshot]
 
 
 @pytest.mark.parametrize("text", ["{}", '{"kind": "out_of_memory"}', '{"kind": "out_of_memory", "time": "x"', "[]"])

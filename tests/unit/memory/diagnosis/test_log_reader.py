@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.estimate import GIB, MIB
-from rljob_memory.evidence import Evidence, FailureKind
-from rljob_memory.evidence.collection import Collection
+from rljob_memory.evidence import CollectedEvidence, FailureKind
+from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.log_reader import LogReader
 from tests.unit.memory.diagnosis.recorded import recorded_texts
 
@@ -35,10 +35,10 @@ CONSEQUENCES = [
 ]
 
 
-def evidence_of(text: str | bytes) -> Evidence:
-    collection = Collection()
-    LogReader(collection).read(BytesIO(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text))
-    return collection.evidence()
+def evidence_of(text: str | bytes) -> CollectedEvidence:
+    builder = EvidenceBuilder()
+    LogReader(builder).read(BytesIO(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text))
+    return builder.build()
 
 
 @given(st.binary(max_size=4_000))
@@ -188,13 +188,13 @@ class _LongLog(RawIOBase):
 
 
 def test_a_long_log_takes_no_more_memory_than_a_short_one() -> None:
-    collection = Collection()
+    builder = EvidenceBuilder()
     stream = BufferedReader(cast(Any, _LongLog(8 * MIB)), buffer_size=1 << 17)
     tracemalloc.start()
-    LogReader(collection).read(stream)
+    LogReader(builder).read(stream)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert collection.evidence().failure is not None
+    assert builder.build().failure is not None
     assert peak_bytes < 4 * MIB
 
 

@@ -13,6 +13,7 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, Phase, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence, RankMemory
+from rljob_memory.diagnosis import diagnosed
 from rljob_memory.estimate import GIB
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
 from rljob_memory.recovery import (
@@ -23,7 +24,6 @@ from rljob_memory.recovery import (
     RecoveryState,
     Response,
     Restart,
-    diagnosed,
     profile_of,
     respond,
 )

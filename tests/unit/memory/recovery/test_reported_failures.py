@@ -10,10 +10,10 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MemoryPressure, RankMemory
-from rljob_memory.diagnosis import FailureClass, diagnose
+from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
 from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import read_evidence
-from rljob_memory.recovery import Changed, Constraints, RecoveryState, diagnosed, diagnosis_status, prevent
+from rljob_memory.recovery import Changed, Constraints, RecoveryState, prevent
 from rljob_memory.recovery.ladder import families_for
 from tests.unit.memory.diagnosis.recorded import recorded_failures
 from tests.unit.memory.recovery.failures import (
@@ -68,7 +68,7 @@ def test_every_recorded_failure_is_answered_by_what_acts_on_it(cause: FailureCla
     assert found.failure is not None
     role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
     phase: Phase = "sync" if cause is FailureClass.WEIGHT_SYNC_SPIKE else "update"
-    evidence = failure(*map(diagnosis_status, diagnose(found)[:3]), role=role, phase=phase)
+    evidence = failure(*diagnosis_statuses(diagnose(found)), role=role, phase=phase)
     given = constraints(IN_THE_OPERATOR, host_memory_limit_bytes=8 * GIB, recovery={"maxHostMemory": "64Gi"})
     plan = ALL_OFF.model_copy(update={"shared_memory_bytes": 64 * MIB})
     decision = answer(evidence, plan, given)

@@ -1,0 +1,65 @@
+"""Memory of the failing process's GPU by holder: other processes, the engine, the policy."""
+
+from __future__ import annotations
+
+from rljob_memory.estimate import GIB
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure
+
+_LEAST_FOREIGN_BYTES = GIB
+_LEAST_FOREIGN_SHARE = 0.05
+"""Memory below these that is neither free nor of the process is the driver's: 0.3–0.6 GiB on cards of 24–180 GiB."""
+_OWN_BESIDE_TORCH_BYTES = GIB
+"""Context, NCCL and libraries of the process itself, if the message covers only torch."""
+
+_SLEEPING_ENGINE_BYTES = 8 * GIB
+_SLEEPING_ENGINE_SHARE = 0.15
+"""The smaller of the two is what an engine may keep while it sleeps, on large cards and on small ones."""
+
+
+def foreign_bytes(failure: Failure) -> int:
+    """Memory that other processes hold, if it is more than the driver's own; else 0."""
+    device = failure.device
+    if device is None or device.total_bytes is None:
+        return 0
+    least = max(_LEAST_FOREIGN_BYTES, round(_LEAST_FOREIGN_SHARE * device.total_bytes))
+    if device.process_bytes is None:
+        least += _OWN_BESIDE_TORCH_BYTES
+    return device.foreign_bytes if device.foreign_bytes >= least else 0
+
+
+def engine_holds_little(failure: Failure, evidence: CollectedEvidence) -> bool:
+    """True if, by the memory plan, RLJob's own engine was asleep at the time or not yet started."""
+    plan = evidence.plan
+    return (
+        plan is not None
+        and plan.rollout_sleep_level > 0
+        and failure.role == "policy"
+        and failure.phase in (None, "load", "update")
+    )
+
+
+def sleeping_engine_bytes(failure: Failure) -> int:
+    """Memory that an engine may keep on the GPU while it sleeps."""
+    total = (failure.device.total_bytes if failure.device else None) or 0
+    return min(_SLEEPING_ENGINE_BYTES, round(_SLEEPING_ENGINE_SHARE * total))
+
+
+def policy_cache_bytes(evidence: CollectedEvidence) -> int | None:
+    """Cache of the policy process that has the largest one, at its last sample; None if unknown."""
+    caches = [
+        cache
+        for series in evidence.series
+        if series.is_policy and (cache := series.samples[-1].cache_bytes) is not None
+    ]
+    return max(caches, default=None)
+
+
+def policy_reserved_bytes(evidence: CollectedEvidence) -> int:
+    """Memory that torch held in the policy process that holds most, at its last sample; 0 if there is none."""
+    held = [
+        series.samples[-1].reserved_bytes or series.samples[-1].allocated_bytes
+        for series in evidence.series
+        if series.is_policy
+    ]
+    return max(held, default=0)

@@ -1,0 +1,185 @@
+"""All that is known around a failure, and the builder that gathers it, bounded however much the readers find."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.evidence.failure import Failure, GpuProcess
+from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
+from rljob_memory.evidence.host import merged
+from rljob_memory.sample import MemorySample
+
+_MOST_FAILURES_KEPT = 512
+_MOST_SERIES = 256
+_MOST_SAMPLES = 1_024
+_MOST_SNAPSHOTS = 512
+_MOST_RESTARTS = 4_096
+_MOST_LIVES = 4
+"""Processes of the same name, one after the other, whose samples are kept."""
+_MOST_PROCESSES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySeries:
+    """Samples of one process."""
+
+    name: str
+    """`policy-0`, or the name that another program's log uses."""
+
+    samples: tuple[MemorySample, ...]
+    """In the order in which they were taken; never empty."""
+
+    @property
+    def is_policy(self) -> bool:
+        """True if they can be those of a trained model: every name but an engine's or the controller's."""
+        return not self.name.startswith(("rollout", "controller"))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """A vLLM engine as its log shows it."""
+
+    seen: bool = False
+    """True if the log mentions an engine at all."""
+
+    asleep: bool = False
+
+    freed_bytes: int | None = None
+    """Memory that its last sleep freed."""
+
+    still_in_use_bytes: int | None = None
+    """Memory in use after its last sleep, by every process on the device."""
+
+    kv_cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedEvidence:
+    """A failure, and all that is known around it."""
+
+    failure: Failure | None = None
+    """The first failure of the last attempt that failed; the others follow from it. None if nothing failed."""
+
+    failures: int = 0
+    """Out-of-memory messages of all attempts."""
+
+    secondary: Mapping[str, int] = field(default_factory=dict)
+    """Consequences of a failure elsewhere, counted by name."""
+
+    series: tuple[MemorySeries, ...] = ()
+    """Memory of each process up to the failure."""
+
+    engine: EngineRecord = EngineRecord()
+
+    gpu_processes: Mapping[int, tuple[GpuProcess, ...]] = field(default_factory=dict)
+    """Process tables, by GPU."""
+
+    barrier_on_gpu_0: bool = False
+    """True if a rank warned that it uses GPU 0 for a barrier."""
+
+    host: MemorySample = field(default_factory=MemorySample)
+    """Host memory of the container: the most that was seen in use."""
+
+    plan: MemoryPlan | None = None
+    """The memory plan that it failed under."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    names: tuple[str, ...] = ()
+    """Files that were read."""
+
+
+@dataclass(slots=True)
+class EvidenceBuilder:
+    """Collects what the readers find, then builds the evidence."""
+
+    failures: list[Failure] = field(default_factory=list)
+    failure_count: int = 0
+    secondary: Counter[str] = field(default_factory=Counter)
+    snapshots: deque[Failure] = field(default_factory=lambda: deque(maxlen=_MOST_SNAPSHOTS))
+    restarts: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_RESTARTS))
+    series: dict[str, deque[deque[MemorySample]]] = field(default_factory=dict)
+    engine: EngineRecord = field(default_factory=EngineRecord)
+    gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
+    barrier_on_gpu_0: bool = False
+    host: MemorySample = field(default_factory=MemorySample)
+    plan: MemoryPlan | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    def add_failure(self, failure: Failure) -> None:
+        """The first ones are kept: a message after hundreds of others explains nothing."""
+        self.failure_count += 1
+        if len(self.failures) < _MOST_FAILURES_KEPT:
+            self.failures.append(failure)
+
+    def add_snapshot(self, failure: Failure) -> None:
+        """A failure that its process recorded when it happened."""
+        self.snapshots.append(failure)
+
+    def add_restart(self, time: float) -> None:
+        """The job began, or resumed after a failure, at `time` (seconds since the epoch)."""
+        self.restarts.append(time)
+
+    def begin_series(self, name: str) -> None:
+        """Later samples under this name belong to another process than earlier ones."""
+        if name in self.series or len(self.series) < _MOST_SERIES:
+            self.series.setdefault(name, deque(maxlen=_MOST_LIVES)).append(deque(maxlen=_MOST_SAMPLES))
+
+    def add_sample(self, name: str, sample: MemorySample) -> None:
+        """The latest ones are kept: they are nearest to the failure."""
+        if name not in self.series:
+            self.begin_series(name)
+        if name in self.series:
+            self.series[name][-1].append(sample)
+
+    def add_host(self, host: MemorySample) -> None:
+        self.host = merged(self.host, host)
+
+    def add_gpu_process(self, gpu: int, process: GpuProcess) -> None:
+        processes = self.gpu_processes.setdefault(gpu, [])
+        if len(processes) < _MOST_PROCESSES and process.pid not in {known.pid for known in processes}:
+            processes.append(process)
+
+    def build(self) -> CollectedEvidence:
+        """The evidence of the first failure of the last attempt among those that were found."""
+        failure = failure_to_explain(self.failures, self.snapshots, self.restarts)
+        return self._around(failure, self.failure_count or len(self.snapshots), self.plan)
+
+    def build_for(self, failure: Failure, plan: MemoryPlan | None) -> CollectedEvidence:
+        """The evidence of a failure that is known by its exception. `plan`: the one it failed under, if known."""
+        return self._around(with_snapshot(failure, self.snapshots), 1, plan)
+
+    def _around(self, failure: Failure | None, failures: int, plan: MemoryPlan | None) -> CollectedEvidence:
+        return CollectedEvidence(
+            failure=failure,
+            failures=failures,
+            secondary=dict(self.secondary),
+            series=tuple(
+                MemorySeries(name, samples)
+                for name, lives in self.series.items()
+                if (samples := _samples_before(lives, failure))
+            ),
+            engine=self.engine,
+            gpu_processes={gpu: tuple(processes) for gpu, processes in self.gpu_processes.items()},
+            barrier_on_gpu_0=self.barrier_on_gpu_0,
+            host=self.host,
+            plan=plan,
+            versions=dict(self.versions),
+            names=tuple(self.names),
+        )
+
+
+def _samples_before(lives: Sequence[Sequence[MemorySample]], failure: Failure | None) -> tuple[MemorySample, ...]:
+    """Samples of the process that ran at the time of the failure; of the last process if the time is unknown."""
+    if failure is None or failure.clock is None or failure.clock[0] != "epoch":
+        return tuple(lives[-1])
+    failed_at = failure.clock[1]
+    for samples in reversed(lives):
+        before = tuple(sample for sample in samples if sample.time is None or sample.time <= failed_at)
+        if before:
+            return before
+    return ()

@@ -1,0 +1,99 @@
+"""Reads the JSON that pods of a job write: termination messages and StepReports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import BytesIO
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.step_report import Evidence, RankMemory, StepReport
+from rljob_api.termination_message import TerminationMessage
+from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
+from rljob_memory.evidence.log_reader import LogReader
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_KIND_OF_EXIT = {
+    ExitCode.DEVICE_OUT_OF_MEMORY: FailureKind.UNSAID,
+    ExitCode.HOST_OUT_OF_MEMORY: FailureKind.HOST,
+    ExitCode.SHARED_MEMORY_EXHAUSTED: FailureKind.SHARED_MEMORY,
+}
+
+
+def read_report(builder: EvidenceBuilder, text: str, source: str) -> bool:
+    """Add the contents of a termination message or StepReport to `builder`; False if `text` is neither."""
+    if message := _parsed(TerminationMessage, text):
+        _add_termination(builder, message, source)
+        return True
+    if report := _parsed(StepReport, text):
+        _add_report(builder, report, source)
+        return True
+    return False
+
+
+def evidence_of_report(reported: Evidence, plan: MemoryPlan | None = None) -> CollectedEvidence:
+    """The evidence in one failure that another trainer reports as text. `plan`: the one it failed under, if known."""
+    return EvidenceBuilder().build_for(_reported_failure(reported, "evidence"), plan)
+
+
+def _add_termination(builder: EvidenceBuilder, message: TerminationMessage, source: str) -> None:
+    if message.evidence:
+        builder.add_failure(_reported_failure(message.evidence, source))
+        return
+    before = builder.failure_count
+    _read_text(builder, message.message, source)
+    kind = _KIND_OF_EXIT.get(ExitCode(message.exit_code)) if message.exit_code in set(ExitCode) else None
+    if kind and builder.failure_count == before:
+        builder.add_failure(Failure(kind, text=message.message, step=message.step, source=source))
+
+
+def _add_report(builder: EvidenceBuilder, report: StepReport, source: str) -> None:
+    builder.plan = report.plan or builder.plan
+    if report.last_evidence:
+        builder.add_failure(_reported_failure(report.last_evidence, source))
+
+
+def _reported_failure(reported: Evidence, source: str) -> Failure:
+    """Parses the message like that of a log; the place comes from the report."""
+    parsed = EvidenceBuilder()
+    _read_text(parsed, reported.message, source)
+    failure = parsed.build().failure or Failure(FailureKind.UNSAID, text=reported.message[:1_000], source=source)
+    return replace(
+        failure,
+        device=completed(failure.device, reported.memory),
+        role=reported.role,
+        rank=reported.rank,
+        step=reported.step,
+        phase=reported.phase,
+        micro_batch=reported.micro_batch,
+        clock=("epoch", reported.time.timestamp()),
+    )
+
+
+def _read_text(builder: EvidenceBuilder, text: str, source: str) -> None:
+    LogReader(builder, source).read(BytesIO(text.encode()))
+
+
+def completed(device: DeviceMemory | None, memory: RankMemory | None) -> DeviceMemory | None:
+    """The numbers of a failure's message; those of a message that is cut short, with the process's last sample."""
+    if device is None or device.allocated_bytes is not None or memory is None or not memory.device_total_bytes:
+        return device
+    return replace(
+        device,
+        total_bytes=memory.device_total_bytes,
+        free_bytes=memory.device_free_bytes,
+        allocated_bytes=memory.allocated_bytes,
+        cached_bytes=max(memory.reserved_bytes - memory.allocated_bytes, 0),
+    )
+
+
+def _parsed(model: type[Model], text: str) -> Model | None:
+    try:
+        return model.model_validate_json(text)
+    except ValidationError:
+        return None
