@@ -40,7 +40,7 @@ def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | 
 
 
 def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
-    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`: what to write instead of the pinned value."""
+    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`."""
     field = pinning_field(setting)
     if field is None:
         raise ValueError(f"expected a setting that spec.memory can pin, found {setting!r}")

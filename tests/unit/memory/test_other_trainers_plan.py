@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_memory.other_trainer import other_trainers_first_plan
+from rljob_memory.next_plan import other_trainers_first_plan
 
 
 def spec(memory: dict[str, Any] | None = None, **algorithm: Any) -> RLJobSpec:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rljob_api.plan_change import PlanChange
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.recovery import messages
 from rljob_trainer.plot.timeline_plot import Mark
 
 _ANSWERED_WITHIN_SECONDS = 120.0
@@ -29,8 +30,7 @@ def timeline_marks(changes: Sequence[PlanChange], snapshots: Path) -> list[Mark]
 
 
 def _mark(change: PlanChange) -> Mark:
-    remedy = change.remedy
-    text = f"{change.diagnosis.class_name}: {remedy.setting} {remedy.before} → {remedy.after}"
+    text = f"{change.diagnosis.class_name}: {messages.setting_message(change.remedy)}"
     return Mark(change.time.timestamp(), text, failure=not change.preventive)
 
 
