@@ -77,7 +77,7 @@ def until(look: Any) -> Any:
 
 
 def moment(timestamp: str) -> float:
-    """Kubernetes keeps whole seconds: up to one too few."""
+    """Kubernetes stores whole seconds, so the result may be up to one second too small."""
     return datetime.fromisoformat(timestamp).timestamp()
 
 

@@ -46,7 +46,7 @@ def main(output: Path, only: Sequence[str], seconds: float) -> None:
 
 
 def save(rows: Sequence[Row], output: Path) -> None:
-    """The record and the evidence so far."""
+    """Write the record and the packed evidence so far."""
     as_dicts = [asdict(row) for row in rows]
     note = "each program of rljob_testing.induced_failures, diagnosed by `rljob diagnose` from what it left behind"
     record("induced_failures", [{"program": "all", **score(as_dicts)}, *as_dicts], note, output)

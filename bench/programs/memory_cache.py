@@ -19,11 +19,13 @@ from bench.harness.record import RESULTS, record
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`changes`: of the memory settings. `even`: micro-batches fill the same budget of tokens in all steps, as the
-    trainer's do; else the budget differs, so that no two steps ask for tensors of the same sizes."""
+    """One combination of settings."""
 
     changes: Row
+    """Memory settings that differ from the default plan."""
     even: bool = True
+    """True: micro-batches have the same token budget in all steps, as in the trainer. False: the budget differs, so no
+    two steps allocate tensors of the same sizes."""
 
 
 OFF = {"empty_cache": False, "expandable_segments": False}
@@ -37,7 +39,7 @@ ARMS = {
     "neither, uneven": Arm(OFF, even=False),
 }
 UNEVEN = (1.0, 0.43, 0.81, 0.29, 0.94, 0.57, 0.72, 0.37, 0.88, 0.5, 0.97, 0.64)
-"""Shares of the budget of tokens, step after step."""
+"""Shares of the token budget, step by step."""
 
 
 def main(device: Device, steps: int, output: Path) -> None:

@@ -54,7 +54,7 @@ def main(output: Path) -> None:
 
 
 def _bytes_taken_by(program: str) -> Row:
-    """Run `program` and look at the GPU when it has done its work, before it ends."""
+    """GPU memory in use when `program` has done its work, before it ends."""
     wait = f"\nprint({READY!r}, flush=True)\ninput()\n"
     before = device_used_bytes()
     with subprocess.Popen(

@@ -24,7 +24,7 @@ DEFAULT = "default plan"
 def arms(workload: Workload) -> dict[str, dict[str, Any]]:
     """Changes of the default settings, by name. `sleep` is the engine's.
 
-    What detached metrics cost is measured by `memory_retained`: to keep graphs, layers must be compiled in another way.
+    The cost of detached metrics is measured by `memory_retained`: to keep graphs, layers must be compiled differently.
     """
     without = {"empty_cache": False, "expandable_segments": False, "sleep": False}
     return {

@@ -34,7 +34,7 @@ from rljob_trainer.rollout_batch import RolloutBatch
 
 SEQUENCE_TOKENS = 512
 WARM_UP = 8
-"""Micro-batches before growth is counted: the first makes the gradients, and the libraries their workspaces."""
+"""Micro-batches before growth is counted: the first one allocates gradients and the libraries' workspaces."""
 
 
 def main(device: Device, micro_batches: int, output: Path) -> None:
@@ -61,7 +61,7 @@ def main(device: Device, micro_batches: int, output: Path) -> None:
 
 
 def same_length_rollouts(workload: Workload, step: int, sequences: int) -> RolloutBatch:
-    """Rollouts of the longest length, so that each is a micro-batch of its own and all are alike."""
+    """Rollouts of the longest length, so that each is a micro-batch and all are alike."""
     draw = np.random.default_rng(step)
     response_tokens = workload.longest - workload.prompt_tokens
     tokens = draw.integers(3, workload.vocabulary, (sequences, workload.longest)).astype(np.int32)
@@ -76,7 +76,7 @@ def same_length_rollouts(workload: Workload, step: int, sequences: int) -> Rollo
 
 
 def growth(log: list[Row], step: int) -> Row:
-    """Of allocated memory over the micro-batches of `step`, from its memory log."""
+    """Growth of allocated memory over the micro-batches of `step`, from its memory log."""
     allocated = [line["allocated_bytes"] for line in log if line["step"] == step and line["micro_batch"] is not None]
     counted = allocated[WARM_UP:]
     return {

@@ -52,7 +52,7 @@ def _awake_and_asleep(engine: RolloutEngine, before: int) -> Row:
 
 
 def _policy_module(uri: str, device: Device) -> object:
-    """The policy's module and AdamW with its moments, as a policy rank would hold them."""
+    """The policy's module and AdamW with its moments, as in a policy rank."""
     import torch
 
     from rljob_trainer.models.resolve import resolve_model

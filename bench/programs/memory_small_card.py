@@ -30,7 +30,7 @@ from bench.harness.record import RESULTS, record
 from rljob_testing.ballast import ballast
 
 ROOM_BYTES = GIB
-"""What the small card has beyond the most that a step with the mitigations uses."""
+"""Margin beyond the peak memory of a step with the mitigations."""
 
 # The last one leaves a failed engine or a failed policy behind.
 ARMS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def main(device: Device, steps: int, output: Path) -> None:
 
 
 def _run(roles: Roles, row: Row, steps: int) -> None:
-    """Up to `steps` steps; the row tells of those that were survived, also where one fails."""
+    """Run up to `steps` steps. The row has those that completed, even if a later one fails."""
     row |= {"steps_survived": 0, "steps": []}
     for step in range(1, steps + 1):
         generate_seconds = roles.generate()
@@ -87,7 +87,7 @@ def _run(roles: Roles, row: Row, steps: int) -> None:
 
 
 def _small_card(device: Device, peak_bytes: int) -> AbstractContextManager[None]:
-    """Ballast that leaves what a step needs at most, and some room."""
+    """Ballast that leaves the peak memory of a step, and a margin."""
     if device == "cpu":
         return nullcontext()
     return ballast(leave_bytes=peak_bytes - device_used_bytes() + ROOM_BYTES)

@@ -38,11 +38,11 @@ from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.telemetry.memory import MemoryLog
 
 MICRO_BATCH_TOKENS = 2_560
-"""Of some 70,000 tokens a step."""
+"""Of about 70,000 tokens per step."""
 WARM_UP = 2
 SAMPLES_TIMED = 200
 PHASES_A_STEP = 3
-"""Of the policy: update, sync, and now and then a checkpoint. The engine takes as many, in a process of its own."""
+"""Phases of the policy: update, sync, and at times a checkpoint. The engine has as many in its own process."""
 
 
 def main(device: Device, updates: int, output: Path) -> None:
@@ -68,7 +68,7 @@ def main(device: Device, updates: int, output: Path) -> None:
 
 
 def both_ways(update: Callable[[], float], updates: int) -> Row:
-    """Medians of the update's seconds with the log and without, in turn."""
+    """Median seconds of updates with the log and without, in turn."""
     seconds: dict[str, list[float]] = {"on": [], "off": []}
     for number in range(WARM_UP + updates):
         for way, log in (("on", nullcontext()), ("off", without_log())):
@@ -92,7 +92,7 @@ def without_log() -> AbstractContextManager[object]:
 
 
 def cost_of_samples(directory: Path, device: Device, measured: Row) -> Row:
-    """Microseconds of each kind of sample, and what an update's come to."""
+    """Microseconds of each kind of sample, and their share of an update."""
     logged = read_memory_log(directory)
     micro_batches = max(line["micro_batch"] or 0 for line in logged) + 1
     log = MemoryLog(directory / "timed" / "policy-0.jsonl", device)
@@ -123,7 +123,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def cost_of_a_snapshot(directory: Path) -> Row:
-    """Milliseconds that a failed request takes with a snapshot and without, and what the snapshot says."""
+    """Milliseconds of a failed request with a snapshot and without, and the contents of the snapshot."""
     import torch
 
     request_bytes = 2 * torch.cuda.get_device_properties(0).total_memory

@@ -44,7 +44,7 @@ KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"
 KWOK_STAGES = "kustomize/stage/{}/*.yaml"
 CLIENTS = 8
 _LOOK_SECONDS = 5.0
-"""A look is a listing of all jobs: seldom, so that it does not take part in what is measured."""
+"""Each poll lists all jobs; it is rare so that it does not affect the measurement."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
 
 @contextmanager
 def kwok(plane: ControlPlane) -> Iterator[None]:
-    """KWOK plays the kubelets of all nodes, with the stages of its own module."""
+    """KWOK simulates the kubelets of all nodes, with the stages of its own module."""
     stages = [
         argument
         for folder in ("node/fast", "node/heartbeat-with-lease", "pod/fast")
@@ -136,14 +136,14 @@ def is_ready(node: Object) -> bool:
 
 
 def small_job(name: str) -> Object:
-    """One controller and one worker, without a GPU, on a volume that is there."""
+    """A job with one controller and one worker, without a GPU, on an existing volume."""
     return manifests.job(
         name, policy={"gpusPerReplica": 0}, checkpoint={"volume": {"nfs": {"server": "nfs.example", "path": "/jobs"}}}
     )
 
 
 def end(api: ApiClient, name: str) -> None:
-    """What the controller of a job does last: its report, its termination message."""
+    """Last acts of a job's controller: its report and its termination message."""
     job = WatchedJob(api, SimulatedKubelet(api), NAMESPACE, name)
     job.report(step=10)
     job.end_controller(ExitCode.COMPLETE, step=10)
@@ -155,7 +155,7 @@ def in_parallel(work: Callable[[Any], object], items: Any) -> None:
 
 
 def wait_until_all(api: ApiClient, count: int, condition: str) -> list[Object]:
-    """The jobs, once the condition is true of `count` of them."""
+    """The jobs, once the condition is true for `count` of them."""
     while True:
         there = [job for job in api.list("rljobs", NAMESPACE) if transition(job, condition)]
         print(f"{condition}: {len(there)}/{count}", flush=True)
@@ -165,7 +165,7 @@ def wait_until_all(api: ApiClient, count: int, condition: str) -> list[Object]:
 
 
 def transition(job: Object, condition: str) -> str:
-    """When the condition became true; empty where it has not."""
+    """Time at which the condition became true; empty if it is not."""
     conditions = job.get("status", {}).get("conditions", [])
     return next((c["lastTransitionTime"] for c in conditions if c["type"] == condition and c["status"] == "True"), "")
 
@@ -175,7 +175,7 @@ def job_pods(api: ApiClient) -> list[Object]:
 
 
 def seconds_after(began: float, timestamp: str) -> float:
-    """Kubernetes keeps whole seconds: up to one too few."""
+    """Kubernetes stores whole seconds, so the result may be up to one second too small."""
     return datetime.fromisoformat(timestamp).timestamp() - began
 
 

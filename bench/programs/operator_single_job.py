@@ -69,7 +69,7 @@ def measure(jobs: int) -> dict[str, Any]:
 
 
 def live(job: WatchedJob, proxy: FaultProxy, *, idle: bool) -> dict[str, Any]:
-    """One life, from apply to Complete. `idle`: with a pause while it runs, in which requests are counted."""
+    """Run one job from apply to Complete. `idle`: pause while it runs, and count requests."""
     first = len(proxy.requests)
     began = time.monotonic()
     job.create()
@@ -99,7 +99,7 @@ def live(job: WatchedJob, proxy: FaultProxy, *, idle: bool) -> dict[str, Any]:
 
 
 def requests_in(seconds: float, job: WatchedJob, proxy: FaultProxy) -> int:
-    """Requests of the operator while nothing changes, the last report having come to the status."""
+    """Requests of the operator while nothing changes, after the last report has reached the status."""
     seconds_until(lambda: job.status.get("step") == 5, time.monotonic())
     proxy.wait_until_quiet(seconds=1.0)
     before = len(about_jobs(proxy.requests))
@@ -108,7 +108,7 @@ def requests_in(seconds: float, job: WatchedJob, proxy: FaultProxy) -> int:
 
 
 def about_jobs(requests: list[RecordedRequest]) -> list[RecordedRequest]:
-    """Without watches, which are the operator's and not a job's, and without the Lease."""
+    """Without watches, which belong to the operator rather than to a job, and without the Lease."""
     return [r for r in requests if r.resource not in ("", "leases") and r.verb not in ("watch", "list")]
 
 
@@ -119,7 +119,7 @@ def seconds_until(reached: Callable[[], bool], began: float) -> float:
 
 
 def reconcile_seconds(operator: OperatorProcess) -> dict[str, float]:
-    """Count and mean of all reconciles, their writes included, as the operator's metrics have them."""
+    """Count and mean of all reconciles, including their writes, from the operator's metrics."""
     text = httpx.get(f"http://127.0.0.1:{operator.metrics_port}/metrics").raise_for_status().text
     values = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
     count = values["rljob_operator_reconcile_seconds_count"]

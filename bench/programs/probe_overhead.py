@@ -104,7 +104,7 @@ def measured(variables: dict[str, str]) -> dict[str, float]:
 
 
 def children_seconds() -> float:
-    """Processor time of all processes that this one has waited for."""
+    """Processor time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

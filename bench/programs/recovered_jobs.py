@@ -37,7 +37,7 @@ from rljob_trainer.ledger.records import parse_record
 JOBS = Path(__file__).parent / "failing_jobs"
 LONGEST_RUN_SECONDS = 150
 LEAST_SECONDS = 170
-"""With less left no job is begun: it is run twice."""
+"""No job starts with less time left, because each runs twice."""
 # Compiled kernels would save memory that these jobs are to run out of, and take long to make.
 VARIABLES = {"TORCH_COMPILE_DISABLE": "1"}
 ARMS: tuple[Arm, ...] = ("without", "with")
@@ -69,13 +69,13 @@ def main(output: Path, jobs: Path, only: Sequence[str], device: str, seconds: fl
 
 
 def recorded_rows(output: Path) -> list[dict[str, Any]]:
-    """The rows of the record in `output`; the calm run's is the first, where there is one."""
+    """The rows of the record in `output`; the calm run's comes first, if it exists."""
     path = output / "recovered_jobs.json"
     return list(json.loads(path.read_text())["rows"]) if path.exists() else []
 
 
 def unrecorded(jobs: Path, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The names of the jobs in the folder `jobs` that have no rows."""
+    """Names of the jobs in the folder `jobs` that have no rows."""
     return {job.name for job in read_jobs(jobs, plan)} - {row["job"] for row in rows}
 
 
@@ -93,7 +93,7 @@ def rows_of_both_arms(
 
 
 def read_jobs(folder: Path, plan: Mapping[str, Any]) -> list[FailingJob]:
-    """The failing jobs of `folder`, in the order of their names. `plan`: the one that they change."""
+    """The failing jobs of `folder`, by name. `plan`: the plan that they change."""
     found = []
     for path in sorted(folder.glob("*.yaml")):
         if path.stem in ("manifest", "plan"):
@@ -114,7 +114,7 @@ def read_jobs(folder: Path, plan: Mapping[str, Any]) -> list[FailingJob]:
 
 
 def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, device: str, deadline: float) -> Run:
-    """Run the job once, for so long as there is time. Leaves no process behind, and neither checkpoint nor model."""
+    """Run the job once, within the time that is left. Leaves no process, checkpoint or model."""
     folder = output / "runs" / job.name / arm
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -143,7 +143,7 @@ def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, de
 
 
 def diagnoses_of(job: FailingJob, output: Path) -> list[dict[str, Any]]:
-    """What `rljob diagnose` says of the run that died without recovery; its evidence is packed."""
+    """Diagnoses by `rljob diagnose` of the run without recovery; its evidence is packed."""
     failure = output / "failures" / job.failure_class / f"job-{job.name}"
     failure.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(failure, ignore_errors=True)
@@ -156,7 +156,7 @@ def diagnoses_of(job: FailingJob, output: Path) -> list[dict[str, Any]]:
 
 
 def save(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
-    """The record and the evidence so far."""
+    """Write the record and the packed evidence so far."""
     record(
         "recovered_jobs",
         [dict(row) for row in rows],

@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def start(cluster: OneNodeCluster, seconds: dict[str, float]) -> None:
-    """The cluster and the operator; how long each took goes to `seconds`."""
+    """Start the cluster and the operator; the duration of each part goes into `seconds`."""
     with timed("control plane", seconds):
         cluster.start_control_plane()
     with timed("node", seconds):
@@ -73,7 +73,7 @@ def start(cluster: OneNodeCluster, seconds: dict[str, float]) -> None:
 
 
 def operator(cluster: OneNodeCluster) -> OperatorProcess:
-    """Outside of the cluster, with an administrator's rights."""
+    """The operator outside of the cluster, with an administrator's permissions."""
     settings = {
         "trainer_image": host_pods.IMAGE,
         "trainer_image_pull_policy": "Never",
@@ -87,7 +87,7 @@ def operator(cluster: OneNodeCluster) -> OperatorProcess:
 
 
 def foreign_process(leaves_gib: float | None) -> AbstractContextManager[None]:
-    """Another program on the GPU, which leaves the job so much of its memory; none where that is None."""
+    """Another process that leaves the job only `leaves_gib` of the GPU; no process if it is None."""
     return nullcontext() if leaves_gib is None else ballast(leave_bytes=int(leaves_gib * 2**30))
 
 
@@ -109,13 +109,13 @@ if __name__ == "__main__":
         type=Fault.parse,
         action="append",
         metavar="CLASS@PHASE:STEP",
-        help="a failure on purpose, such as ActivationSpike@update:4; repeatable",
+        help="an injected fault such as ActivationSpike@update:4; repeatable",
     )
     parser.add_argument(
         "--foreign-process",
         type=float,
         metavar="GIB",
-        help="until the plan is first changed, another process holds all of the GPU's memory but so much",
+        help="GPU memory that another process leaves to the job, until the plan is first changed",
     )
-    parser.add_argument("--seconds", type=float, default=330, help="the story is broken off then")
+    parser.add_argument("--seconds", type=float, default=330, help="stop after this time")
     sys.exit(main(parser.parse_args()))

@@ -52,7 +52,7 @@ def main(manifest: Path, steps: int, device: str, directory: Path, name: str, ar
 
 
 def short_job(manifest: Path, steps: int, path: Path) -> Path:
-    """The job of `manifest` with few steps, and allowed to fail."""
+    """The job of `manifest` with few steps and with fault injection enabled."""
     job = yaml.safe_load(manifest.read_text())
     job["spec"]["algorithm"]["steps"] = steps
     job["spec"]["faultInjection"] = {"enabled": True}
@@ -61,7 +61,7 @@ def short_job(manifest: Path, steps: int, path: Path) -> Path:
 
 
 def keep_plan_with_room(ledger: Path, plan: Path) -> None:
-    """The plan that a run began with, with a KV cache that can shrink: that of a tiny model is the smallest already."""
+    """Write the run's first plan with a KV cache that can shrink; that of a tiny model is already the smallest."""
     if ledger.exists() and not plan.exists():
         records = [json.loads(line) for line in ledger.read_text().splitlines()]
         first = next(record["plan"] for record in records if record["kind"] == "attempt")
@@ -70,7 +70,7 @@ def keep_plan_with_room(ledger: Path, plan: Path) -> None:
 
 
 def measured(arm: str, job: Path, device: str, output: Path, plan: Path) -> list[dict[str, Any]]:
-    """The arm's row, and before it that of the attempt's start; what failed is a row that says so."""
+    """The row of the arm, after a row for the start of the attempt. A failure is recorded in the row."""
     command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", job]
     command += ["--output", output, "--device", device, "--fault", ARMS[arm]]
     command += ["--plan", plan] if arm == "new engine" and plan.exists() else []

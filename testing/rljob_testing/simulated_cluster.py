@@ -1,4 +1,4 @@
-"""A cluster in memory: it carries out what reconcile asks for, and its pods do what a test tells them to."""
+"""A cluster in memory that executes the decisions of reconcile, with pods that tests control."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAN = memory_plan(logprob_chunk_tokens=1024)
 
 
 def job_spec(**overrides: Any) -> dict[str, Any]:
-    """Spec of a small job, in manifest spelling. `steps` goes into algorithm."""
+    """Spec of a small job, in the spelling of the manifest. `steps` goes into `algorithm`."""
     algorithm = {"steps": overrides.pop("steps", 60)}
     spec = {"model": {"uri": "hf://org/name"}, "task": {"name": "digits"}, "algorithm": algorithm}
     return spec | {"policy": {"replicas": 2}} | overrides
@@ -51,7 +51,7 @@ class SimulatedCluster:
     deleting: bool = False
     gone: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
-    """Further fields of what is observed."""
+    """Further fields of the observation."""
     events: list[str] = field(default_factory=list)
     writes: int = 0
     status_writes: int = 0
@@ -85,7 +85,7 @@ class SimulatedCluster:
         return self.observe(), self._version
 
     def round(self, stale: tuple[Observed, int] | None = None, dies_after_writes: int | None = None) -> Desired:
-        """One observe → reconcile → apply. Raises OperatorDied where it dies before all is written."""
+        """One round of observe, reconcile and apply. Raises OperatorDied if the operator dies before all is written."""
         if self.gone:
             return Desired()
         observed, version = stale or self.snapshot()
@@ -95,7 +95,7 @@ class SimulatedCluster:
         return desired
 
     def settle(self, most: int = 12) -> Desired:
-        """Rounds until there is nothing left to do. Returns the last."""
+        """Repeat rounds until nothing is left to do. Returns the last decision."""
         for _ in range(most):
             desired = self.round()
             if replace(desired, look_again_after_seconds=None) == Desired():
@@ -171,7 +171,10 @@ class SimulatedCluster:
         self.gone = not self.finalizer
 
     def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
-        """Gracefully: a pod without a node, or one that has ended, goes at once. `grace_seconds`: None is the pod's."""
+        """Delete gracefully. A pod that has ended or has no node is gone at once.
+
+        `grace_seconds`: None is the pod's own.
+        """
         pod = self.pods[name]
         if pod.node is None or pod.ended:
             del self.pods[name]
@@ -207,16 +210,16 @@ class SimulatedCluster:
         exit_code: int,
         *,
         sentence: str | None = None,
-        told_code: int | None = None,
+        message_code: int | None = None,
         step: int | None = None,
         evidence: Evidence | None = None,
         reason: str = "Error",
         text: str = "",
     ) -> None:
-        """`told_code`: of the message, where it is not the container's own."""
-        told = exit_code if told_code is None else told_code
+        """`message_code`: exit code in the message, if it differs from the container's."""
+        code = exit_code if message_code is None else message_code
         message = (
-            TerminationMessage(exit_code=told, message=sentence, step=step, evidence=evidence)
+            TerminationMessage(exit_code=code, message=sentence, step=step, evidence=evidence)
             if sentence is not None
             else None
         )
@@ -224,7 +227,7 @@ class SimulatedCluster:
         self._change(name, phase="Failed" if exit_code else "Succeeded", ready=False, started=True, end=end)
 
     def restart(self, *names: str) -> None:
-        """All containers of the pods start anew, in place."""
+        """Restart all containers of the pods in place."""
         for name in names or tuple(self.pods):
             self._change(name, restart_count=self.pods[name].restart_count + 1, ready=False, end=None)
 
@@ -232,7 +235,7 @@ class SimulatedCluster:
         del self.pods[name]
 
     def finish_deletions(self) -> None:
-        """The pods that are being deleted end, and are gone before anyone sees how."""
+        """Remove the pods that are being deleted; nobody observes how they ended."""
         for name in [pod.name for pod in self.pods.values() if pod.deleting]:
             del self.pods[name]
 
@@ -274,7 +277,7 @@ class SimulatedCluster:
     # --- the way to where most tests begin ---
 
     def run(self) -> SimulatedCluster:
-        """Until the attempt commits steps."""
+        """Run until the attempt commits steps."""
         self.settle()
         self.place()
         self.start()
@@ -283,7 +286,7 @@ class SimulatedCluster:
         return self
 
     def next_attempt_runs(self) -> SimulatedCluster:
-        """The pods that are to go go, and those of the next attempt start."""
+        """Remove the old pods and start those of the next attempt."""
         for _ in range(4):
             self.settle()
             self.finish_deletions()

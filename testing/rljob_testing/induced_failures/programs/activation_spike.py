@@ -1,4 +1,5 @@
-"""One pass through the model needs more than there is: logits over a large vocabulary, attention over a long text."""
+"""One pass through the model needs more memory than is left: logits over a large vocabulary, attention over a long
+text."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ HEADS = 16
 
 
 def tokens_for(free_bytes: int, bytes_per_logit: int, share: float) -> int:
-    """So many tokens that `bytes_per_logit` of each logit fill `share` of what is free."""
+    """The number of tokens whose logits, at `bytes_per_logit` each, fill `share` of the free memory."""
     return int(share * free_bytes) // (bytes_per_logit * VOCABULARY)
 
 
@@ -29,14 +30,14 @@ def compute_logprobs(hidden: Tensor, lm_head: nn.Linear, targets: Tensor) -> Ten
 
 
 class Attention(nn.Module):
-    """Attention that writes its whole matrix down."""
+    """Attention that materializes its matrix."""
 
     def __init__(self) -> None:
         super().__init__()
         self.projection = nn.Linear(HIDDEN, 3 * HIDDEN)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`hidden`, and what comes of it: [tokens, hidden]."""
+        """`hidden` and the result: [tokens, hidden]."""
         query, key, value = self.projection(hidden).unflatten(-1, (HEADS, -1)).transpose(0, 1).chunk(3, dim=-1)
         scores = query @ key.transpose(-1, -2)
         weights = (scores / (HIDDEN // HEADS) ** 0.5).softmax(-1)
@@ -46,7 +47,7 @@ class Attention(nn.Module):
 
 @induces(FailureClass.ACTIVATION_SPIKE)
 def logprobs_of_a_large_batch(folder: Path) -> None:
-    """The logits fit, twice even (bfloat16 and float32); their log-softmax beside them does not."""
+    """The logits fit, even twice (bfloat16 and float32); their log-softmax beside them does not."""
     tokens = tokens_for(take_card().free_bytes, bytes_per_logit=2 + 4, share=0.85)
     lm_head = nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda", dtype=torch.bfloat16)
     hidden = torch.randn(tokens, HIDDEN, device="cuda", dtype=torch.bfloat16)
@@ -66,7 +67,7 @@ def attention_over_a_long_text(folder: Path) -> None:
 
 @induces(FailureClass.ACTIVATION_SPIKE)
 def gradient_of_a_large_loss(folder: Path) -> None:
-    """The forward pass fits; the gradients of the logits beside what it kept do not."""
+    """The forward pass fits; the gradients of the logits beside its saved tensors do not."""
     tokens = tokens_for(take_card().free_bytes, bytes_per_logit=2 + 4 + 4, share=0.85)
     lm_head = nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda", dtype=torch.bfloat16)
     hidden = torch.randn(tokens, HIDDEN, device="cuda", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""torch's cache in the policy's process holds what somebody needs who does not go through that cache."""
+"""torch's cache in the policy's process holds memory that an allocation outside that cache needs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from rljob_trainer.telemetry.memory import MemoryLog
 
 CLASSIC_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
 SEGMENTS_GIB = (1, 10 / 1024, 0.5 / 1024)
-"""Tensors that get a segment of their own, to the allocator's smallest, of 2 MiB."""
+"""Tensor sizes that get a segment of their own, down to the allocator's smallest segment of 2 MiB."""
 
 
 def update_without_empty_cache(folder: Path, size_bytes: int) -> nn.Module:
-    """The model stays, and torch keeps what the activations took."""
+    """The model stays allocated, and torch caches the memory of the activations."""
     model = train(size_bytes)
     MemoryLog(memory_log_of(folder), "cuda").record(1, "update")
     return model
 
 
 def generate(prompts: Tensor) -> Tensor:
-    """What a generation in plain torch needs: keys and values [sequences, tokens, width] in bfloat16."""
+    """Memory of a generation in plain torch: keys and values [sequences, tokens, width] in bfloat16."""
     return torch.zeros(*prompts.shape, 4096, dtype=torch.bfloat16, device="cuda")
 
 
@@ -54,7 +54,7 @@ def an_engine_wakes_beside_it(folder: Path) -> None:
 
 @induces(FailureClass.ALLOCATOR_CACHE)
 def a_generation_beside_it(folder: Path) -> None:
-    """The rollouts are generated in plain torch, in a process of their own."""
+    """Rollouts are generated in plain torch, in a separate process."""
     with policy_process(update_without_empty_cache, folder) as policy:
         card = take_card()
         policy.update(int(0.7 * card.total_bytes))
@@ -64,7 +64,7 @@ def a_generation_beside_it(folder: Path) -> None:
 
 @induces(FailureClass.ALLOCATOR_CACHE, variables=CLASSIC_SEGMENTS)
 def nccl_starts_beside_it(folder: Path) -> None:
-    """NCCL asks the driver for the buffers of its first collective."""
+    """NCCL requests the buffers of its first collective from the driver."""
     take_card()
     gradient, tensors = torch.ones(1024, device="cuda"), []
     for size_gib in SEGMENTS_GIB:

@@ -1,4 +1,4 @@
-"""Processes of the job that need no GPU, or another one, each hold a CUDA context on this one."""
+"""Processes of the job that need no GPU, or another one, each have a CUDA context on this GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob_testing.induced_failures.card import GIB, gib, take_turn
 from rljob_testing.induced_failures.catalogue import NotPossibleHere, induces
 
 POLICY_SHARE = 0.97
-"""Of the card: what the policy needs. It has that much as long as it is alone."""
+"""Share of the GPU that the policy needs; it is free as long as the policy is alone."""
 
 
 def synchronize_as_a_controller_might() -> None:
@@ -23,7 +23,7 @@ def synchronize_as_a_controller_might() -> None:
 
 
 def multiply_as_a_lost_rank_might() -> None:
-    """A rank that forgets `set_device` works on GPU 0."""
+    """A rank without `set_device` computes on GPU 0."""
     product = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
     torch.cuda.synchronize()
     del product
@@ -31,7 +31,7 @@ def multiply_as_a_lost_rank_might() -> None:
 
 @contextmanager
 def processes_that(touch_the_gpu: Callable[[], None], count: int) -> Iterator[None]:
-    """Within, `count` processes have done it and do nothing more. Forked, so that torch is not loaded for each."""
+    """Within, `count` processes have run the function and are idle. They are forked, so torch is loaded once."""
 
     def live(connection: Connection) -> None:
         touch_the_gpu()
@@ -54,7 +54,7 @@ def processes_that(touch_the_gpu: Callable[[], None], count: int) -> Iterator[No
 
 
 def train_policy() -> None:
-    """Needs `POLICY_SHARE` of the card."""
+    """Needs `POLICY_SHARE` of the GPU."""
     total_gib = torch.cuda.mem_get_info(0)[1] / GIB
     parts = [gib(1) for _ in range(int(POLICY_SHARE * total_gib))]
     del parts
@@ -62,7 +62,7 @@ def train_policy() -> None:
 
 @induces(FailureClass.CONTROLLER_CONTEXT)
 def controllers_that_synchronize(folder: Path) -> None:
-    """A bare context each."""
+    """Each has an empty context."""
     take_turn()
     with processes_that(synchronize_as_a_controller_might, count=12):
         train_policy()
@@ -70,7 +70,7 @@ def controllers_that_synchronize(folder: Path) -> None:
 
 @induces(FailureClass.CONTROLLER_CONTEXT)
 def ranks_that_start_on_gpu_0(folder: Path) -> None:
-    """A context with cuBLAS in it each."""
+    """Each has a context with cuBLAS."""
     take_turn()
     with processes_that(multiply_as_a_lost_rank_might, count=12):
         train_policy()

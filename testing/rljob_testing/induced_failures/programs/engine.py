@@ -1,4 +1,4 @@
-"""A vLLM engine, and a policy in a process of its own beside it, as a job has them on one GPU."""
+"""A vLLM engine, and a policy in a separate process, as a job has them on one GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_UPDATE_SECONDS = 60
 
 
 def load_vllm() -> None:
-    """Import it, before the turn on the GPU: most of an engine's start is that."""
+    """Import vLLM before the turn on the GPU: the import takes most of an engine's start."""
     try:
         import vllm  # noqa: F401
     except ImportError as error:
@@ -33,7 +33,7 @@ def load_vllm() -> None:
 
 
 def start_engine(**arguments: Any) -> Any:
-    """A `vllm.LLM` of a tiny model with random weights; `arguments` come before the defaults here."""
+    """A `vllm.LLM` of a tiny model with random weights; `arguments` override the defaults."""
     import vllm
 
     directory = resolve_model(MODEL)
@@ -44,13 +44,13 @@ def start_engine(**arguments: Any) -> Any:
 
 
 class PolicyProcess:
-    """The policy's end of the pipe."""
+    """A handle on the policy's process."""
 
     def __init__(self, connection: Connection, process: multiprocessing.process.BaseProcess) -> None:
         self._connection, self._process = connection, process
 
     def update(self, size_bytes: int) -> None:
-        """Let it do its update of `size_bytes`, and wait until it is done, or has died of it."""
+        """Run the update of `size_bytes`; returns when it is done or has failed."""
         self._connection.send(size_bytes)
         if not self._connection.poll(_LONGEST_UPDATE_SECONDS):
             raise TimeoutError(f"the policy's update took more than {_LONGEST_UPDATE_SECONDS} s")
@@ -58,7 +58,7 @@ class PolicyProcess:
 
 @contextmanager
 def policy_process(update: Callable[[Path, int], object], folder: Path) -> Iterator[PolicyProcess]:
-    """Within, there is a process that calls `update(folder, size_bytes)` when it is told to. It keeps the result."""
+    """Within, a process runs `update(folder, size_bytes)` on request and keeps the result."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_live, args=(update, folder, theirs), daemon=True)

@@ -1,4 +1,4 @@
-"""The policy's update comes while the engine holds its KV cache."""
+"""The policy's update runs while the engine holds its KV cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def update(folder: Path, size_bytes: int) -> None:
 
 @induces(FailureClass.ENGINE_NOT_ASLEEP, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def nobody_put_it_to_sleep(folder: Path) -> None:
-    """It could sleep, and is not told to."""
+    """The engine could sleep, and is not asked to."""
     load_vllm()
     with policy_process(update, folder) as policy:
         card = take_card()
@@ -37,7 +37,7 @@ def nobody_put_it_to_sleep(folder: Path) -> None:
 
 @induces(FailureClass.ENGINE_NOT_ASLEEP, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def it_was_woken_too_early(folder: Path) -> None:
-    """It slept, and woke before the update."""
+    """The engine slept, and woke before the update."""
     load_vllm()
     with policy_process(update, folder) as policy:
         card = take_card()

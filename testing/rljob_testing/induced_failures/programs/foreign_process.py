@@ -1,4 +1,4 @@
-"""A process that is no part of the job holds much of the GPU."""
+"""A process that is not part of the job holds much of the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_testing.induced_failures.programs.training import train
 
 @induces(FailureClass.FOREIGN_PROCESS)
 def a_neighbour_from_the_start(folder: Path) -> None:
-    """It was there before the job."""
+    """It ran before the job."""
     card = take_card()
     with ballast(hold_bytes=int(0.7 * card.total_bytes)):
         train(int(0.5 * card.total_bytes))
@@ -24,7 +24,7 @@ def a_neighbour_from_the_start(folder: Path) -> None:
 
 @induces(FailureClass.FOREIGN_PROCESS)
 def a_neighbour_that_comes_later(folder: Path) -> None:
-    """The same steps went well before it came."""
+    """The same steps succeeded before it started."""
     card = take_card()
     train(int(0.5 * card.total_bytes), steps=3)
     torch.cuda.empty_cache()
@@ -34,7 +34,7 @@ def a_neighbour_that_comes_later(folder: Path) -> None:
 
 @induces(FailureClass.FOREIGN_PROCESS, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def a_neighbour_before_the_engine(folder: Path) -> None:
-    """The engine finds less free memory than its share at its start."""
+    """The engine finds less free memory than its share when it starts."""
     load_vllm()
     card = take_card()
     with ballast(hold_bytes=int(0.5 * card.total_bytes)):

@@ -1,4 +1,4 @@
-"""Enough memory is reserved and free, in pieces that are all too small: classic segments and lengths that vary."""
+"""Enough memory is reserved and free, but in pieces that are too small: classic segments and varying lengths."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ CLASSIC_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
 
 @induces(FailureClass.FRAGMENTATION, variables=CLASSIC_SEGMENTS)
 def results_kept_between_batches(folder: Path) -> None:
-    """The first batches are the longest, and leave large segments in the cache. Each later one splits a segment, and
-    its result, which is kept, lies in the other part: no segment can be given back, none holds the longest batch."""
+    """No segment can be freed, and none holds the longest batch.
+
+    The first batches are the longest and leave large segments in the cache. Each later batch splits a segment, and its
+    result, which is kept, lies in the other part.
+    """
     batches = int(take_card().free_gib // LONGEST_GIB)
     longest = [gib(LONGEST_GIB) for _ in range(batches)]
     del longest
@@ -33,7 +36,7 @@ def results_kept_between_batches(folder: Path) -> None:
 
 @induces(FailureClass.FRAGMENTATION, variables=CLASSIC_SEGMENTS)
 def caches_grown_by_concatenation(folder: Path) -> None:
-    """Conversations of random length, each with a cache that is copied into a larger one whenever it grows."""
+    """Conversations of random length, each with a cache that is copied into a larger one as it grows."""
     conversations = int(take_card().free_gib * 28 / 139)
     lengths = random.Random(0)
     caches: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""The container's memory, or the process's share of it, runs out. No GPU takes part."""
+"""The container's memory, or the process's limit, is exhausted. No GPU is involved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def offload_optimizer_state() -> None:
-    """Two moments of ever more parameters, in host memory."""
+    """Two moments of more and more parameters, in host memory."""
     state = []
     for layer in range(64):
         state.append(torch.zeros(GIB // 16))
@@ -33,7 +33,7 @@ def offload_in(cgroup: Path) -> None:
 
 @induces(FailureClass.HOST_MEMORY, needs_gpu=False)
 def killed_at_the_containers_limit(folder: Path) -> None:
-    """The kernel kills the process; what says so is the cgroup's count."""
+    """The kernel kills the process; only the cgroup's counter shows it."""
     cgroup, events = _memory_cgroup()
     try:
         process = multiprocessing.get_context("fork").Process(target=offload_in, args=(cgroup,))
@@ -47,14 +47,14 @@ def killed_at_the_containers_limit(folder: Path) -> None:
 
 @induces(FailureClass.HOST_MEMORY, needs_gpu=False)
 def refused_at_the_processs_limit(folder: Path) -> None:
-    """malloc gets nothing more, and torch says so."""
+    """malloc fails, and torch reports it."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_BYTES, used + LIMIT_BYTES))
     offload_optimizer_state()
 
 
 def _memory_cgroup() -> tuple[Path, str]:
-    """A new cgroup with a memory limit, and its file of events. Raises `NotPossibleHere`."""
+    """A new cgroup with a memory limit, and its events file. Raises `NotPossibleHere`."""
     version_2 = (_CGROUPS / "cgroup.controllers").exists()
     parent = _CGROUPS if version_2 else _CGROUPS / "memory"
     cgroup = parent / f"induced-failure-{os.getpid()}"

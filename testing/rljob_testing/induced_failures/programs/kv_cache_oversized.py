@@ -1,4 +1,4 @@
-"""The engine's share of the GPU does not fit: at its start, at its wake-up, or its longest request in it."""
+"""The engine's memory does not fit: when it starts, when it wakes, or for its longest request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rljob_trainer.telemetry.memory import MemoryLog
 
 
 def keep_weights(folder: Path, size_bytes: int) -> Tensor:
-    """A policy's state, which stays."""
+    """The lasting state of a policy."""
     weights = floats(size_bytes)
     MemoryLog(memory_log_of(folder), "cuda").record(1, "update")
     return weights
@@ -28,14 +28,14 @@ def keep_weights(folder: Path, size_bytes: int) -> Tensor:
 
 @induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def more_than_the_card(folder: Path) -> None:
-    """A KV cache of so many bytes was asked for."""
+    """A KV cache of a requested number of bytes."""
     load_vllm()
     start_engine(kv_cache_memory_bytes=int(1.2 * take_card().total_bytes))
 
 
 @induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def a_share_beside_the_policy(folder: Path) -> None:
-    """vLLM's usual share, beside a policy that was there first."""
+    """vLLM's default share, beside a policy that was there first."""
     load_vllm()
     weights = keep_weights(folder, int(0.4 * take_card().total_bytes))
     start_engine(gpu_memory_utilization=0.9)
@@ -52,7 +52,7 @@ def too_few_blocks_for_one_request(folder: Path) -> None:
 
 @induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def wakes_beside_a_policy_that_grew(folder: Path) -> None:
-    """The policy made its optimizer's state while the engine slept."""
+    """The policy allocated its optimizer state while the engine slept."""
     load_vllm()
     with policy_process(keep_weights, folder) as policy:
         card = take_card()

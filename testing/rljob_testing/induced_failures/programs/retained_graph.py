@@ -1,4 +1,4 @@
-"""Something that is kept for the log, or for later, keeps the graph that it was computed with."""
+"""A tensor kept for logging, or for later, keeps the graph that computed it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rljob_testing.induced_failures.programs.activation_spike import HIDDEN, VOC
 from rljob_trainer.telemetry.memory import MemoryLog
 
 UNTIL_FULL = 20
-"""Micro-batches, or steps, whose graphs fit the card."""
+"""Number of micro-batches, or steps, whose graphs fill the GPU."""
 
 
 @induces(FailureClass.RETAINED_GRAPH)
 def entropy_kept_of_each_micro_batch(folder: Path) -> None:
-    """The entropy is no part of the loss: no backward pass frees what it saved."""
+    """The entropy is not part of the loss, so no backward pass frees its saved tensors."""
     tokens = tokens_for(take_card().free_bytes, bytes_per_logit=4 + 4, share=1 / UNTIL_FULL)
     lm_head = nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda")
     memory, entropies = MemoryLog(memory_log_of(folder), "cuda"), []
@@ -32,7 +32,7 @@ def entropy_kept_of_each_micro_batch(folder: Path) -> None:
 
 @induces(FailureClass.RETAINED_GRAPH)
 def values_kept_of_each_step(folder: Path) -> None:
-    """A moving average of a critic's values, over steps, made of the values themselves."""
+    """A moving average of a critic's values over steps, computed from tensors with a graph."""
     width, layers = 4096, 8
     tokens = int(take_card().free_bytes / UNTIL_FULL) // (layers * 2 * width * 2)
     critic = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)])

@@ -1,4 +1,4 @@
-"""/dev/shm has the 64 MiB that a container gets by itself. No GPU takes part."""
+"""/dev/shm has the 64 MiB of a container's default. No GPU is involved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LongTexts(Dataset[torch.Tensor]):
 
 
 def use_small_shared_memory() -> None:
-    """From here on, this process and its children see a /dev/shm of 64 MiB. Raises `NotPossibleHere`."""
+    """Give this process and its children a /dev/shm of 64 MiB. Raises `NotPossibleHere`."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
         raise NotPossibleHere(f"needs to mount a small /dev/shm: unshare: {os.strerror(ctypes.get_errno())}")
@@ -42,7 +42,7 @@ def use_small_shared_memory() -> None:
 
 @induces(FailureClass.SHARED_MEMORY, needs_gpu=False)
 def batches_of_data_workers(folder: Path) -> None:
-    """Data workers hand their batches over in /dev/shm."""
+    """Data workers pass their batches through /dev/shm."""
     use_small_shared_memory()
     for batch in DataLoader(LongTexts(), batch_size=16, num_workers=2):
         print(batch.shape)
@@ -50,7 +50,7 @@ def batches_of_data_workers(folder: Path) -> None:
 
 @induces(FailureClass.SHARED_MEMORY, needs_gpu=False)
 def tensors_shared_between_processes(folder: Path) -> None:
-    """Rollouts that are put into /dev/shm for another process to read."""
+    """Rollouts in /dev/shm for another process."""
     use_small_shared_memory()
     torch.multiprocessing.set_sharing_strategy("file_system")
     rollouts = [torch.zeros(1 << 22).share_memory_() for _ in range(16)]

@@ -1,4 +1,4 @@
-"""A model whose activations are all that counts, for the programs in which something else is the cause."""
+"""A model with hardly anything but activations, for programs in which another process is the cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAYERS = 8
 
 
 def train(activation_bytes: int, steps: int = 1) -> nn.Module:
-    """Forward and backward passes that keep `activation_bytes` at their highest; the model is returned."""
+    """Forward and backward passes with `activation_bytes` at their peak; returns the model."""
     layers = [nn.Linear(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(LAYERS)]
     model = nn.Sequential(*layers)
     tokens = activation_bytes // ((LAYERS + 1) * WIDTH * 2)

@@ -1,4 +1,4 @@
-"""Failures that give no number and no place: nobody can say why from them, and nobody should pretend to."""
+"""Failures without numbers and without a place, from which no cause can be inferred."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_testing.induced_failures.catalogue import induces
 
 @induces(FailureClass.UNKNOWN)
 def a_request_past_torch(folder: Path) -> None:
-    """A library of one's own asks the CUDA driver itself, beside tensors that fill the card."""
+    """A library calls the CUDA driver directly, beside tensors that fill the GPU."""
     tensors = [gib(1) for _ in range(int(take_card().free_gib) - 1)]
     CudaDriver().allocate(4 * LARGEST_CHUNK_BYTES)
     del tensors
@@ -22,7 +22,7 @@ def a_request_past_torch(folder: Path) -> None:
 
 @induces(FailureClass.UNKNOWN)
 def a_context_on_a_full_card(folder: Path) -> None:
-    """A process starts on a card that is full already: not even its CUDA context fits."""
+    """A process starts on a full GPU: not even its CUDA context fits."""
     take_turn()
     with ballast(leave_bytes=64 << 20):
         torch.zeros(1, device="cuda")

@@ -1,4 +1,4 @@
-"""The engine gets its weights as full copies, and there is no room for them beside the policy."""
+"""The engine gets its weights as full copies, which do not fit beside the policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_testing.induced_failures.catalogue import induces
 
 
 def policy_of(size_gib: int) -> dict[str, Tensor]:
-    """A policy's float32 weights, 1 GiB each, by name."""
+    """Float32 weights of a policy, 1 GiB each, by name."""
     return {f"layers.{layer}.weight": floats(GIB) for layer in range(size_gib)}
 
 
@@ -29,7 +29,7 @@ def broadcast_to_engine(weights: dict[str, Tensor]) -> Tensor:
 
 @induces(FailureClass.WEIGHT_SYNC_SPIKE)
 def copies_in_the_engines_precision(folder: Path) -> None:
-    """Weights and two moments fit; half as much again as the weights does not."""
+    """Weights and two moments fit; another half of the weights does not."""
     size_gib = int(take_card().free_gib / 3.25)
     weights = policy_of(size_gib)
     moments = [floats(GIB) for _ in range(2 * size_gib)]

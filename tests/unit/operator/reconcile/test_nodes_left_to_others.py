@@ -51,7 +51,7 @@ def met_strangers(times: int, nodes: tuple[ObservedNode, ...], on: str = "gpu-no
         cluster.settle()
         words = {"time": cluster.now, "attempt": attempt, "role": "policy", "rank": 0, "step": 1, "message": STRANGER}
         told = Evidence.model_validate(words)
-        cluster.end(WORKER, 1, sentence="ran out", told_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=told)
+        cluster.end(WORKER, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=told)
     cluster.settle()
     return cluster
 

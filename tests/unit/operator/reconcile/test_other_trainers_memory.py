@@ -54,7 +54,7 @@ def test_a_kill_by_the_kernel_raises_the_limit() -> None:
 def test_what_the_probe_tells_counts_more_than_the_exit_code_of_the_trainer() -> None:
     cluster = running()
     cluster.end(
-        POLICY_1, 1, sentence="out of memory", told_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
+        POLICY_1, 1, sentence="out of memory", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
     )
     cluster.settle()
     assert cluster.attempt.diagnosis is not None
@@ -68,7 +68,7 @@ def test_what_the_probe_tells_counts_more_than_the_exit_code_of_the_trainer() ->
 def test_words_about_host_memory_are_read_for_their_numbers() -> None:
     cluster = running(recovery={"maxAdjustments": 0, "maxRestarts": 0})
     words = evidence(cluster, "MemoryError: Unable to allocate 4.00 GiB for an array")
-    cluster.end(POLICY_1, 1, sentence="out of memory", told_code=ExitCode.HOST_OUT_OF_MEMORY, evidence=words)
+    cluster.end(POLICY_1, 1, sentence="out of memory", message_code=ExitCode.HOST_OUT_OF_MEMORY, evidence=words)
     cluster.settle()
     assert cluster.status is not None
     diagnosis = cluster.status.attempts[0].diagnosis
@@ -80,7 +80,7 @@ def test_words_about_host_memory_are_read_for_their_numbers() -> None:
 def test_a_setting_that_the_trainer_does_not_support_stays() -> None:
     cluster = running({"supportedSettings": []})
     cluster.end(
-        POLICY_1, 1, sentence="out of memory", told_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
+        POLICY_1, 1, sentence="out of memory", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=evidence(cluster)
     )
     cluster.settle()
     assert cluster.status is not None
@@ -91,7 +91,7 @@ def test_a_setting_that_the_trainer_does_not_support_stays() -> None:
 @pytest.mark.parametrize("code", [ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY])
 def test_a_message_about_memory_that_was_outlived_does_not_end_a_job_that_is_complete(code: ExitCode) -> None:
     cluster = running()
-    cluster.end(POLICY_0, 0, sentence="out of memory", told_code=code, evidence=evidence(cluster))
+    cluster.end(POLICY_0, 0, sentence="out of memory", message_code=code, evidence=evidence(cluster))
     cluster.end(POLICY_1, 0)
     cluster.settle()
     assert cluster.phase == "Complete"
