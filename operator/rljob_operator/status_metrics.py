@@ -5,12 +5,9 @@ from __future__ import annotations
 from rljob_api.plan_change import DiagnosisStatus, PlanChange
 from rljob_api.status import RLJobStatus
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.families import FAMILIES
+from rljob_memory.recovery import CHANGEABLE_SETTINGS
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import ADJUSTMENTS, JOB_RESTARTS, JOBS_FINISHED, OUT_OF_MEMORY, SECONDS_TO_RECOVER
-
-_SETTINGS = frozenset(family.name for family in FAMILIES)
-"""Pods say what they changed, and each label is kept for the operator's life: only these are."""
 
 
 def count(before: Object, written: RLJobStatus | None) -> None:
@@ -32,7 +29,8 @@ def count(before: Object, written: RLJobStatus | None) -> None:
 
 def _count_change(before: Object | None, change: PlanChange) -> None:
     if before is None:
-        ADJUSTMENTS.labels(change.remedy.setting if change.remedy.setting in _SETTINGS else "other").inc()
+        # Pods report any name, and the operator keeps each label as long as it runs.
+        ADJUSTMENTS.labels(change.remedy.setting if change.remedy.setting in CHANGEABLE_SETTINGS else "other").inc()
         if not change.preventive:
             OUT_OF_MEMORY.labels(_class_of(change.diagnosis)).inc()
     if change.seconds_to_recover is not None and (before is None or before.get("secondsToRecover") is None):

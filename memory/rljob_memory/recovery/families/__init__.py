@@ -33,3 +33,6 @@ FAMILIES: tuple[Family, ...] = (
 )
 """In the order of their price: free changes, those that cost a little time per step, those that cost much, and those
 that cost the cluster resources. Within the trainer the order follows docs/mitigations.md."""
+
+CHANGEABLE_SETTINGS = frozenset(family.name for family in FAMILIES)
+"""Names of the settings in all changes that can be made."""
