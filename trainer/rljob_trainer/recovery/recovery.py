@@ -77,7 +77,7 @@ class Recovery:
         cause = evidence.diagnoses[0]
         place = messages.out_of_memory_message(evidence.role, evidence.rank, phase, step, cause)
         self.display.warning(f"OutOfMemory: {place}")
-        report = failure_report(failure, self.attempt, evidence.time, dead=self._dead_roles(failure, phase))
+        report = failure_report(failure, self.attempt, evidence.time, dead=dead_roles(self.roles, failure, phase))
         answer = respond(report, self.changes.state, self.constraints)
         if not isinstance(answer, Changed):
             raise _with_explanation(failure, answer)
@@ -133,23 +133,6 @@ class Recovery:
         killed.actor = failure.actor
         return killed
 
-    def _dead_roles(self, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
-        """Roles whose processes cannot be used any more.
-
-        - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
-        - The kernel or a bus error ends a process that runs out of host or shared memory.
-        - A policy that was loading, or that was stopped in its optimizer step, has no weights that could be used.
-        - Other ranks of the policy may wait in a collective of FSDP, which cannot be retried (pytorch 44353).
-        """
-        role, _ = role_and_rank(failure.actor)
-        dead: set[Role] = set()
-        if role != "policy" or isinstance(failure, (HostOutOfMemory, SharedMemoryExhausted)):
-            dead.add(role)
-        policy_is_whole = self.roles.policy.loaded and self.roles.policy_at is not None and len(self.roles.policy) == 1
-        if (role == "policy" or phase == "sync") and not policy_is_whole:
-            dead.add("policy")
-        return frozenset(dead)
-
     def _bring_into_force(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
         for role in answer.renew:
@@ -157,6 +140,24 @@ class Recovery:
         if "policy" in answer.renew or phase == "checkpoint":
             self.checkpointing.abandon()
         self.roles.change(self.settings_under(answer.plan))
+
+
+def dead_roles(roles: ColocatedRoles, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
+    """Roles whose processes cannot be used any more after `failure`.
+
+    - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
+    - The kernel or a bus error ends a process that runs out of host or shared memory.
+    - A policy that was loading, or that was stopped in its optimizer step, has no weights that could be used.
+    - Other ranks of the policy may wait in a collective of FSDP, which cannot be retried (pytorch 44353).
+    """
+    role, _ = role_and_rank(failure.actor)
+    dead: set[Role] = set()
+    if role != "policy" or isinstance(failure, (HostOutOfMemory, SharedMemoryExhausted)):
+        dead.add(role)
+    policy_is_whole = roles.policy.loaded and roles.policy_at is not None and len(roles.policy) == 1
+    if (role == "policy" or phase == "sync") and not policy_is_whole:
+        dead.add("policy")
+    return frozenset(dead)
 
 
 def failure_report(
