@@ -1,4 +1,4 @@
-"""The classes of causes: what each means, and what to change."""
+"""The classes of causes: the meaning of each, and the settings to change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class FailureClass(StrEnum):
-    """Why memory ran out."""
+    """The cause of an out-of-memory failure."""
 
     FRAGMENTATION = "Fragmentation"
     ALLOCATOR_CACHE = "AllocatorCache"
@@ -24,29 +24,29 @@ class FailureClass(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """One sentence for people."""
+        """The class in one clause."""
         return _MEANING[self]
 
     @property
     def advice(self) -> str:
-        """What to change: the field of an RLJob first, then the same for any other trainer."""
+        """The settings to change: fields of an RLJob, then those of other trainers."""
         return _ADVICE[self]
 
 
 _MEANING = {
-    FailureClass.FRAGMENTATION: "torch holds enough free memory for the request, in pieces that are all too small",
-    FailureClass.ALLOCATOR_CACHE: "torch's cache in one process holds free memory that another user of the GPU needs",
-    FailureClass.RETAINED_GRAPH: "tensors in use grow with every micro-batch or step: autograd graphs are kept alive",
-    FailureClass.ACTIVATION_SPIKE: "one forward or backward pass, or the logits in it, needs more memory than is left",
+    FailureClass.FRAGMENTATION: "torch holds enough free memory for the request, but in pieces that are all too small",
+    FailureClass.ALLOCATOR_CACHE: "torch's cache in one process holds memory that another process on the GPU needs",
+    FailureClass.RETAINED_GRAPH: "memory in tensors grows every micro-batch or step: autograd graphs are kept alive",
+    FailureClass.ACTIVATION_SPIKE: "a forward or backward pass, or the logits in it, needs more memory than is left",
     FailureClass.KV_CACHE_OVERSIZED: "the engine's share of the GPU, its KV cache above all, is too large or too small",
-    FailureClass.WEIGHT_SYNC_SPIKE: "full copies of the weights, made for the engine, do not fit beside what is there",
-    FailureClass.OPTIMIZER_STATE: "the optimizer's state, or its temporary copies in a step, do not fit",
-    FailureClass.ENGINE_NOT_ASLEEP: "the engine holds its memory on the GPU while the policy needs it",
-    FailureClass.FOREIGN_PROCESS: "a process that is no part of the job holds memory of the GPU",
+    FailureClass.WEIGHT_SYNC_SPIKE: "full copies of the weights for the engine do not fit beside the memory in use",
+    FailureClass.OPTIMIZER_STATE: "the optimizer's state, or its temporary copies during a step, do not fit",
+    FailureClass.ENGINE_NOT_ASLEEP: "the engine holds GPU memory while the policy needs it",
+    FailureClass.FOREIGN_PROCESS: "a process that is not part of the job holds GPU memory",
     FailureClass.CONTROLLER_CONTEXT: "processes that do not work on this GPU each hold a CUDA context on it",
-    FailureClass.HOST_MEMORY: "the machine's memory, or the container's limit of it, ran out",
+    FailureClass.HOST_MEMORY: "host memory ran out: the machine's, or the container's limit",
     FailureClass.SHARED_MEMORY: "/dev/shm is full",
-    FailureClass.UNKNOWN: "memory ran out, and what was seen does not say why",
+    FailureClass.UNKNOWN: "memory ran out, and the evidence does not show why",
 }
 
 _ADVICE = {
@@ -59,34 +59,34 @@ _ADVICE = {
         "before the engine wakes or NCCL starts, when the references are dropped."
     ),
     FailureClass.RETAINED_GRAPH: (
-        "Detach what is kept of a micro-batch: .detach() or .item() on losses, log-probabilities and metrics before "
-        "they go into a list. A smaller micro-batch does not help; memory.activationCheckpointing: Enabled only "
-        "delays it."
+        "Detach values that are kept after a micro-batch: call .detach() or .item() on losses, log-probabilities and "
+        "metrics before they go into a list. A smaller micro-batch does not help; memory.activationCheckpointing: "
+        "Enabled only delays the failure."
     ),
     FailureClass.ACTIVATION_SPIKE: (
-        "Lower memory.microBatchTokens, and memory.logprobChunkTokens where logits are the large part, or set "
+        "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
         "memory.activationCheckpointing: Enabled. Elsewhere: smaller micro-batch, shorter sequences, chunked or fused "
         "log-probabilities, gradient checkpointing."
     ),
     FailureClass.KV_CACHE_OVERSIZED: (
-        "Set memory.kvCache to fewer bytes where the engine takes too much, to more where it has too few blocks. "
+        "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. "
         "Elsewhere: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
     ),
     FailureClass.WEIGHT_SYNC_SPIKE: (
         "Lower memory.syncBucketSize. Elsewhere: gather and send the weights in buckets, drop the copies and empty the "
-        "cache before the engine wakes, wake its weights and its KV cache one after the other."
+        "cache before the engine wakes, and wake its weights and its KV cache one after the other."
     ),
     FailureClass.OPTIMIZER_STATE: (
         "Set memory.optimizerOffload: Enabled, or use more policy GPUs. Elsewhere: offload or shard the optimizer's "
-        "state, make it before the KV cache is sized, foreach=False."
+        "state, allocate it before the KV cache is sized, set foreach=False."
     ),
     FailureClass.ENGINE_NOT_ASLEEP: (
         "Set memory.rolloutSleep: Level2. Elsewhere: enable_sleep_mode and sleep(level=2) before the update, and no "
-        "expandable_segments in the engine's environment where its log says that sleeping freed nothing."
+        "expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
     ),
     FailureClass.FOREIGN_PROCESS: (
-        "End the other process, or run on a GPU of one's own; nvidia-smi names it. Nothing in spec.memory frees its "
-        "memory; a smaller memory.kvCache leaves it room."
+        "End the other process, or run on a GPU that no other process uses; nvidia-smi lists the processes. No setting "
+        "in spec.memory frees its memory; a smaller memory.kvCache leaves it room."
     ),
     FailureClass.CONTROLLER_CONTEXT: (
         'Start processes that need no GPU with CUDA_VISIBLE_DEVICES="", call torch.cuda.set_device(local_rank) first '
@@ -98,11 +98,12 @@ _ADVICE = {
         "pinning."
     ),
     FailureClass.SHARED_MEMORY: (
-        "Give /dev/shm more room: an emptyDir with medium: Memory and a sizeLimit, docker run --shm-size, and remove "
-        "what dead processes left there. Fewer data workers or a smaller Ray object store need less."
+        "Enlarge /dev/shm: an emptyDir with medium: Memory and a sizeLimit, or docker run --shm-size. Remove files "
+        "that dead processes left there. Fewer data workers or a smaller Ray object store need less."
     ),
     FailureClass.UNKNOWN: (
-        "Read the numbers; keep the log from its first error on, and an allocator snapshot "
-        "(torch.cuda.memory._dump_snapshot). As first tries: a smaller memory.microBatchTokens, then memory.kvCache."
+        "Look at the numbers. Keep the log from its first error on, and an allocator snapshot "
+        "(torch.cuda.memory._dump_snapshot). Try a smaller memory.microBatchTokens first, then a smaller "
+        "memory.kvCache."
     ),
 }

@@ -1,4 +1,4 @@
-"""One rule a class, each in its module with its reasons and thresholds."""
+"""One rule per class, each in its own module with its reasons and thresholds."""
 
 from collections.abc import Callable
 
@@ -32,4 +32,4 @@ RULES: tuple[Callable[[Failure, CollectedEvidence], Diagnosis | None], ...] = (
     host_memory,
     shared_memory,
 )
-"""All are asked; their order decides only between equally sure ones."""
+"""All are asked; their order only decides between diagnoses of the same confidence."""

@@ -1,6 +1,6 @@
-"""A forward or backward pass needs more than is left: logits, log-probabilities, attention, activations.
+"""A forward or backward pass needs more memory than is left: logits, log-probabilities, attention, activations.
 
-The traceback says which pass it was. A single request of a quarter of the card is one tensor of that size, and in a
+The stack shows which pass it was. A single request of a quarter of the card is one tensor of that size, and in a
 language model's training only logits ([tokens, vocabulary] in float32), their gradient or an attention matrix are.
 """
 
@@ -34,7 +34,7 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis
         confidence = max(confidence, 0.55)
     confidence = max(confidence, _by_numbers(device))
     if any(series.is_policy and allocated_growth(series) for series in evidence.series):
-        # Which pass found the card full is chance then.
+        # Then chance decides which pass finds the card full.
         confidence = min(confidence, 0.5)
     if foreign_bytes(failure) > (device.allocated_bytes or 0):
         confidence = min(confidence, 0.4)

@@ -1,8 +1,8 @@
-"""One process's torch keeps what another one asks the driver for.
+"""torch's cache in one process holds memory that another process asks the driver for.
 
-torch empties its cache before it raises, so in the process that fails the cache never is the cause. But vLLM's wake-up
-(cuMemCreate), NCCL and cuBLAS ask the driver themselves, and nobody empties torch's cache for them: what fails is they,
-what holds the memory is the policy (Trinity-RFT 541, verl 575 and 6912, slime 669).
+torch empties its cache before it raises, so in the failing process the cache is never the cause. But vLLM's wake-up
+(cuMemCreate), NCCL and cuBLAS ask the driver directly, and nothing empties torch's cache for them: they fail, and the
+policy holds the memory (Trinity-RFT 541, verl 575 and 6912, slime 669).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BY_TEXT = {
     FailureKind.NCCL: 0.5,
     FailureKind.MATH_LIBRARY: 0.4,
 }
-"""What the message alone is worth. cuBLAS also fails to allocate where indices are out of range, or versions clash."""
+"""Confidence from the message alone. cuBLAS also fails to allocate if indices are out of range, or versions clash."""
 _LARGE_CACHE_BYTES = GIB
 
 
@@ -35,7 +35,7 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
     elif kind in _BY_TEXT:
         by_text = _BY_TEXT[kind]
         if failure.activity is Activity.KV_CACHE:
-            by_text = 0.4  # It was making its memory, not mapping it again.
+            by_text = 0.4  # It was allocating its memory, not mapping it again.
         if "NOT_INITIALIZED" in failure.text:
             by_text = 0.3
     else:
@@ -47,20 +47,20 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
         return Diagnosis(
             FailureClass.ALLOCATOR_CACHE,
             by_text,
-            f"{_sentence(kind)}; torch gives its cache to nobody who does not go through it",
+            f"{_capitalized(kind)}; torch's cache is not available to allocations outside of torch",
         )
     if cache < _LARGE_CACHE_BYTES:
         return None
     return Diagnosis(
         FailureClass.ALLOCATOR_CACHE,
         0.85,
-        f"{_sentence(kind)} while the policy's torch held {human_bytes(cache)} that was in no tensor",
+        f"{_capitalized(kind)} while the policy's torch held {human_bytes(cache)} of unused cache",
         {"policy_cache_bytes": cache},
     )
 
 
 def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    """What torch holds rises step by step, and what is in tensors does not."""
+    """Reserved memory grows step by step, and memory in tensors does not."""
     for series in evidence.series:
         found = reserved_growth(series) if series.is_policy else None
         if found and not allocated_growth(series):
@@ -69,11 +69,11 @@ def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
                 FailureClass.ALLOCATOR_CACHE,
                 0.85,
                 f"Memory reserved by the policy's torch grew from {human_bytes(first)} to {human_bytes(last)} while "
-                f"its tensors took no more; {_sentence(failure.kind)}",
+                f"its tensors took no more; {_capitalized(failure.kind)}",
                 {"reserved_first_bytes": first, "reserved_last_bytes": last},
             )
     return None
 
 
-def _sentence(kind: FailureKind) -> str:
+def _capitalized(kind: FailureKind) -> str:
     return f"{kind[0].upper()}{kind[1:]}"

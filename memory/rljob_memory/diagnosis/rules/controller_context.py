@@ -1,8 +1,7 @@
-"""Processes that only touched the GPU hold a CUDA context on it each.
+"""Processes that only touched the GPU each hold a CUDA context on it.
 
 A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
-H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Mostly they lie on GPU 0, the device of a process that
-chose none.
+H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MANY = 2
 
 
 def context_sized(device: DeviceMemory) -> list[GpuProcess]:
-    """The other processes on the device that hold about as much as a context."""
+    """Other processes on the device that hold about as much as a context."""
     return [process for process in device.others if _is_context(process)]
 
 
@@ -62,7 +61,7 @@ def _diagnosis(confidence: float, gpu: int, count: int, held: int) -> Diagnosis:
     return Diagnosis(
         FailureClass.CONTROLLER_CONTEXT,
         confidence,
-        f"{processes} {human_bytes(held)} on GPU {gpu}, about a bare CUDA context each",
+        f"{processes} {human_bytes(held)} on GPU {gpu}, about the size of a bare CUDA context each",
         {"context_processes": count, "contexts_bytes": held},
     )
 

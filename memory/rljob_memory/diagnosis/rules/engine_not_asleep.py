@@ -1,7 +1,7 @@
 """The engine keeps its weights and its KV cache on the GPU while the policy works.
 
-What vLLM logs of its sleep is the best witness: `Sleep mode freed 0.00 GiB` is what expandable segments in the engine's
-environment lead to (vLLM issue 14189). Asleep, an engine still holds 1–7 GiB: context, NCCL, CUDA graphs.
+vLLM's log of its sleep is the best evidence: `Sleep mode freed 0.00 GiB` is the result of expandable segments in the
+engine's environment (vLLM issue 14189). A sleeping engine still holds 1–7 GiB: context, NCCL, CUDA graphs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
         return Diagnosis(
             FailureClass.ENGINE_NOT_ASLEEP,
             0.5,
-            "More memory of the GPU was in use after the engine's sleep than before it",
+            "More GPU memory was in use after the engine went to sleep than before",
         )
     if failure.in_engine or kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
         return None
@@ -38,13 +38,13 @@ def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
     plan, foreign = evidence.plan, foreign_bytes(failure)
     if engine_holds_little(failure, evidence) or foreign <= sleeping_engine_bytes(failure):
         return None
-    held = f"{human_bytes(foreign)} of the GPU were not the policy's"
+    held = f"{human_bytes(foreign)} of the GPU belonged to other processes than the policy"
     if plan is not None and plan.rollout_sleep_level == 0:
-        confidence, why = 0.85, "and the plan lets the engine stay awake"
+        confidence, why = 0.85, "and the memory plan keeps the engine awake"
     elif engine.seen and not engine.asleep:
-        confidence, why = 0.7, "and nothing says that the engine was asleep"
+        confidence, why = 0.7, "and there is no sign that the engine was asleep"
     elif failure.role == "policy":
-        confidence, why = 0.6, "as much as an engine holds that is awake"
+        confidence, why = 0.6, "as much as an engine that is awake"
     elif engine.seen:
         confidence, why = 0.5, "more than a sleeping engine keeps"
     else:

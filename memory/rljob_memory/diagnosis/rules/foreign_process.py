@@ -1,7 +1,7 @@
-"""Somebody else's process holds memory of the GPU: what is neither free nor the failing process's own.
+"""A foreign process holds GPU memory: memory that is neither free nor the failing process's own.
 
-Who it is, the numbers cannot say: NVML's pids are the host's, and inside a pod the neighbour may be the job's own
-engine or policy. Where the log shows a vLLM engine next to a trainer, that is as likely.
+The numbers do not identify the process: NVML's pids are the host's, and inside a pod the other process may be the job's
+own engine or policy. If the log shows a vLLM engine next to a trainer, that is equally likely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rljob_memory.evidence.sizes import human_bytes
 _MOST = 0.5
 _MUCH = 0.2
 _MUCH_AT_START = 0.1
-"""Of the device: more than the driver and the engine's own context take before it starts."""
+"""Share of the device: more than the driver and the engine's own context take before it starts."""
 
 
 def foreign_process(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
@@ -35,13 +35,13 @@ def foreign_process(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
             return Diagnosis(
                 FailureClass.FOREIGN_PROCESS,
                 0.7,
-                "Another process gave memory of the GPU back while the engine was measuring how much it needs",
+                "Another process released GPU memory while the engine was measuring how much it needs",
             )
         case FailureKind.ENGINE_SLEEP:
             return Diagnosis(
                 FailureClass.FOREIGN_PROCESS,
                 0.45,
-                "Another process took memory of the GPU while the engine was going to sleep",
+                "Another process took GPU memory while the engine was going to sleep",
             )
         case _:
             return None

@@ -1,9 +1,9 @@
-"""torch's cache would have sufficed for the request, but no piece of it was large enough.
+"""torch's cache is large enough for the request, but no piece of it is.
 
 Before the allocator gives up it returns every cached block that is whole (CUDACachingAllocator.cpp,
-`release_cached_blocks`). What is still reserved and unallocated then is what could not be returned: the free parts of
-segments that also hold tensors. So a cache at least as large as the request is fragmentation by definition; whether it
-is the cause, or only dirt on a full card, depends on its share.
+`release_cached_blocks`). The rest cannot be returned: the free parts of segments that also hold tensors. So a cache at
+least as large as the request is fragmentation by definition; whether it is the cause, or only a side effect on a full
+card, depends on its share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.sizes import human_bytes
 
 _LARGE_SHARE = 0.1
-"""Of what is reserved. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that expandable
-segments cured had 11–45 %."""
+"""Share of reserved memory. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that
+expandable segments cured had 11–45 %."""
 _ENOUGH = 0.99
 """Sizes are printed with two decimals."""
 _CLEARLY_ENOUGH = 2.0
@@ -46,6 +46,6 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
     return Diagnosis(
         FailureClass.FRAGMENTATION,
         confidence,
-        f"torch asked for {human_bytes(requested)} while {human_bytes(cached)} of what it had reserved ({share:.0%}) "
-        f"lay unused in pieces too small for it{pieces}",
+        f"torch asked for {human_bytes(requested)} while {human_bytes(cached)} of its reserved memory ({share:.0%}) "
+        f"was unused, in pieces too small for the request{pieces}",
     )

@@ -1,7 +1,7 @@
-"""The machine's memory, or the container's: the kernel, the kubelet, Ray's monitor and malloc say so themselves.
+"""Host memory, of the machine or the container: the kernel, the kubelet, Ray's monitor and malloc report it.
 
 A bare SIGKILL (exit code 137, signal 9) is mostly the kernel's out-of-memory killer, but also a preemption, a failed
-liveness probe, or a human. Pinning host memory fails with the words of the GPU: `CUDA error: out of memory`.
+liveness probe, or a person. Pinning host memory fails with the message of a full GPU: `CUDA error: out of memory`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.evidence.sizes import human_bytes
 
 _ONE_OF_SEVERAL = "potential root causes"
-"""Ray's words where it names the out-of-memory killer only as the first of what may have happened."""
+"""Part of Ray's message that names the out-of-memory killer only as the first of several possible causes."""
 
 
 def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.HOST:
             return Diagnosis(
-                FailureClass.HOST_MEMORY, 0.95, f"The host's or the container's memory ran out{_sizes(failure)}"
+                FailureClass.HOST_MEMORY, 0.95, f"The memory of the host or of the container ran out{_sizes(failure)}"
             )
         case FailureKind.KILLED:
             return _killed(failure, evidence)
         case FailureKind.OBJECT_STORE:
-            return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of the host's memory, is full")
+            return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of host memory, is full")
         case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
             return Diagnosis(
-                FailureClass.HOST_MEMORY, 0.65, "Host memory could not be pinned; CUDA reports that like a full GPU"
+                FailureClass.HOST_MEMORY, 0.65, "Pinning host memory failed; CUDA reports that like a full GPU"
             )
         case _:
             return None
 
 
 def _killed(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
-    """The container's own numbers tell the kernel's kill from the others."""
+    """The container's own numbers tell a kill by the kernel from others."""
     host = evidence.host
     if host.oom_kills:
-        confidence, why = 0.9, f"the kernel has killed {host.oom_kills} of the container's for its memory"
+        confidence, why = 0.9, f"the kernel's out-of-memory killer has killed {host.oom_kills} in the container"
     elif is_nearly_full(host.host_used_bytes, host.host_limit_bytes):
         confidence, why = 0.8, "the container was at its memory limit"
     else:
         confidence = 0.4 if _ONE_OF_SEVERAL in failure.text else 0.55
-        why = "most often that is the kernel, when the memory limit is reached"
+        why = "the usual sender is the kernel, at the memory limit"
     return Diagnosis(
         FailureClass.HOST_MEMORY, confidence, f"A process was killed by SIGKILL; {why}", _host_numbers(evidence)
     )

@@ -1,7 +1,7 @@
-"""The engine's share of the GPU does not fit: more than is free, or less than it needs.
+"""The engine's share of the GPU is wrong: larger than the free memory, or smaller than the engine needs.
 
-vLLM says so itself at its start (vllm/v1/worker/gpu_worker.py, vllm/v1/core/kv_cache_utils.py). Later, an engine that
-fails in its own allocations while generating has given too much of its share to the cache.
+vLLM reports it at its start (vllm/v1/worker/gpu_worker.py, vllm/v1/core/kv_cache_utils.py). Later, an engine that fails
+in its own allocations while generating has given too much of its share to the cache.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnos
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
                 0.75,
-                "After making its KV cache the engine had no memory left to warm up",
+                "After allocating its KV cache the engine had too little memory left to warm up",
             )
         case FailureKind.ENGINE_WAKE if failure.activity is Activity.KV_CACHE:
             return Diagnosis(
-                FailureClass.KV_CACHE_OVERSIZED, _BY_ACTIVITY[Activity.KV_CACHE], "The KV cache did not fit the GPU"
+                FailureClass.KV_CACHE_OVERSIZED, _BY_ACTIVITY[Activity.KV_CACHE], "The KV cache did not fit on the GPU"
             )
         case FailureKind.ENGINE_WAKE:
             return _too_large_to_wake(evidence)
@@ -45,7 +45,7 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnos
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
                 confidence,
-                "Beside its KV cache the engine had too little memory left to work",
+                "Beside its KV cache the engine had too little memory left for its work",
             )
         case _:
             return None
@@ -54,10 +54,10 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnos
 def _too_few_blocks(failure: Failure) -> Diagnosis:
     needed, available = failure.sizes.get("needed_bytes"), failure.sizes.get("available_bytes")
     if needed is not None and available is not None:
-        what = f"one request of full length needs {human_bytes(needed)}, and {human_bytes(available)} are left for it"
+        reason = f"one request of full length needs {human_bytes(needed)}, and {human_bytes(available)} are left for it"
     else:
-        what = "weights and activations leave too little for the blocks of the KV cache"
-    return Diagnosis(FailureClass.KV_CACHE_OVERSIZED, 0.75, f"The engine's share of the GPU is too small: {what}")
+        reason = "weights and activations leave too little for the blocks of the KV cache"
+    return Diagnosis(FailureClass.KV_CACHE_OVERSIZED, 0.75, f"The engine's share of the GPU is too small: {reason}")
 
 
 def _too_large_a_share(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
@@ -68,7 +68,8 @@ def _too_large_a_share(failure: Failure, evidence: CollectedEvidence) -> Diagnos
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,
         confidence,
-        f"The engine is to take {human_bytes(wanted)} of {human_bytes(total)}, and {human_bytes(free)} were free",
+        f"The engine was configured to take {human_bytes(wanted)} of {human_bytes(total)}, but only "
+        f"{human_bytes(free)} were free",
     )
 
 
@@ -79,5 +80,5 @@ def _too_large_to_wake(evidence: CollectedEvidence) -> Diagnosis:
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,
         0.5,
-        f"The engine's memory{freed} did not fit the GPU again when it woke{beside}",
+        f"The engine's memory{freed} no longer fit on the GPU when it woke{beside}",
     )

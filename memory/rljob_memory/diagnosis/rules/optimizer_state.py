@@ -1,6 +1,6 @@
-"""The optimizer's step: its state, made at the first one (8 bytes a parameter for Adam), and its temporary copies.
+"""The optimizer's step: its state, created in the first step (8 bytes per parameter for Adam), and temporary copies.
 
-The traceback names torch.optim. At the first step it is the state itself; later, and in `_multi_tensor_*`, it is the
+The stack names torch.optim. In the first step it is the state itself; later, and in `_multi_tensor_*`, it is the
 temporary copies of the foreach implementation, as large as the parameters they work on.
 """
 
@@ -23,5 +23,5 @@ def optimizer_state(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
     in_use = f" beside {human_bytes(device.allocated_bytes)} in tensors" if device and device.allocated_bytes else ""
     confidence = 0.8 if not foreign_bytes(failure) else 0.5
     return Diagnosis(
-        FailureClass.OPTIMIZER_STATE, confidence, f"The optimizer's step asked for{more}{in_use}, and that did not fit"
+        FailureClass.OPTIMIZER_STATE, confidence, f"The optimizer's step asked for{more}{in_use}, which did not fit"
     )

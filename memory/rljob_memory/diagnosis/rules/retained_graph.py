@@ -1,7 +1,7 @@
-"""Memory in tensors rises with every micro-batch or step.
+"""Memory in tensors grows with every micro-batch or step.
 
-No message can say this: at the end the card is merely full. It takes samples. Activations come and go within a
-micro-batch, the optimizer's state steps up once; only what is kept on purpose, or by mistake, rises on and on
+No message can show this: at the end the card is merely full. It takes samples. Activations come and go within a
+micro-batch, the optimizer's state steps up once; only tensors that are kept, on purpose or by mistake, grow steadily
 (Fast-LLM 486: 164 MiB a micro-batch; verl 6699: 278 MiB).
 """
 

@@ -1,6 +1,6 @@
 """/dev/shm is full: 64 MiB in a container that nobody gave more. NCCL, torch's data workers and Ray write there.
 
-A bus error is what touching a page there ends in when none is left; a damaged file mapping ends the same way.
+Touching a page there when none is left causes a bus error; so does a damaged file mapping.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
             return Diagnosis(
                 FailureClass.SHARED_MEMORY,
                 0.6,
-                f"NCCL could not make a segment in /dev/shm, most often a full one{more}",
+                f"NCCL could not create a segment in /dev/shm, which is usually full then{more}",
             )
         case FailureKind.BUS_ERROR:
             return _bus_error(evidence)
@@ -36,7 +36,7 @@ def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
 def _bus_error(evidence: CollectedEvidence) -> Diagnosis:
     host = evidence.host
     if not host.shared_memory_bytes:
-        confidence, why = 0.7, "most often that is a full /dev/shm"
+        confidence, why = 0.7, "the usual cause is a full /dev/shm"
     else:
         used, size = host.shared_memory_used_bytes, host.shared_memory_bytes
         confidence = 0.9 if is_nearly_full(used, size) else 0.4

@@ -1,7 +1,7 @@
-"""Bringing the weights to the engine needs full copies of them for a moment: gathered parameters, packed buckets.
+"""Sending the weights to the engine needs full copies of them for a moment: gathered parameters, packed buckets.
 
-The traceback or the phase says that it was then (verl 6729 and 6772, SkyRL 1623). Saving a checkpoint gathers the same
-way (SkyRL 70), and cannot be told apart in memory.
+The stack or the phase shows that it was then (verl 6729 and 6772, SkyRL 1623). Saving a checkpoint gathers the weights
+in the same way (SkyRL 70), and looks the same in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
     if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.ENGINE_WAKE):
         return None
     if failure.kind is FailureKind.ENGINE_WAKE:
-        # While it wakes, what failed is its own memory; the copies are at most in the way.
+        # While the engine wakes, its own memory fails; the copies are at most in the way.
         confidence = 0.45 if failure.phase == "sync" else 0.0
     elif failure.activity is Activity.WEIGHT_SYNC:
         confidence = 0.75
@@ -33,5 +33,5 @@ def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
     return Diagnosis(
         FailureClass.WEIGHT_SYNC_SPIKE,
         confidence,
-        f"The copies of the weights on their way needed more memory than was left{more}",
+        f"The copies of the weights for the engine needed more memory than was left{more}",
     )
