@@ -101,7 +101,7 @@ _QWEN3_0_6B = ModelShape(
     596_049_920, layers=28, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
 )
 _STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1008)
-_FACTS = profile_of(Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0"), _QWEN3_0_6B, _STEP, fused=True)
+_PROFILE = profile_of(Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0"), _QWEN3_0_6B, _STEP, fused=True)
 _PLAN = MemoryPlan(
     empty_cache=True,
     expandable_segments=True,
@@ -153,7 +153,7 @@ def _spike_under(plan: MemoryPlan) -> Case:
         "policy",
         "update",
         RecoveryState(plan, steps=1),
-        Constraints(MemorySettings(), RecoverySpec(), _FACTS, frozenset({"RespawnRole"})),
+        Constraints(MemorySettings(), RecoverySpec(), _PROFILE, frozenset({"RespawnRole"})),
         dead=frozenset(),
     )
 

@@ -1,4 +1,4 @@
-"""The counting of right and wrong diagnoses."""
+"""Counts of right and wrong diagnoses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_only_the_first_diagnosis_counts_as_right() -> None:
     assert score(rows)["right_first_share"] == 0.5
 
 
-def test_a_wrong_class_is_sure_only_above_0_8_at_any_place() -> None:
+def test_a_wrong_class_above_0_8_counts_in_any_place() -> None:
     rows = [
         row("Unknown", ("HostMemory", 0.8), program="just-not-sure"),
         row("Unknown", ("Unknown", 0.9), ("HostMemory", 0.85), program="sure-in-second-place"),
@@ -29,7 +29,7 @@ def test_a_wrong_class_is_sure_only_above_0_8_at_any_place() -> None:
     assert score(rows)["wrong_and_sure"] == ["Unknown.sure-in-second-place"]
 
 
-def test_what_could_not_be_induced_is_named_and_not_counted() -> None:
+def test_a_failure_that_was_not_induced_is_listed_but_not_counted() -> None:
     rows = [row("Fragmentation", ("Fragmentation", 0.9)), row("HostMemory")]
     assert score(rows)["failures"] == 1
     assert score(rows)["not_induced"] == ["HostMemory.program: skipped"]
@@ -43,7 +43,7 @@ def test_a_failure_that_was_not_diagnosed_counts_as_a_mistake() -> None:
     assert "| SharedMemory | 1 | nothing ×1 | – |" in table([missed])
 
 
-def test_the_table_has_a_line_a_class_with_what_was_said_of_it() -> None:
+def test_the_table_has_a_line_for_each_class_with_its_diagnoses() -> None:
     rows = [
         row("Fragmentation", ("Fragmentation", 0.85)),
         row("Fragmentation", ("Fragmentation", 0.9)),

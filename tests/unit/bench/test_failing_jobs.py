@@ -1,4 +1,4 @@
-"""The jobs of tests/gpu can be run: their manifest, plans and faults are what the trainer takes."""
+"""The jobs of bench/programs/failing_jobs are valid: manifest, plans and faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_rehearsed_job_needs_no_gpu(job: FailingJob) -> None:
     assert not job.ballast_gib
 
 
-def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
+def test_recorded_jobs_are_not_run_again(tmp_path: Path) -> None:
     assert recorded_rows(tmp_path) == []
     rows = [{"job": "calm", "arm": "calm"}, {"job": "activation_spike", "arm": "with"}]
     (tmp_path / "recovered_jobs.json").write_text(json.dumps({"rows": rows}))
@@ -43,14 +43,14 @@ def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("job", FAILING, ids=[job.name for job in FAILING])
-def test_a_job_fails_by_its_plan_by_a_neighbour_or_by_a_fault(job: FailingJob) -> None:
+def test_a_job_fails_by_its_plan_a_foreign_process_or_a_fault(job: FailingJob) -> None:
     MemoryPlan.model_validate(job.plan)
     FaultInjection.model_validate({"enabled": True, "faults": list(job.faults)})
     assert FailureClass(job.failure_class)
     assert job.plan != GOOD_PLAN or job.ballast_gib or job.faults
 
 
-def test_the_classes_that_one_machine_can_recover_from_are_there() -> None:
+def test_every_class_that_one_machine_can_recover_has_a_job() -> None:
     recoverable = {job.failure_class for job in FAILING if job.ends == "Complete"}
     assert recoverable == {
         "ActivationSpike",

@@ -1,4 +1,4 @@
-"""Expected against freed bytes: which are shown, and that those of single settings are close."""
+"""Expected and freed bytes: which effects are shown, and how close the estimates are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEASURED = [effect for effect in effects() if effect.how == "measurement"]
 
 
 @pytest.mark.parametrize("effect", MEASURED, ids=[effect.setting for effect in MEASURED])
-def test_what_a_single_setting_frees_is_estimated_within_a_third(effect: Effect) -> None:
+def test_the_effect_of_a_setting_is_estimated_within_a_third(effect: Effect) -> None:
     assert effect.is_close, f"{effect.setting} is off by {effect.off_by:+.0%}"
 
 
@@ -51,7 +51,7 @@ def test_six_settings_were_measured_by_themselves() -> None:
     }
 
 
-def test_only_recoveries_are_shown_whose_effect_was_seen_and_not_those_from_failures_on_purpose(results: Path) -> None:
+def test_recoveries_without_an_effect_or_from_injected_faults_are_omitted(results: Path) -> None:
     found = of_jobs(
         results,
         {"job": "calm", "arm": "calm"},
@@ -63,7 +63,7 @@ def test_only_recoveries_are_shown_whose_effect_was_seen_and_not_those_from_fail
     assert found[0].is_close
 
 
-def test_more_than_a_third_off_is_told(results: Path) -> None:
+def test_an_estimate_that_is_off_by_over_a_third_is_not_close(results: Path) -> None:
     [low, high] = of_jobs(results, {"remedies": [remedy("x", 40 * GIB, 80 * GIB), remedy("y", 12 * GIB, 8 * GIB)]})
     assert not low.is_close
     assert not high.is_close

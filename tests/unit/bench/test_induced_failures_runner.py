@@ -1,4 +1,4 @@
-"""The runner goes on, whatever a program does."""
+"""The runner continues, whatever a program does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_testing.induced_failures.induce import Row, induce
 NOWHERE = Program(FailureClass.UNKNOWN, "no_such_program", lambda folder: None, 5, {}, needs_gpu=False)
 
 
-def test_a_program_that_takes_too_long_is_ended_and_said_so(tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_is_killed_and_recorded(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(600)")
     begun = time.monotonic()
     row = induce(replace(NOWHERE, variables={"PYTHONPATH": str(tmp_path)}), tmp_path, deadline=begun)
@@ -22,7 +22,7 @@ def test_a_program_that_takes_too_long_is_ended_and_said_so(tmp_path: Path) -> N
     assert time.monotonic() - begun < 60
 
 
-def test_the_record_and_the_evidence_are_whole_after_each_program(tmp_path: Path) -> None:
+def test_record_and_evidence_are_complete_after_each_program(tmp_path: Path) -> None:
     save([Row("Unknown", "first", "skipped", 1.0, note="needs an NVIDIA GPU")], tmp_path)
     assert "needs an NVIDIA GPU" in (tmp_path / "induced_failures.json").read_text()
     assert (tmp_path / "recorded.tar.gz").stat().st_size > 0

@@ -13,5 +13,5 @@ def test_each_class_of_failure_has_at_least_two_programs() -> None:
     assert {failure_class for failure_class in FailureClass if counts[failure_class] < 2} == set()
 
 
-def test_a_program_says_what_it_does() -> None:
+def test_every_program_has_a_docstring() -> None:
     assert [program.title for program in programs() if not program.run.__doc__] == []

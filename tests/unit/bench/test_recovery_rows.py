@@ -1,4 +1,4 @@
-"""What is recorded of a job that ran out of memory."""
+"""Rows of jobs that ran out of memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plan_change(seconds: float | None) -> PlanChangeRecord:
 CALM = row_of(Run(0, 30.0, ledger=[step(1, 0.5), step(2, 0.75)]))
 
 
-def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
+def test_a_recovery_has_its_remedy_seconds_and_bytes() -> None:
     done = Run(0, 50.0, {"attempts": 1}, [plan_change(None), plan_change(12.34), step(1, 0.5), step(2, 0.5)])
     row = row_of_job(JOB, "with", done, CALM, [])
     assert row["as_meant"]
@@ -80,13 +80,13 @@ def test_a_recovery_is_told_with_its_remedy_its_seconds_and_its_bytes() -> None:
     )
 
 
-def test_a_failure_on_purpose_is_told_apart() -> None:
+def test_an_injected_failure_is_marked() -> None:
     job = FailingJob("job", "OptimizerState", {}, faults=[{"class": "OptimizerState"}])
     row = row_of_job(job, "with", Run(0, 1.0, {"attempts": 1}), CALM, [])
     assert "| OptimizerState (injected) | none |" in table([row])
 
 
-def test_rows_of_several_runs_become_one_record_with_the_newer_ones_in_place_of_the_older() -> None:
+def test_newer_rows_replace_older_rows_of_the_same_job() -> None:
     def row(job: str, arm: str, seconds: int) -> dict[str, Any]:
         return {"job": job, "arm": arm, "seconds": seconds}
 
@@ -111,7 +111,7 @@ def test_rows_of_several_runs_become_one_record_with_the_newer_ones_in_place_of_
         ("Account", 1, False),
     ],
 )
-def test_a_job_that_recovers_ends_as_it_should_or_is_marked(ends: Any, exit_code: int, as_meant: bool) -> None:
+def test_a_job_that_does_not_end_as_intended_is_marked(ends: Any, exit_code: int, as_meant: bool) -> None:
     job = FailingJob("job", "ForeignProcess", {}, ends=ends)
     row = row_of_job(job, "with", Run(exit_code, 1.0), CALM, [])
     assert row["as_meant"] is as_meant
@@ -119,5 +119,5 @@ def test_a_job_that_recovers_ends_as_it_should_or_is_marked(ends: Any, exit_code
 
 
 @pytest.mark.parametrize(("exit_code", "as_meant"), [(80, True), (81, True), (0, False), (1, False), (None, False)])
-def test_without_recovery_it_must_die_of_memory_and_of_nothing_else(exit_code: int | None, as_meant: bool) -> None:
+def test_without_recovery_only_out_of_memory_is_as_intended(exit_code: int | None, as_meant: bool) -> None:
     assert row_of_job(JOB, "without", Run(exit_code, 1.0), CALM, [])["as_meant"] is as_meant

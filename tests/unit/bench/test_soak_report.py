@@ -1,4 +1,4 @@
-"""What a soak comes to: which jobs count as well, how long a fault held them up, and what is a problem."""
+"""Results of a soak: complete jobs, delays by faults, problems."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def soak(**changes: Any) -> Soak:
     return replace(well, **changes)
 
 
-def test_a_soak_in_which_all_went_well_has_no_problem_and_is_recorded_whole() -> None:
+def test_a_successful_soak_is_recorded_without_problems() -> None:
     recorded = row(soak())
     assert recorded["problems"] == []
     assert (recorded["jobs"], recorded["complete"], recorded["steps"]) == (2, 2, 6)
@@ -86,23 +86,23 @@ def test_a_soak_in_which_all_went_well_has_no_problem_and_is_recorded_whole() ->
         ({"after": Footprint(100 * MEBIBYTE, 130 * MEBIBYTE)}, "the operator's memory grew"),
     ],
 )
-def test_whatever_is_not_as_it_should_be_is_told(changes: dict[str, Any], told: str) -> None:
+def test_each_problem_is_reported(changes: dict[str, Any], told: str) -> None:
     [problem] = problems(soak(**changes))
     assert told in problem
 
 
-def test_a_fault_lasts_until_the_last_job_that_it_disturbed_commits_again() -> None:
+def test_a_fault_lasts_until_all_disturbed_jobs_commit_again() -> None:
     jobs = [outcome("a", [10, 20, 30]), outcome("b", [10, 50, 60]), outcome("undisturbed", [10, 90, 95])]
     assert seconds_to_next_step(Fault("KillEtcd", 15, "etcd", ("a", "b")), jobs) == 35
 
 
-def test_a_fault_after_the_last_step_holds_nothing_up() -> None:
+def test_a_fault_after_the_last_step_delays_nothing() -> None:
     late = Fault("DeletePod", 31, "a-controller", ("a",))
     assert seconds_to_next_step(late, [outcome("a", [10, 20, 30])]) is None
     assert row(soak(faults=[late]))["recovery_seconds_by_fault"] == {}
 
 
-def test_the_page_tells_of_a_recorded_soak() -> None:
+def test_the_block_shows_a_recorded_soak() -> None:
     script = {"script": "bench/programs/soak.py", "versions": {}}
     told = block({"rows": [row(soak())], "date": "2026-01-01", "device": "two cores", **script})
     assert "`python -m bench.programs.soak`, 2026-01-01, two cores." in told

@@ -1,4 +1,4 @@
-"""docs/telemetry.md says what the code does."""
+"""docs/telemetry.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def numbers(*, of_micro_batches: bool) -> set[str]:
 PLACE = {"time", "began", "step", "phase", "micro_batch"}
 
 
-def test_every_number_is_explained_and_no_other() -> None:
+def test_exactly_the_numbers_of_a_sample_are_documented() -> None:
     assert numbers(of_micro_batches=False) == {field.name for field in fields(MemorySample)} - PLACE
 
 
-def test_the_marked_ones_are_those_of_a_micro_batch(tmp_path: Path) -> None:
+def test_marked_numbers_are_those_of_a_micro_batch(tmp_path: Path) -> None:
     quick, whole = quick_sample("cpu"), sample_memory("cpu")
     only_whole = {
         field.name for field in fields(MemorySample) if getattr(whole, field.name) and not getattr(quick, field.name)
@@ -41,7 +41,7 @@ def test_the_marked_ones_are_those_of_a_micro_batch(tmp_path: Path) -> None:
     assert not only_whole & numbers(of_micro_batches=True)
 
 
-def test_a_line_of_the_log_has_the_keys_that_are_documented(tmp_path: Path) -> None:
+def test_a_line_of_the_log_has_the_documented_keys(tmp_path: Path) -> None:
     MemoryLog(tmp_path / "policy-0.jsonl", "cpu").record(1, "update", 0)
     line = json.loads((tmp_path / "policy-0.jsonl").read_text())
     assert set(line) <= PLACE | numbers(of_micro_batches=True)
@@ -52,7 +52,7 @@ def test_the_classes_of_the_warning_are_classes() -> None:
     assert named <= {str(failure_class) for failure_class in FailureClass}
 
 
-def test_an_arm_that_failed_is_left_out_of_the_table() -> None:
+def test_a_failed_arm_is_left_out_of_the_table() -> None:
     row = {"arm": "samples alone", "micro_batch_microseconds": 61.0, "phase_microseconds": 900.0, "line_bytes": 300}
     rows = [row | {"micro_batches": 30, "share_percent": 0.21}, {"arm": "log on and off in turn", "error": "OSError"}]
     made = telemetry({"device": "NVIDIA H200", "versions": {"torch": "2.11.0"}, "rows": rows})

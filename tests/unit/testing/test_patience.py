@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     return times
 
 
-def test_a_deadline_passes_with_the_time_that_the_machine_had(clock: dict[str, list[float]]) -> None:
+def test_a_deadline_does_not_count_stolen_time(clock: dict[str, list[float]]) -> None:
     deadline = Deadline(10)
     clock["now"] = [110.5]
     assert deadline.passed
@@ -28,13 +28,13 @@ def test_a_deadline_passes_with_the_time_that_the_machine_had(clock: dict[str, l
     assert deadline.passed
 
 
-def test_what_is_read_of_this_machine_only_grows() -> None:
+def test_stolen_seconds_only_grow() -> None:
     before = patience._stolen_seconds()
     assert before
     assert all(now >= then for now, then in zip(patience._stolen_seconds(), before, strict=True))
 
 
-def test_a_process_that_does_not_end_is_told_of_with_what_it_printed() -> None:
+def test_a_process_that_does_not_end_is_reported_with_its_output() -> None:
     program = "import time; print('at work', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         with pytest.raises(AssertionError, match=r"not ended after 0\.5 s:\nat work"):

@@ -1,4 +1,4 @@
-"""The small copies of failures' evidence that are kept."""
+"""Small copies of evidence for tests/data/oom."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def failure(folder: Path, log: str, samples: int = 0) -> Path:
     return directory
 
 
-def test_a_failure_whose_log_is_all_becomes_one_text_with_its_source(tmp_path: Path) -> None:
+def test_a_failure_with_only_a_log_becomes_one_text_file(tmp_path: Path) -> None:
     copy = pack(failure(tmp_path, TRACEBACK), tmp_path / "recorded", "a program")
     assert copy == tmp_path / "recorded" / "Fragmentation" / "induced-some-program.txt"
     text = copy.read_text()
@@ -44,7 +44,7 @@ def test_a_failure_whose_log_is_all_becomes_one_text_with_its_source(tmp_path: P
     assert str(diagnose(read_evidence(copy))[0].failure_class) == "Fragmentation"
 
 
-def test_a_failure_with_samples_stays_a_folder_with_the_latest_of_them(tmp_path: Path) -> None:
+def test_a_failure_with_samples_keeps_a_folder_with_the_latest(tmp_path: Path) -> None:
     copy = pack(failure(tmp_path, TRACEBACK, samples=100), tmp_path / "recorded", "a program")
     kept = (copy / "memory" / "policy-0.jsonl").read_text().splitlines()
     assert len(kept) == MOST_SAMPLES
@@ -52,7 +52,7 @@ def test_a_failure_with_samples_stays_a_folder_with_the_latest_of_them(tmp_path:
     assert (copy / "source.txt").read_text().startswith("# source: made ")
 
 
-def test_a_long_log_is_cut_in_its_middle_and_diagnosed_the_same(tmp_path: Path) -> None:
+def test_a_long_log_is_cut_in_the_middle_with_the_same_diagnosis(tmp_path: Path) -> None:
     chatter = "".join(f"INFO line {number} of an engine that starts\n" for number in range(2_000))
     copy = pack(failure(tmp_path, chatter + TRACEBACK), tmp_path / "recorded", "a program")
     text = copy.read_text()
@@ -61,13 +61,13 @@ def test_a_long_log_is_cut_in_its_middle_and_diagnosed_the_same(tmp_path: Path) 
     assert MESSAGE in text
 
 
-def test_nothing_of_the_machine_is_kept(tmp_path: Path) -> None:
+def test_no_path_or_address_of_the_machine_is_kept(tmp_path: Path) -> None:
     text = pack(failure(tmp_path, TRACEBACK), tmp_path / "recorded", "a program").read_text()
     assert "/somewhere" not in text
     assert 'File "/opt/venv/lib/python3/site-packages/torch/nn/modules/module.py"' in text
 
 
-def test_a_copy_that_would_be_diagnosed_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_copy_with_another_diagnosis_is_refused(tmp_path: Path) -> None:
     chatter = "".join(f"INFO line {number} of what came afterwards\n" for number in range(2_000))
     log = chatter + TRACEBACK + chatter
     with pytest.raises(ValueError, match="and its small copy as"):

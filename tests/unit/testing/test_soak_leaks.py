@@ -1,4 +1,4 @@
-"""What a soak reads off the machine: processes by name, containers, ids in what programs print."""
+"""Names of processes, containers, and ids in the output of programs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rljob_testing.soak.processes import RunningProcess, command_line, name_of
         ([], "(ended)"),
     ],
 )
-def test_a_process_is_called_what_a_person_calls_it(words: list[str], name: str) -> None:
+def test_a_process_has_a_readable_name(words: list[str], name: str) -> None:
     assert name_of(words) == name
 
 
-def test_a_process_that_has_ended_has_no_command_line_and_is_left_in_peace() -> None:
+def test_an_ended_process_has_no_command_line_and_is_not_killed() -> None:
     import psutil
 
     pid = os.posix_spawn("/bin/true", ["true"], {})
@@ -37,7 +37,7 @@ def test_a_process_that_has_ended_has_no_command_line_and_is_left_in_peace() -> 
     process.kill()
 
 
-def test_a_container_names_its_pod_and_its_network() -> None:
+def test_a_container_has_its_pod_and_its_network() -> None:
     namespaces = [{"type": "pid"}, {"type": "network", "path": "/var/run/netns/cni-1"}]
     info = {"ID": "c1", "Labels": {"io.kubernetes.pod.uid": "u1"}, "Spec": {"linux": {"namespaces": namespaces}}}
     assert Container.of(info) == Container("c1", "u1", "cni-1")
