@@ -1,4 +1,4 @@
-"""Every validation error of a manifest at once, those included that others would hide."""
+"""All validation errors of a manifest, including those that other errors would hide."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SMALLEST_JOB: dict[str, Any] = {
 
 
 def all_errors(data: dict[str, Any]) -> list[ErrorDetails]:
-    """All errors in `data`; empty where it is a valid RLJob.
+    """All errors in `data`; empty if it is a valid RLJob.
 
-    Rules between fields are looked at once all fields of an object are good. So what is bad is replaced by what is
-    good, again and again until nothing new shows. An error counts if it comes of nothing that was replaced.
+    Pydantic checks rules between fields only if all fields of an object are valid. So this function replaces invalid
+    values with valid ones until no new error appears. Errors that a replaced value caused do not count.
     """
     found: list[ErrorDetails] = []
     replaced: set[Path] = set()
@@ -43,7 +43,7 @@ def _errors(data: dict[str, Any]) -> list[ErrorDetails]:
 
 
 def _mended(data: dict[str, Any], replaced: set[Path]) -> dict[str, Any]:
-    """`data` without what is at the `replaced` paths, and with what a job cannot do without."""
+    """`data` without the values at the `replaced` paths, and with the fields that a job requires."""
     if not replaced:
         return data
     mended = deepcopy(data)
@@ -54,7 +54,7 @@ def _mended(data: dict[str, Any], replaced: set[Path]) -> dict[str, Any]:
 
 
 def _replaceable(path: Path, replaced: set[Path]) -> Path:
-    """What to replace for an error at `path`: the field, or the object around it where the field alone did not help.
+    """Path to replace for an error at `path`: the field, or the object around it if replacing the field did not help.
 
     A task's arguments depend on its name, so the task is replaced as a whole; so is a list with a bad item.
     """
@@ -67,7 +67,7 @@ def _replaceable(path: Path, replaced: set[Path]) -> Path:
 
 
 def _comes_of(error: ErrorDetails, replaced: set[Path]) -> bool:
-    """Whether `error` is a rule's that reads one of the `replaced` fields."""
+    """True if `error` comes from a rule that reads one of the `replaced` fields."""
     rule = error.get("ctx", {}).get("rule")
     if not isinstance(rule, Rule):
         return False

@@ -1,4 +1,4 @@
-"""What all API types have in common: spelling, strictness, and rules between fields."""
+"""Base of the API types: spelling, strictness, and rules between fields."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 Toggle = Literal["Auto", "Enabled", "Disabled"]
-"""A switch with a default that the machine decides. Not On and Off: YAML reads those as booleans."""
+"""A switch whose default depends on the machine. The values are not On and Off, which YAML reads as booleans."""
 
 Timestamp = Annotated[AwareDatetime, Field(strict=False)]
-"""RFC 3339, as Kubernetes writes it: never without its zone."""
+"""RFC 3339 with a time zone, as Kubernetes writes it."""
 
 FreeForm = dict[str, Any]
-"""An object whose fields belong to somebody else (Kubernetes, vLLM, a data set)."""
+"""An object whose fields RLJob does not define (Kubernetes, vLLM, a data set)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold between the fields of one type, said once for both who check it.
-
-    `cel`: the rule for the API server, over `self`. `holds`: the same over the parsed object, for local validation.
-    `field`: the field to name, as a dotted path from the object. `message`: what to write instead.
-    """
+    """A rule between the fields of one type, checked by the API server and by local validation."""
 
     cel: str
+    """CEL expression over `self`, for the API server."""
     holds: Callable[[Any], bool]
+    """The same rule over the parsed object, for local validation."""
     field: str
+    """Field that the error names, as a dotted path from the object."""
     message: str
+    """Error message, with what to write instead."""
 
     def as_kubernetes(self) -> dict[str, str]:
         return {"rule": self.cel, "message": self.message, "fieldPath": f".{self.field}"}
@@ -52,15 +52,16 @@ class Rule:
         return InitErrorDetails(type=error, loc=tuple(self.field.split(".")), input=None)
 
     def reads(self, path: str) -> bool:
-        """Whether the rule looks at the field at `path` (dotted), at a part of it, or at an object that holds it."""
+        """True if the rule reads the field at `path` (dotted), a part of it, or an object that contains it."""
         paths = re.findall(r"\bself\.([\w.]+)", self.cel)
         return any(f"{p}.".startswith(f"{path}.") or f"{path}.".startswith(f"{p}.") for p in paths)
 
 
 class ApiModel(BaseModel):
-    """Base of the API types: snake_case here, camelCase in manifests; unknown fields are errors; values are frozen.
+    """Base of the API types: snake_case in Python, camelCase in manifests. Unknown fields are errors; values are
+    frozen.
 
-    A field given as `null` counts as absent, as it does for the API server.
+    A field with the value `null` counts as absent, as for the API server.
     """
 
     model_config = ConfigDict(
@@ -91,7 +92,7 @@ class ApiModel(BaseModel):
         return self
 
     def problems_within(self) -> list[InitErrorDetails]:
-        """Problems between fields that a rule cannot state; for types to override."""
+        """Problems between fields that a rule cannot express. Types override this method."""
         return []
 
     @classmethod
@@ -104,11 +105,14 @@ class ApiModel(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Marks a string that must match `pattern` (of both Python's and Go's syntax); `expected` says it in words."""
+    """Annotation of a string that must match a pattern."""
 
     pattern: str
+    """Regular expression, valid in both Python and Go."""
     expected: str
+    """Description of valid strings, for error messages."""
     max_length: int = 253
+    """Maximum number of characters."""
 
     def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -127,16 +131,16 @@ class Text:
         return text
 
 
-_IMMUTABLE = "cannot change once the job exists"
+_IMMUTABLE = "cannot change after the job is created"
 
 
 def immutable() -> dict[str, Any]:
-    """Schema extension of a field that cannot change once the job exists."""
-    message = f"{_IMMUTABLE}; delete the job and create it anew"
+    """Schema extension of a field that cannot change after the job is created."""
+    message = f"{_IMMUTABLE}: delete the job and create it again"
     return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}
 
 
 def immutable_presence(*fields: str) -> dict[str, Any]:
-    """Schema extension of an object whose optional immutable `fields` (camelCase) must stay given, or stay absent."""
+    """Schema extension of an object whose optional `fields` (camelCase) must stay present, or stay absent."""
     rules = [{"rule": f"has(self.{f}) == has(oldSelf.{f})", "message": f"{f} {_IMMUTABLE}"} for f in fields]
     return {"x-kubernetes-validations": rules}

@@ -1,4 +1,4 @@
-"""Types and reasons of the conditions in `status.conditions`, and why attempts end."""
+"""Types and reasons of `status.conditions`, and reasons of `status.attempts`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """What can be true of a job."""
+    """Types of conditions."""
 
     SUSPENDED = "Suspended"
     SCHEDULED = "Scheduled"
@@ -18,7 +18,7 @@ class ConditionType(StrEnum):
 
 
 class ConditionReason(StrEnum):
-    """Why a condition has its status."""
+    """Reasons of conditions, grouped by the type that they belong to."""
 
     # Suspended
     NOT_SUSPENDED = "NotSuspended"
@@ -71,7 +71,7 @@ class ConditionReason(StrEnum):
 
 
 class AttemptReason(StrEnum):
-    """Why an attempt ended, or is being ended."""
+    """Reasons for the termination of an attempt."""
 
     ALL_STEPS_COMMITTED = "AllStepsCommitted"
     STEPS_RAISED = "StepsRaised"

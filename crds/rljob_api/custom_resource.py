@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions of RLJob and StepReport, as objects."""
+"""CustomResourceDefinitions of RLJob and StepReport."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def rljob_definition() -> CustomResourceDefinition:
         schema=schema,
         subresources={"status": {}},
         columns=[
-            _column("Phase", "string", ".status.display.phase"),
-            _column("Step", "string", ".status.display.step", "Steps committed, of all steps."),
+            _column("Phase", "string", ".status.display.phase", "Phase of the job."),
+            _column("Step", "string", ".status.display.step", "Committed steps and all steps."),
             _column("Reward", "string", ".status.display.reward", "Mean reward of the last committed step."),
-            _column("Peak", "string", ".status.display.peak", "Most memory reserved on a GPU."),
-            _column("Headroom", "string", ".status.display.headroom", "Memory left on the fullest GPU."),
-            _column("Adjustments", "integer", ".status.adjustments", "Changes of the memory plan."),
-            _column("Last-OOM", "string", ".status.lastOutOfMemory.diagnosis.class", "Latest out-of-memory failure."),
+            _column("Peak", "string", ".status.display.peak", "Peak reserved memory of the fullest GPU."),
+            _column("Headroom", "string", ".status.display.headroom", "Free memory of the fullest GPU at its peak."),
+            _column("Adjustments", "integer", ".status.adjustments", "Counted changes of the memory plan."),
+            _column("Last-OOM", "string", ".status.lastOutOfMemory.diagnosis.class", "Class of the latest failure."),
             _column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )
@@ -41,10 +41,10 @@ def step_report_definition() -> CustomResourceDefinition:
         schema=structural_schema(StepReport),
         subresources={},
         columns=[
-            _column("Step", "integer", ".step", "Steps committed."),
-            _column("Phase", "string", ".phase"),
+            _column("Step", "integer", ".step", "Number of committed steps."),
+            _column("Phase", "string", ".phase", "Phase of the current step."),
             _column("Reward", "number", ".reward", "Mean reward of the last committed step."),
-            _column("Tokens/s", "number", ".tokensPerSecond"),
+            _column("Tokens/s", "number", ".tokensPerSecond", "Tokens per second of the last committed step."),
             _column("Updated", "date", ".updateTime"),
         ],
     )

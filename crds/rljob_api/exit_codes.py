@@ -1,4 +1,4 @@
-"""The exit codes of a trainer: part of the contract with whatever supervises it."""
+"""Exit codes of a trainer: part of its contract with the operator and other supervisors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How a trainer process ended, and what its supervisor should do about it.
+    """Exit code of a trainer process.
 
-    The block 80–89 is free in the common conventions (sysexits ends at 78, shells start at 126).
+    RLJob's own codes are in the block 80-89, which the common conventions leave free (sysexits ends at 78, shells start
+    at 126).
     """
 
     COMPLETE = 0
@@ -26,26 +27,26 @@ class ExitCode(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """One sentence for people."""
+        """Description for log messages and documentation."""
         return _MEANING[self]
 
     @property
     def retry(self) -> bool:
-        """Whether starting the same job again can help without a change by a human."""
+        """True if restarting the job can help although nobody changes its manifest or its inputs."""
         return self not in (ExitCode.COMPLETE, ExitCode.INVALID_MANIFEST, ExitCode.BAD_INPUT)
 
 
 _MEANING = {
     ExitCode.COMPLETE: "all steps are committed",
-    ExitCode.ERROR: "an unexpected error; the log names it",
-    ExitCode.INVALID_MANIFEST: "the manifest or the command line is wrong; nothing was started",
-    ExitCode.DEVICE_OUT_OF_MEMORY: "a GPU ran out of memory; a changed memory plan is expected to help",
-    ExitCode.HOST_OUT_OF_MEMORY: "the machine, or the container, ran out of memory",
+    ExitCode.ERROR: "an unexpected error; see the log",
+    ExitCode.INVALID_MANIFEST: "the manifest or the command line is invalid; nothing was started",
+    ExitCode.DEVICE_OUT_OF_MEMORY: "a GPU ran out of memory; a change of the memory plan is expected to help",
+    ExitCode.HOST_OUT_OF_MEMORY: "the container or the machine ran out of host memory",
     ExitCode.SHARED_MEMORY_EXHAUSTED: "/dev/shm is full",
-    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died, or Ray did not come up",
-    ExitCode.BAD_INPUT: "the model, the task or its reward function cannot be used as given",
-    ExitCode.OUTPUT_UNAVAILABLE: "the output directory is full, unwritable, or in use by another run",
-    ExitCode.RESTART_IN_PLACE: "asks for a restart of all containers of the pod, with the new environment",
-    ExitCode.INTERRUPTED: "stopped by SIGINT; the same command continues",
-    ExitCode.TERMINATED: "stopped by SIGTERM; the same command continues",
+    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died, or Ray did not start",
+    ExitCode.BAD_INPUT: "the model, the task or its reward function cannot be used",
+    ExitCode.OUTPUT_UNAVAILABLE: "the output directory is full, not writable, or in use by another run",
+    ExitCode.RESTART_IN_PLACE: "requests a restart of all containers of the pod with the new environment",
+    ExitCode.INTERRUPTED: "stopped by SIGINT; the same command resumes the run",
+    ExitCode.TERMINATED: "stopped by SIGTERM; the same command resumes the run",
 }

@@ -1,4 +1,4 @@
-"""Failures on purpose, by which people see how their own set-up recovers."""
+"""Faults that are injected on purpose, to test how a job recovers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ FaultClass = Literal[
     "SharedMemory",
     "WorkerLost",
 ]
-"""What goes wrong: the classes that a diagnosis knows and that a process can be brought into, and a lost process."""
+"""Classes of faults: failure classes of the diagnosis that RLJob can cause on purpose, and a lost process."""
 
 FaultPhase = Literal["load", "rollout", "update", "optimizer", "sync", "checkpoint"]
-"""When: while the roles start, in a phase of the step, or (`optimizer`) in the update with the parameters changed."""
+"""Points of injection: while the roles start, in a phase of the step, or (`optimizer`) in the update after the
+parameters changed."""
 
 _MAX_FAULTS = 32
 _FAULT = re.compile(r"(?P<class>\w+)@(?P<phase>\w+):(?P<step>\d+)(x(?P<times>\d+))?")
 
 
 class Fault(ApiModel):
-    """One failure on purpose."""
+    """A fault to inject."""
 
     fault_class: FaultClass = Field(alias="class")
-    """What goes wrong."""
+    """Class of the fault."""
 
     phase: FaultPhase
-    """When it goes wrong. load: while the roles start. optimizer: in the update, with the parameters changed."""
+    """Point of injection. load: while the roles start. optimizer: in the update, after the parameters changed. The
+    others are phases of the step."""
 
     step: int = Field(ge=1)
-    """The step in which it goes wrong; for load, the step that comes next."""
+    """Step of the injection. For load, the next step."""
 
     times: int = Field(default=1, ge=1, le=100)
-    """How often, each time the phase is tried again."""
+    """Number of injections. The fault is injected again whenever the phase is retried."""
 
     rank: int = Field(default=0, ge=0)
     """Number of the process within its role."""
@@ -62,21 +64,21 @@ class Fault(ApiModel):
 
 
 class FaultInjection(ApiModel):
-    """Failures on purpose. Off, unless it is said twice: `enabled`, and a fault."""
+    """Faults to inject. They require both `enabled: true` and an entry in `faults`."""
 
     enabled: bool = False
-    """Whether the job may be made to fail."""
+    """If true, RLJob injects the faults."""
 
     faults: Annotated[list[Fault], Field(max_length=_MAX_FAULTS)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """What goes wrong, and when."""
+    """Faults to inject."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.enabled || !has(self.faults) || size(self.faults) == 0",
             holds=lambda injection: injection.enabled or not injection.faults,
             field="faults",
-            message="faults make the job fail on purpose: write enabled: true beside them, or remove them",
+            message="faults make the job fail on purpose: also write enabled: true, or remove them",
         ),
     )

@@ -1,4 +1,4 @@
-"""Writes what is generated from the API types: the CRDs, the JSON schema that editors use, a page of the docs.
+"""Generates the CRDs, the JSON schema for editors and the manifest reference of the docs from the API types.
 
 python -m rljob_api.generate [--check]
 """
@@ -37,7 +37,7 @@ def _yaml(document: dict[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes equal parts out each time; the API server knows no anchors worth reading."""
+    """Dumper without anchors: equal parts are written out each time, so that the files are easy to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -61,7 +61,7 @@ def _without_extensions(schema: Any) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     check = parser.parse_args().check
     files = {REPOSITORY / name: text for name, text in generated_files().items()}
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

@@ -1,4 +1,4 @@
-"""The JSON schema of an API type as one tree: no references, and optional fields without their `null` alternative."""
+"""JSON schemas of the API types as trees: without references, and without `null` as an alternative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RULES = "x-kubernetes-validations"
 
 
 def inlined_schema(model: type[BaseModel]) -> Schema:
-    """JSON schema (draft 2020-12) of `model` under its camelCase names, as a tree that shares nothing."""
+    """JSON schema (draft 2020-12) of `model` with camelCase names, as a tree without shared parts."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
     definitions = schema.pop("$defs", {})
     inlined: Schema = _inlined(schema, definitions)
@@ -34,7 +34,7 @@ def _inlined(schema: Any, definitions: dict[str, Schema]) -> Any:
 
 
 def _without_null(schema: Schema) -> Schema:
-    """An absent field and a field that is `null` are the same to the API server: the type alone says enough."""
+    """`schema` without its `null` alternative: to the API server, `null` and an absent field are the same."""
     if {"type": "null"} not in schema.get("anyOf", []):
         return schema
     given = [alternative for alternative in schema["anyOf"] if alternative != {"type": "null"}]
@@ -43,7 +43,7 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _under(type_schema: Schema, field_schema: Schema) -> Schema:
-    """What a field says of itself goes over what its type says; rules of both hold."""
+    """Schema of a type, overridden by the schema of a field of that type; the rules of both apply."""
     merged = type_schema | field_schema
     if "properties" in merged and "default" in merged:
         merged["default"] = {}  # the properties have defaults of their own

@@ -1,4 +1,4 @@
-"""RLJob: one reinforcement learning job."""
+"""RLJob: a reinforcement learning job."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ QueueName = Annotated[
 
 
 class RLJobSpec(ApiModel):
-    """What is trained, on what, how, and where. `model`, `task` and `algorithm.steps` make a job."""
+    """Specification of the job. Only `model`, `task` and `algorithm.steps` are required."""
 
     topology: Topology = Field(default="Colocated", json_schema_extra=immutable())
-    """Colocated: policy and rollout take turns on the same GPUs. Disaggregated: rollouts have GPUs of their own."""
+    """Colocated: policy and rollout take turns on the same GPUs. Disaggregated: rollouts have their own GPUs."""
 
     model: ModelSpec = Field(json_schema_extra=immutable())
-    """The model that is trained."""
+    """The model to train."""
 
     task: TaskSpec = Field(json_schema_extra=immutable())
-    """What the model is asked, and what its answers are worth."""
+    """The task: prompts and rewards."""
 
     algorithm: AlgorithmSpec
-    """How the policy learns."""
+    """The training algorithm and its hyperparameters."""
 
     policy: PolicySpec = PolicySpec()
     """The pods that train the model."""
@@ -50,42 +50,45 @@ class RLJobSpec(ApiModel):
     rollout: RolloutSpec = Field(
         default=RolloutSpec(), json_schema_extra=immutable_presence("replicas", "gpusPerReplica")
     )
-    """The engines that generate."""
+    """The engines that generate responses."""
 
     controller: ControllerSpec = ControllerSpec()
     """The pod that drives the job."""
 
     memory: MemorySettings = MemorySettings()
-    """Every setting that bears on memory."""
+    """Settings that affect memory. Auto leaves a setting to the memory plan, which may change it after an out-of-memory
+    failure. Any other value pins the setting."""
 
     recovery: RecoverySpec = RecoverySpec()
-    """How often a job that failed is helped up again."""
+    """Limits on automatic recovery. RLJob counts adjustments (changes of the memory plan) and restarts (with the same
+    plan) separately."""
 
     checkpoint: CheckpointSpec = Field(
         default=CheckpointSpec(), json_schema_extra=immutable_presence("volume", "size", "storageClassName")
     )
-    """When checkpoints are made, and where they are kept."""
+    """Interval and storage of checkpoints."""
 
     fault_injection: FaultInjection = FaultInjection()
-    """Failures on purpose, off by default."""
+    """Faults to inject on purpose, to test recovery. Off by default."""
 
     trainer: TrainerSpec | None = None
-    """Another trainer than RLJob's own."""
+    """Another trainer, to run instead of RLJob's own."""
 
     suspend: bool = False
-    """Ends the pods after a checkpoint; set back to false, the job goes on where it was."""
+    """If true, the job saves a checkpoint and its pods terminate. Set it back to false to resume the job."""
 
     queue_name: QueueName | None = None
-    """Kueue LocalQueue that the job waits in."""
+    """Kueue LocalQueue that admits the job. Absent: the job does not use Kueue."""
 
     gang: Literal["Auto", "Volcano", "Native", "Disabled"] = "Auto"
-    """Who sees to it that the job's pods start together or not at all. Auto: what the cluster has."""
+    """Gang scheduler, which places all pods of the job or none. Native: Kubernetes' own. Auto: the one that the cluster
+    has. Disabled: pods are placed one by one."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """The job is deleted so long after its end. Absent: it is kept."""
+    """Seconds after which a finished job is deleted. Absent: the job is kept."""
 
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """The job is stopped as failed when it has run so long."""
+    """Seconds after which a running job is stopped and marked as failed. Absent: no limit."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         *TOPOLOGY_RULES,
@@ -93,13 +96,13 @@ class RLJobSpec(ApiModel):
             cel="!has(self.queueName) || self.gang != 'Volcano'",
             holds=lambda spec: spec.queue_name is None or spec.gang != "Volcano",
             field="gang",
-            message="Volcano cannot schedule what Kueue admits: write gang: Auto, or remove queueName",
+            message="Volcano cannot schedule jobs that Kueue admits: write gang: Auto, or remove queueName",
         ),
     )
 
 
 class RLJob(ApiModel):
-    """A reinforcement learning job: the model is trained on the task, and survives running out of memory."""
+    """A reinforcement learning job. It trains a model on a task, and recovers from out-of-memory failures."""
 
     api_version: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
     """Version of this API."""
@@ -111,7 +114,7 @@ class RLJob(ApiModel):
     """Name, namespace, labels and annotations."""
 
     spec: RLJobSpec
-    """What is trained, on what, how, and where."""
+    """Specification of the job."""
 
     status: RLJobStatus | None = None
-    """How the job fares; written by the operator alone."""
+    """Status of the job. Only the operator writes it."""

@@ -1,4 +1,4 @@
-"""From a file to an RLJob, or to everything that is wrong with it."""
+"""Loading of manifests: the RLJob in a file, or all problems of the file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from rljob_api.yaml_document import Path as FieldPath
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where it is (`path`: dotted, empty for the file itself) and what to write instead."""
+    """A problem of a manifest."""
 
     file: Path
+    """The manifest."""
     path: str
+    """Dotted path of the field; empty for the file itself."""
     message: str
+    """Explanation of the problem, with what to write instead."""
     line: int | None = None
+    """Line of the field, from 1."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
@@ -30,7 +34,7 @@ class Problem:
 
 
 class ManifestError(Exception):
-    """A manifest that cannot be used. `problems` holds every one of its problems, in the order of the file."""
+    """An invalid manifest. `problems` has all of its problems, in the order of the file."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -43,7 +47,7 @@ def load_manifest(path: Path) -> RLJob:
     _check_kind(path, document)
     text = ProblemText(document.data)
     found = [
-        *((field, "written twice, and YAML silently takes the last: remove one") for field in document.duplicates),
+        *((field, "occurs twice, and YAML silently uses the last: remove one") for field in document.duplicates),
         *((error["loc"], text.of(error)) for error in all_errors(document.data)),
     ]
     if found:
@@ -58,7 +62,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         message = "expected a manifest, found no such file"
     except IsADirectoryError:
-        message = "expected a manifest, found a directory; name a file in it"
+        message = "expected a manifest, found a directory: name a file in it"
     except UnicodeDecodeError as error:
         message = f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
     except OSError as error:
@@ -74,7 +78,7 @@ def _only_document(path: Path, text: str) -> Document:
     if not documents:
         raise ManifestError([Problem(path, "", "expected an RLJob, found an empty file")])
     if len(documents) > 1:
-        message = f"expected one RLJob, found {len(documents)} documents; put each into a file of its own"
+        message = f"expected one RLJob, found {len(documents)} documents: write each to its own file"
         raise ManifestError([Problem(path, "", message, documents[1].line_of(()))])
     return documents[0]
 
@@ -87,7 +91,7 @@ def _broken_yaml(path: Path, error: yaml.YAMLError) -> Problem:
 
 
 def _check_kind(path: Path, document: Document) -> None:
-    """What calls itself something else gets one message, not a list of the fields that an RLJob does not have."""
+    """Raises ManifestError with one message for another kind of object, rather than a list of unknown fields."""
     if not isinstance(document.data, dict):
         message = "expected an RLJob with apiVersion, kind, metadata and spec, found no object"
         raise ManifestError([Problem(path, "", message)])

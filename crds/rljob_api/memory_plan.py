@@ -1,4 +1,4 @@
-"""The memory plan: what `spec.memory` and the machine came to, with a generation number."""
+"""The memory plan: a value for every memory setting, computed from `spec.memory` and the machine."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from rljob_api.memory_settings import RolloutSleep
 
 
 class MemoryPlan(ApiModel):
-    """Every setting that bears on memory, as a value. Sizes are bytes a GPU (or a process, on the CPU)."""
+    """A value for every memory setting. Sizes are bytes per GPU, or per process on the CPU."""
 
     generation: int = Field(default=1, ge=1)
-    """Counts the changes of the plan, from 1."""
+    """Number of the plan. The first plan has generation 1; every change increments it."""
 
     empty_cache: bool
-    """The policy gives its cached GPU memory back after an update."""
+    """The policy releases its cached GPU memory after an update, before the engine wakes up."""
 
     expandable_segments: bool
-    """The policy's allocator uses expandable segments."""
+    """The policy's CUDA allocator uses expandable segments."""
 
     rollout_sleep: RolloutSleep
     """vLLM's sleep mode during the update. Disabled: the engine stays awake."""
 
     kv_cache_bytes: int = Field(alias="kvCache", ge=1)
-    """KV cache of one engine, in bytes on each of its GPUs."""
+    """Size of the KV cache of one engine on each of its GPUs, in bytes."""
 
     micro_batch_tokens: int = Field(ge=1)
-    """Tokens, padding included, that go through the policy at once."""
+    """Maximum tokens per micro-batch of the policy, including padding."""
 
     logprob_chunk_tokens: int = Field(ge=1)
-    """Tokens whose logits over the whole vocabulary exist at once."""
+    """Maximum tokens for which the policy computes logits over the whole vocabulary at a time."""
 
     activation_checkpointing: bool
-    """Activations are computed again in the backward pass instead of kept."""
+    """The policy recomputes activations in the backward pass instead of storing them."""
 
     optimizer_offload: bool
-    """The optimizer's state stays in host memory between updates."""
+    """The optimizer state stays in host memory between updates."""
 
     sync_bucket_bytes: int = Field(alias="syncBucketSize", ge=1)
-    """Weights that are sent from the policy to the engine at once, in bytes."""
+    """Maximum size of the weights that the policy sends to the engine at a time, in bytes."""
 
     detach_metrics: bool = True
-    """What is kept of a micro-batch for the metrics is cut from its graph, and the batch freed after its last use."""
+    """The metrics of a micro-batch are detached from the autograd graph, and the batch is freed after its last use."""
 
     weight_export: Literal["ReservedBuffer", "SwitchSegments"] = "SwitchSegments"
-    """Where the weights are packed for CUDA IPC: in a buffer that is kept, or in one that is made for each sync while
-    expandable segments are off."""
+    """Buffer for the weights that the policy shares with the engine through CUDA IPC. ReservedBuffer: one buffer for
+    the whole job. SwitchSegments: allocated in each sync, with expandable segments switched off."""
 
     host_memory_bytes: int | None = Field(alias="hostMemory", default=None, ge=1)
-    """Host memory limit of a worker's container. Absent: what its template says."""
+    """Memory limit of a worker's container, in bytes. Absent: the limit in its pod template."""
 
     controller_host_memory_bytes: int | None = Field(alias="controllerHostMemory", default=None, ge=1)
-    """Host memory limit of the controller's container. Absent: what its template says."""
+    """Memory limit of the controller's container, in bytes. Absent: the limit in its pod template."""
 
     shared_memory_bytes: int | None = Field(alias="sharedMemory", default=None, ge=1)
-    """Size of /dev/shm in each pod. Absent: the operator's default."""
+    """Size of /dev/shm in each pod, in bytes. Absent: the operator's default."""
 
     excluded_nodes: list[str] = Field(
         default_factory=list, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Nodes that the job's pods keep off: a GPU there had memory taken by a process that is no part of the job."""
+    """Nodes that the job's pods avoid, because a foreign process held memory of a GPU there."""
 
     @property
     def rollout_sleep_level(self) -> Literal[0, 1, 2]:

@@ -1,4 +1,4 @@
-"""What bounds the memory plan and says what a change of it frees: reported by the trainer, which sees the model."""
+"""Memory needs of a job's model, step and machine, reported by the trainer."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from rljob_api.api_model import ApiModel
 
 
 class MemoryProfile(ApiModel):
-    """Facts of model, step and machine that do not change during a job. Bytes a GPU (a process, on the CPU)."""
+    """Memory needs of model, step and machine. They do not change during a job, bound the memory plan, and predict the
+    effect of a change. Sizes are bytes per GPU, or per process on the CPU."""
 
     policy_ranks: int = Field(ge=1)
-    """Processes of the policy, over all pods."""
+    """Processes of the policy in all pods."""
 
     colocated: bool = True
-    """Whether policy and engines share the GPUs."""
+    """True if policy and engines share the GPUs."""
 
     longest_sequence_tokens: int = Field(ge=1)
-    """Prompt and response at their longest: the smallest micro-batch."""
+    """Tokens of the longest sequence, prompt and response: the smallest micro-batch."""
 
     rank_tokens: int = Field(default=0, ge=0)
-    """Tokens of a step that one rank learns from, at most. 0: not known."""
+    """Maximum tokens of a step that one rank trains on. 0: unknown."""
 
     smallest_kv_cache_bytes: int = Field(ge=0)
-    """The KV cache of one such sequence, which vLLM does not start without."""
+    """KV cache of one sequence of that length, in bytes. vLLM does not start with less."""
 
     largest_parameter_bytes: int = Field(ge=0)
-    """The smallest buffer for the weight sync."""
+    """Largest parameter, in bytes: the smallest buffer for the weight sync."""
 
     weight_bytes: int = Field(ge=0)
-    """The engine's weights."""
+    """Weights of the engine, in bytes."""
 
     optimizer_bytes: int = Field(ge=0)
-    """The optimizer's state of one rank."""
+    """Optimizer state of one rank, in bytes."""
 
     activation_bytes_per_token: int = Field(ge=0)
-    """What the forward pass keeps of a token for the backward pass."""
+    """Activations that the forward pass stores per token for the backward pass, in bytes."""
 
     checkpointed_activation_bytes_per_token: int = Field(ge=0)
-    """The same, with activation checkpointing."""
+    """Activations per token with activation checkpointing, in bytes."""
 
     logits_bytes_per_token: int = Field(ge=0)
-    """A token's logits over the vocabulary, and all that is made of them at once."""
+    """Logits of one token over the vocabulary and their simultaneous copies, in bytes."""
 
     vocabulary: int = Field(default=0, ge=0)
-    """Entries of the vocabulary: a token's logits alone have 4 bytes for each. 0: not known."""
+    """Size of the vocabulary; a token's logits take 4 bytes per entry. 0: unknown."""
 
     device_total_bytes: int = Field(default=0, ge=0)
-    """Memory of one GPU; 0 on the CPU."""
+    """Memory of one GPU, in bytes. 0 on the CPU."""
 
     host_memory_bytes: int = Field(default=0, ge=0)
-    """Host memory that a worker may use: its container's limit, or the machine's memory."""
+    """Host memory available to a worker, in bytes: its container's limit, or the machine's memory."""
 
     shared_memory_bytes: int = Field(default=0, ge=0)
-    """Size of /dev/shm where the workers run."""
+    """Size of /dev/shm of a worker, in bytes."""

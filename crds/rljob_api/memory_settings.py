@@ -1,4 +1,4 @@
-"""Every setting that bears on memory. `Auto` leaves it to the memory plan; a value pins it."""
+"""Settings that affect memory. `Auto` leaves a setting to the memory plan; any other value pins it."""
 
 from __future__ import annotations
 
@@ -12,43 +12,46 @@ RolloutSleep = Literal["Disabled", "Level1", "Level2"]
 
 
 class MemorySettings(ApiModel):
-    """`Auto`: the memory plan decides, and may change the setting after a failure. A value pins the setting."""
+    """Settings that affect memory. With `Auto`, the memory plan chooses the value and may change it after an
+    out-of-memory failure. Any other value pins the setting: RLJob never changes it."""
 
     mode: Literal["Auto", "Disabled"] = "Auto"
-    """Auto: after an out-of-memory failure the memory plan is changed and the job goes on. Disabled: the first plan
-    stays."""
+    """Auto: RLJob changes the memory plan after an out-of-memory failure and resumes the job. Disabled: RLJob never
+    changes the first plan."""
 
     empty_cache: Toggle = "Auto"
-    """Whether the policy gives its cached GPU memory back after an update, before the engine wakes."""
+    """If enabled, the policy releases its cached GPU memory after an update, before the engine wakes up."""
 
     expandable_segments: Toggle = "Auto"
-    """Whether the policy's allocator uses expandable segments, against fragmentation."""
+    """If enabled, the policy's CUDA allocator uses expandable segments, which reduces fragmentation."""
 
     rollout_sleep: Literal["Auto", RolloutSleep] = "Auto"
-    """vLLM's sleep mode during the update. Level1 keeps the engine's weights in host memory, Level2 drops them."""
+    """vLLM's sleep mode during the update. Disabled: the engine stays awake. Level1: the engine keeps its weights in
+    host memory. Level2: the engine discards them."""
 
     kv_cache: AutoOrBytes = "Auto"
-    """KV cache of one engine on one GPU (or of one engine on the CPU)."""
+    """Size of the KV cache of one engine on each of its GPUs, or in host memory on the CPU."""
 
     micro_batch_tokens: AutoOrCount = "Auto"
-    """Tokens, padding included, that go through the policy at once."""
+    """Maximum tokens per micro-batch of the policy, including padding."""
 
     logprob_chunk_tokens: AutoOrCount = "Auto"
-    """Tokens whose logits over the whole vocabulary exist at once."""
+    """Maximum tokens for which the policy computes logits over the whole vocabulary at a time."""
 
     activation_checkpointing: Toggle = "Auto"
-    """Whether activations are computed again in the backward pass instead of kept."""
+    """If enabled, the policy recomputes activations in the backward pass instead of storing them."""
 
     optimizer_offload: Toggle = "Auto"
-    """Whether the optimizer's state stays in host memory between updates."""
+    """If enabled, the optimizer state stays in host memory between updates."""
 
     sync_bucket_size: AutoOrBytes = "Auto"
-    """Weights that are sent from the policy to the engine at once."""
+    """Maximum size of the weights that the policy sends to the engine at a time. A larger parameter is sent alone."""
 
     detach_metrics: Toggle = "Auto"
-    """Whether what is kept of a micro-batch for the metrics is cut from its autograd graph. Disabled serves to measure
-    what that is worth."""
+    """If enabled, the metrics that the policy keeps of a micro-batch are detached from the autograd graph. Disable it
+    only to measure its effect."""
 
     weight_export: Literal["Auto", "ReservedBuffer", "SwitchSegments"] = "Auto"
-    """Where the weights are packed for the engine on the same GPU: ReservedBuffer keeps a buffer for it, SwitchSegments
-    makes one for each sync while expandable segments are off."""
+    """Buffer for the weights that the policy shares with the engine on the same GPU through CUDA IPC. ReservedBuffer:
+    keep one buffer for the whole job. SwitchSegments: allocate it in each sync, with expandable segments switched
+    off."""

@@ -1,4 +1,4 @@
-"""Kubernetes object metadata, as far as it occurs in manifests and in objects read back from the API server."""
+"""Kubernetes object metadata, as in manifests and in objects that the API server returns."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ JobName = Annotated[
 
 
 class Metadata(ApiModel):
-    """Kubernetes object metadata. Manifests write name, namespace, labels and annotations; the API server the rest."""
+    """Kubernetes object metadata. Manifests set name, namespace, labels and annotations; the API server sets the
+    rest."""
 
     name: JobName
-    """Name of the job; its pods' names begin with it."""
+    """Name of the job. The names of its pods begin with it."""
     namespace: str | None = None
     """Namespace of the job."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -31,35 +32,35 @@ class Metadata(ApiModel):
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations."""
     finalizers: list[str] = Field(default_factory=list)
-    """What must be done before the object goes."""
+    """Finalizers, which must be removed before the object is deleted."""
     uid: str | None = None
     """Set by the API server."""
     resource_version: str | None = None
     """Set by the API server."""
     generation: int | None = None
-    """Set by the API server: counts the changes of the spec."""
+    """Set by the API server: generation of the spec."""
     creation_timestamp: Timestamp | None = None
     """Set by the API server."""
     deletion_timestamp: Timestamp | None = None
-    """Set by the API server when the object is being deleted."""
+    """Set by the API server: time of the request to delete the object."""
     deletion_grace_period_seconds: int | None = None
-    """Set by the API server when the object is being deleted."""
+    """Set by the API server: seconds until the object may be deleted."""
     generate_name: str | None = None
-    """Prefix that the API server made the name from."""
+    """Prefix from which the API server generated the name."""
     self_link: str | None = None
     """Set by old API servers."""
     owner_references: list[dict[str, Any]] = Field(default_factory=list)
     """Objects that own this one."""
     managed_fields: list[dict[str, Any]] = Field(default_factory=list)
-    """Set by the API server: who wrote which field."""
+    """Set by the API server: the writer of each field."""
 
 
 def job_name_rules() -> list[dict[str, str]]:
-    """Rules on the name of a job for the API server, whose own schema of metadata would let longer ones pass."""
+    """CEL rules for the name of a job. The API server's own schema of metadata allows longer names."""
     return [
         {
             "rule": f"size(self.metadata.name) <= {MAX_JOB_NAME_LENGTH}",
-            "message": f"metadata.name must have at most {MAX_JOB_NAME_LENGTH} characters: pods' names begin with it",
+            "message": f"metadata.name must have at most {MAX_JOB_NAME_LENGTH} characters: pod names begin with it",
         },
         {
             "rule": f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",

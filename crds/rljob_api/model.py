@@ -1,4 +1,4 @@
-"""Where the model comes from."""
+"""The model and its source."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ModelUri = Annotated[
 
 
 class ModelSpec(ApiModel):
-    """The model that is trained."""
+    """The model to train."""
 
     uri: ModelUri
-    """Where the model is: oci://registry/name:tag (an image volume), hf://org/name (Hugging Face hub),
-    pvc://claim/path, file:///path, or random://qwen3?hidden=64&layers=2&… (a tiny architecture with random weights,
-    for tests)."""
+    """Source of the model: oci://registry/name:tag (an image volume), hf://org/name (Hugging Face hub),
+    pvc://claim/path (a volume), file:///path (a directory), or random://qwen3?hidden=64&layers=2&… (random weights, for
+    tests)."""
 
     dtype: Dtype = "Auto"
-    """Type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The policy
-    keeps float32 master weights in either case."""
+    """Data type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The
+    policy always keeps float32 master weights."""

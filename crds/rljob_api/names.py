@@ -1,4 +1,4 @@
-"""Names that identify the API and the objects made for a job."""
+"""Names of the API and limits on the names of jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 MAX_JOB_NAME_LENGTH = 48
-"""Names of pods, Services and Secrets are a job's name and a suffix, at most 63 characters together."""
+"""Pods, Services and Secrets are named after their job, with a suffix; a name has at most 63 characters."""
 JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS-1035 label, as the job's headless Service needs it."""
+"""A DNS-1035 label, which the job's headless Service requires."""

@@ -1,4 +1,4 @@
-"""One change of the memory plan: what made it necessary, what was changed, and what that brought."""
+"""A change of the memory plan: its cause, the changed setting and the effect."""
 
 from __future__ import annotations
 
@@ -12,83 +12,84 @@ Role = Literal["controller", "policy", "rollout"]
 Phase = Literal["rollout", "reward", "update", "sync", "checkpoint"]
 
 RemedyLevel = Literal["Live", "RespawnRole", "RestartInPlace", "ReplacePods"]
-"""What a change of the plan takes to come into force, the cheapest first: nothing (same processes), new processes of
-one role, new containers in the same pods, new pods."""
+"""Cost of applying a change, cheapest first: none (same processes), new processes of one role, new containers in the
+same pods, new pods."""
 
 MAX_PLAN_CHANGES_KEPT = 20
 MAX_DIAGNOSES_KEPT = 3
 
 
 class DiagnosisStatus(ApiModel):
-    """The cause that was found for an out-of-memory failure."""
+    """Cause of an out-of-memory failure."""
 
     class_name: str = Field(alias="class", max_length=64)
     """Class of the cause, such as Fragmentation or ActivationSpike."""
 
     confidence: float = Field(ge=0, le=1)
-    """How sure the diagnosis is."""
+    """Confidence in the diagnosis, from 0 to 1."""
 
     message: str = Field(max_length=2048)
-    """The cause as a sentence, with the numbers behind it."""
+    """Explanation of the cause, with its numbers."""
 
     numbers: Annotated[dict[str, int], Field(max_length=32)] = Field(default_factory=dict)
-    """The numbers behind it, by name: bytes and counts."""
+    """Numbers that support the diagnosis, by name. Names that end in _bytes are bytes, the others are counts."""
 
 
 class RemedyStatus(ApiModel):
-    """One change of the memory plan, what it was to bring and what it brought."""
+    """A changed setting of the memory plan, with its expected and its observed effect."""
 
     setting: str = Field(max_length=64)
-    """The setting of the plan that was changed."""
+    """Changed setting, spelled as in spec.memory, or processes if the processes were only restarted."""
 
     before: str = Field(max_length=64)
-    """Its value before."""
+    """Value before the change, as the manifest writes it."""
 
     after: str = Field(max_length=64)
-    """Its value after."""
+    """Value after the change, as the manifest writes it."""
 
     expected_bytes: int | None = None
-    """Memory that the change was to free."""
+    """Memory that the change was expected to free, in bytes."""
 
     observed_bytes: int | None = None
-    """Memory that it freed, once that is known."""
+    """Memory that the change freed, in bytes. Absent until it is known."""
 
 
 class PlanChange(ApiModel):
-    """One change of the memory plan. Whoever makes it writes it down before acting on it."""
+    """A change of the memory plan. It is recorded before it is applied."""
 
     generation: int = Field(ge=2)
-    """Generation of the plan that it led to."""
+    """Generation of the changed plan."""
 
     time: Timestamp
-    """When it was decided."""
+    """Time of the decision."""
 
     attempt: int = Field(ge=1)
-    """The attempt whose failure it answers."""
+    """Attempt that failed."""
 
     step: int = Field(ge=1)
-    """The step that failed, or that was about to."""
+    """Step that failed, or that was projected to fail."""
 
     phase: Phase | None = None
-    """The phase of the failure. Absent: the roles were starting."""
+    """Phase that failed. Absent: the roles were starting."""
 
     role: Role
-    """Role of the process that failed."""
+    """Role of the failed process."""
 
     rank: int = Field(default=0, ge=0)
     """Number of the process within its role."""
 
     diagnosis: DiagnosisStatus
-    """The cause that it answers."""
+    """Cause of the failure."""
 
     remedy: RemedyStatus
-    """What was changed."""
+    """The change and its effect."""
 
     level: RemedyLevel
-    """What it took to come into force."""
+    """Cost of applying the change. Live: none. RespawnRole: new processes of one role. RestartInPlace: new containers
+    in the same pods. ReplacePods: new pods."""
 
     preventive: bool = False
-    """Made before a failure, on an early warning."""
+    """True if the change was made on an early warning, before a failure."""
 
     seconds_to_recover: float | None = Field(default=None, ge=0)
-    """From the failure until the failed phase was done; absent until then."""
+    """Seconds from the failure until the failed phase was completed. Absent until then."""

@@ -1,4 +1,4 @@
-"""What a user may add to the pods of a role."""
+"""Overrides of the pods of a role."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from rljob_api.api_model import ApiModel, FreeForm
 
 
 class PodTemplate(ApiModel):
-    """Overrides of the pods that RLJob makes, as in a Kubernetes PodTemplate; merged strategically over RLJob's own."""
+    """Overrides of the pods of a role, as in a Kubernetes PodTemplate. The operator merges them over its own pod by
+    strategic merge."""
 
     metadata: FreeForm = Field(default_factory=dict)
     """Labels and annotations to add."""
 
     spec: FreeForm = Field(default_factory=dict)
-    """PodSpec fields to add: nodeSelector, tolerations, volumes, resources of the container `rljob`, …"""
+    """PodSpec fields to add or override, such as nodeSelector, tolerations, volumes, or resources of the container
+    rljob."""

@@ -1,4 +1,4 @@
-"""Says in words what is wrong with a field: what was expected, what was found, what to write instead."""
+"""Error messages about fields of a manifest: what was expected, what was found, what to write instead."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rljob_api.yaml_document import Path
 
 
 class ProblemText:
-    """Words for the validation errors of one manifest, from the schema that it should follow."""
+    """Error messages for the validation errors of one manifest, made from its schema."""
 
     def __init__(self, data: Any) -> None:
         self._schema = _schema_for(data)
 
     def of(self, error: ErrorDetails) -> str:
-        """One sentence for one error of pydantic's."""
+        """Error message for one error of pydantic."""
         path, found, context = error["loc"], error["input"], error.get("ctx", {})
         match error["type"]:
             case "conflict":
@@ -38,18 +38,18 @@ class ProblemText:
         return f"expected {expected}, found {_written(found)}{_hint(self._at(path), found)}"
 
     def _unknown(self, path: Path) -> str:
-        """What was probably meant by the unknown field at `path`."""
+        """Error message for the unknown field at `path`, with the field that was probably meant."""
         name, around = str(path[-1]), path[:-1]
         siblings = list(self._at(around).get("properties", {}))
         if not siblings:
-            return "unknown field; nothing is written here"
+            return "unknown field: remove it, since no fields are allowed here"
         close = difflib.get_close_matches(_camel(name), siblings, n=1, cutoff=0.6)
         if close:
             return f"unknown field; did you mean {close[0]}?"
         elsewhere = [p for p in _paths(self._schema) if p.split(".")[-1] == name and not p.startswith("status.")]
         if elsewhere:
-            return f"unknown field here; it belongs to {elsewhere[0]}"
-        return f"unknown field; known here: {', '.join(siblings)}"
+            return f"unknown field here: write it as {elsewhere[0]}"
+        return f"unknown field; the fields here are {', '.join(siblings)}"
 
     def _at(self, path: Path) -> Schema:
         schema = self._schema
@@ -60,7 +60,8 @@ class ProblemText:
 
 
 def expectation(schema: Schema) -> str:
-    """`a whole number from 2 to 1024`: what `schema` allows, in words; empty where it allows anything."""
+    """Description of the values that `schema` allows, such as `a whole number from 2 to 1024`; empty if it allows
+    any."""
     if "enum" in schema or "const" in schema:
         *others, last = schema.get("enum", [schema.get("const")])
         return f"{', '.join(map(str, others))} or {last}" if others else str(last)
@@ -72,7 +73,7 @@ def expectation(schema: Schema) -> str:
         case "boolean":
             return "true or false"
         case "string":
-            return f"a text{_lengths(schema, 'characters')}"
+            return f"a string{_lengths(schema, 'characters')}"
         case "array":
             return f"a list{_lengths(schema, 'items')}"
         case "object":
@@ -105,7 +106,7 @@ def _plain(number: float) -> str:
 
 
 def _written(value: Any) -> str:
-    """`value` as it stands in the manifest, shortened."""
+    """`value` as in the manifest, shortened."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -113,7 +114,7 @@ def _written(value: Any) -> str:
 
 
 def _hint(schema: Schema, found: Any) -> str:
-    """What to write instead, where it can be guessed."""
+    """Suggestion for the value to write instead; empty without one."""
     allowed = [str(value) for value in schema.get("enum", [])]
     if isinstance(found, bool) and "Enabled" in allowed:
         return f"; write {'Enabled' if found else 'Disabled'}"
@@ -148,7 +149,7 @@ def _paths(schema: Schema, prefix: str = "") -> Iterator[str]:
 
 
 def _schema_for(data: Any) -> Schema:
-    """RLJob's schema, with the arguments of the task that `data` names."""
+    """Schema of RLJob, with the arguments of the task in `data`."""
     schema: Schema = inlined_schema(RLJob)
     spec = data.get("spec") if isinstance(data, dict) else None
     task = spec.get("task") if isinstance(spec, dict) else None

@@ -1,4 +1,4 @@
-"""Kubernetes quantities, and the settings that are `Auto` or a value."""
+"""Kubernetes quantities, and types of settings that are `Auto` or a value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_BYTES = 2**63 - 1
 def quantity_bytes(quantity: int | str) -> int:
     """Bytes of a Kubernetes quantity: `512Mi`, `1.5G`, `4294967296`. Fractions of a byte are rounded up.
 
-    Raises ValueError where it is not a positive quantity of bytes below 2**63.
+    Raises ValueError if it is not a positive quantity of bytes below 2**63.
     """
     text = str(quantity)
     if isinstance(quantity, bool) or not re.fullmatch(_QUANTITY, text):
@@ -75,14 +75,14 @@ def _int_or_string(pattern: str) -> dict[str, Any]:
 
 
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), WithJsonSchema(_int_or_string(f"^{_QUANTITY}$"))]
-"""Written as a Kubernetes quantity, read as bytes."""
+"""A Kubernetes quantity in manifests, bytes in Python."""
 
 AutoOrBytes = Annotated[
     int | Literal["Auto"],
     BeforeValidator(_parse_auto_or_bytes),
     WithJsonSchema(_int_or_string(f"^(Auto|{_QUANTITY})$")),
 ]
-"""`Auto`, or a Kubernetes quantity read as bytes."""
+"""`Auto`, or a Kubernetes quantity that is converted to bytes."""
 
 AutoOrCount = Annotated[
     int | Literal["Auto"], BeforeValidator(_parse_auto_or_count), WithJsonSchema(_int_or_string("^Auto$"))

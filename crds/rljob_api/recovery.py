@@ -1,4 +1,4 @@
-"""How often a job that failed is helped up again."""
+"""Limits on automatic recovery."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from rljob_api.quantity import Bytes
 
 
 class RecoverySpec(ApiModel):
-    """Adjustments (the memory plan changes, progress is expected) and restarts (same plan) are counted apart."""
+    """Limits on automatic recovery. RLJob counts adjustments (changes of the memory plan) and restarts (with the same
+    plan) separately."""
 
     max_adjustments: int = Field(default=6, ge=0, le=100)
-    """Changes of the memory plan before the job is given up. Progress gives them back slowly."""
+    """Maximum changes of the memory plan before the job fails. Committed steps give changes back over time."""
 
     max_restarts: int = Field(default=3, ge=0, le=100)
-    """Restarts under the same plan, after failures that have nothing to do with memory, before the job is given up."""
+    """Maximum restarts with the same plan before the job fails. RLJob restarts a job after failures that a change of
+    the memory plan cannot prevent."""
 
     max_host_memory: Bytes | None = None
-    """The most host memory that a pod may be given, as a Kubernetes quantity. Absent: what its template asks for."""
+    """Maximum memory limit to which RLJob may raise a pod's container, as a Kubernetes quantity. Absent: RLJob never
+    raises the limit in the pod template."""
 
     max_shared_memory: Bytes | None = None
-    """The most that /dev/shm may be given, as a Kubernetes quantity. It counts as host memory of the pod that writes
-    to it. Absent: half the memory limit of the pod."""
+    """Maximum size to which RLJob may raise /dev/shm, as a Kubernetes quantity. Data in /dev/shm counts as host memory
+    of the pod that writes it. Absent: half the memory limit of the pod."""

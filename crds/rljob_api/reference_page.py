@@ -1,4 +1,4 @@
-"""The manifest's fields as a page of the docs."""
+"""The manifest reference of the docs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 from rljob_api.inlined_schema import Schema, inlined_schema
 from rljob_api.job import RLJobSpec
 
-_INTRODUCTION = """# The manifest, field by field
+_INTRODUCTION = """# Manifest reference
 
-Generated from the API types by `make generate`; do not edit. `rljob validate FILE` checks a manifest against all of it,
-and editors check it as it is written with [`rljob.schema.json`](../crds/schema/rljob.schema.json) (put
-`# yaml-language-server: $schema=…/rljob.schema.json` on the first line).
+This page is generated from the API types by `make generate`; do not edit it.
 
-`model`, `task` and `algorithm.steps` make a job; everything else has a default.
+`rljob validate FILE` checks a manifest. Editors with a YAML language server check it as you type, with
+[`rljob.schema.json`](../crds/schema/rljob.schema.json): write
+`# yaml-language-server: $schema=<path>/rljob.schema.json` on the first line.
+
+Only `model`, `task` and `algorithm.steps` are required. All other fields have defaults.
 """
 
 
 def reference_page() -> str:
-    """Markdown: a table for `spec`, and one for each object in it."""
+    """Markdown page with a table for `spec` and one for each object in it."""
     return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec))])
 
 
 def _tables(path: str, schema: Schema) -> Iterator[str]:
     required = set(schema.get("required", []))
     yield f"## {path}\n\n{schema.get('description', '')}\n"
-    yield "| field | type | default | meaning |\n|---|---|---|---|"
+    yield "| field | type | default | description |\n|---|---|---|---|"
     objects = []
     for name, field in schema["properties"].items():
         default = "*required*" if name in required else _default(field)

@@ -15,7 +15,7 @@ ENGINE_ARGS_SET_ELSEWHERE = {
     "dtype": "write spec.model.dtype",
     "enable_sleep_mode": "write spec.memory.rolloutSleep",
     "kv_cache_memory_bytes": "write spec.memory.kvCache",
-    "load_format": "the policy's weights are sent to the engine",
+    "load_format": "the policy sends its weights to the engine",
     "logprobs_mode": "the loss depends on it",
     "max_model_len": "write spec.algorithm.maxPromptTokens and maxResponseTokens",
     "max_num_seqs": "write spec.rollout.maxConcurrentSequences",
@@ -24,7 +24,7 @@ ENGINE_ARGS_SET_ELSEWHERE = {
     "tensor_parallel_size": "write spec.rollout.tensorParallelSize",
     "weight_transfer_config": "the trainer depends on it",
 }
-"""Arguments of vLLM that are set elsewhere, and where, or why."""
+"""vLLM arguments that engineArgs must not set, with the field to write instead, or the reason."""
 
 
 def _only_free_engine_args(args: FreeForm) -> FreeForm:
@@ -43,45 +43,47 @@ class PolicySpec(ApiModel):
     """The pods that train the model."""
 
     replicas: int = Field(default=1, ge=1, le=1024, json_schema_extra=immutable())
-    """Pods. With gpusPerReplica: 0, each holds one rank."""
+    """Number of pods. With gpusPerReplica: 0, each pod runs one rank."""
 
     gpus_per_replica: int = Field(default=1, ge=0, le=16, json_schema_extra=immutable())
-    """GPUs of a pod, one rank on each. 0: train on the CPU."""
+    """GPUs per pod. Each GPU runs one rank. 0: train on the CPU."""
 
     template: PodTemplate = PodTemplate()
-    """Overrides of the pods."""
+    """Overrides of the policy's pods."""
 
 
 class RolloutSpec(ApiModel):
-    """The engines that generate. Colocated: one on every GPU of the policy. Disaggregated: in pods of their own."""
+    """The engines that generate responses. Colocated: one engine on every GPU of the policy. Disaggregated: engines in
+    their own pods."""
 
     replicas: int | None = Field(default=None, ge=1, le=1024, json_schema_extra=immutable())
-    """Pods, for topology Disaggregated. Absent: 1."""
+    """Number of pods, for topology Disaggregated only. Absent: 1."""
 
     gpus_per_replica: int | None = Field(default=None, ge=0, le=16, json_schema_extra=immutable())
-    """GPUs of a pod, for topology Disaggregated. Absent: 1."""
+    """GPUs per pod, for topology Disaggregated only. Absent: 1."""
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=16, json_schema_extra=immutable())
-    """GPUs that one engine spreads over."""
+    """GPUs per engine."""
 
     max_concurrent_sequences: AutoOrCount = "Auto"
-    """Sequences that one engine generates at the same time. Auto: all of its share of a step, at most 256."""
+    """Maximum sequences that one engine generates at a time. Auto: its whole share of a step, at most 256."""
 
     engine_args: Annotated[FreeForm, AfterValidator(_only_free_engine_args)] = Field(default_factory=dict)
-    """Further arguments of vLLM's engine, by their Python names, such as enforce_eager: true."""
+    """Further arguments of the vLLM engine, by their Python names, such as enforce_eager: true."""
 
     template: PodTemplate | None = None
-    """Overrides of the pods, for topology Disaggregated."""
+    """Overrides of the rollout's pods, for topology Disaggregated only."""
 
 
 class ControllerSpec(ApiModel):
-    """The pod that drives the job. It never asks for a GPU."""
+    """The pod that drives the job. It never requests a GPU."""
 
     require_gpu_free_node: bool = False
-    """Wait for a node without GPUs. Otherwise a GPU node will do where there is no other, with the GPUs hidden."""
+    """If true, the controller waits for a node without GPUs. If false, it may run on a GPU node, with the GPUs hidden
+    from it, if the cluster has no other node."""
 
     template: PodTemplate = PodTemplate()
-    """Overrides of the pod."""
+    """Overrides of the controller's pod."""
 
 
 SupportedSetting = Literal[
@@ -94,31 +96,32 @@ SupportedSetting = Literal[
     "rolloutSleep",
     "syncBucketSize",
 ]
-"""Settings of the memory plan that another trainer can take from its environment."""
+"""Settings of the memory plan that another trainer can read from its environment."""
 
 
 class TrainerSpec(ApiModel):
-    """Another trainer than RLJob's own. It finds the memory plan in its environment and answers by exit code."""
+    """Another trainer, to run instead of RLJob's own. It reads the memory plan from its environment and reports
+    failures by exit code."""
 
     image: str = Field(min_length=1, max_length=1024)
-    """Container image."""
+    """Container image of the trainer."""
 
     command: list[Annotated[str, Field(max_length=4096)]] = Field(default_factory=list, max_length=64)
-    """Entry point. Absent: the image's."""
+    """Entry point. Absent: the image's entry point."""
 
     args: list[Annotated[str, Field(max_length=4096)]] = Field(default_factory=list, max_length=256)
     """Arguments of the entry point."""
 
     torch_version: TorchVersion | None = None
-    """torch in the image, which decides what its CUDA allocator understands. Absent: only what every torch since 2.6
-    understands is set."""
+    """Version of torch in the image, which determines the allocator settings that RLJob can use. Absent: RLJob only
+    uses settings that every torch since 2.6 supports."""
 
     probe: Literal["Enabled", "Disabled"] = "Enabled"
-    """Enabled: a small package on PYTHONPATH notes why a Python process of the trainer runs out of memory, and leaves
-    it as the termination message. It changes nothing else."""
+    """If enabled, a small package on PYTHONPATH records the cause if a Python process of the trainer runs out of
+    memory, and writes it as the termination message. It changes nothing else."""
 
     supported_settings: list[SupportedSetting] = Field(default=["expandableSegments"], max_length=16)
-    """Settings of the memory plan that the trainer follows: after a failure these may be changed, beside the pods' host
-    memory, /dev/shm and nodes. It finds each in its environment, as RLJOB_PLAN_MICRO_BATCH_TOKENS; expandableSegments
-    comes as PYTORCH_CUDA_ALLOC_CONF, which torch itself reads. Without expandableSegments where vLLM runs in the same
-    process: its sleep mode refuses them."""
+    """Settings of the memory plan that the trainer reads from its environment, such as RLJOB_PLAN_MICRO_BATCH_TOKENS.
+    After a failure, RLJob changes only these, and the host memory, /dev/shm and nodes of the pods. expandableSegments
+    is set in PYTORCH_CUDA_ALLOC_CONF, which torch reads; omit it if vLLM runs in the same process, because vLLM's sleep
+    mode does not support expandable segments."""

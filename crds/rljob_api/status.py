@@ -1,4 +1,4 @@
-"""How a job fares: the status that the operator writes."""
+"""The status of a job, which the operator writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanCh
 __all__ = ["MAX_ATTEMPTS_KEPT", "DiagnosisStatus", "PlanChange", "RLJobStatus", "RemedyStatus", "Role"]
 
 MAX_ATTEMPTS_KEPT = 20
-"""The oldest attempts are dropped from the status; events and metrics have them."""
+"""Maximum attempts in the status; the operator drops the oldest. Events and metrics cover all of them."""
 
 
 class Condition(ApiModel):
@@ -23,197 +23,197 @@ class Condition(ApiModel):
     """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete or Failed."""
 
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Status of the condition."""
 
     reason: str = Field(min_length=1, max_length=1024)
-    """Why, as one CamelCase word."""
+    """Reason for the status, in CamelCase."""
 
     message: str = Field(max_length=32768)
-    """Why, as a sentence with the numbers, and what to do."""
+    """Explanation of the status, with its numbers, and what to do."""
 
     last_transition_time: Timestamp
-    """When the status last changed."""
+    """Time of the last change of the status."""
 
     observed_generation: int | None = Field(default=None, ge=0)
-    """Generation of the spec that this is about."""
+    """Generation of the spec that the condition is based on."""
 
 
 class JobMemory(ApiModel):
-    """The fullest GPU of the job, in bytes."""
+    """Memory of the fullest GPU of the job, in bytes."""
 
     peak_allocated_bytes: int = Field(ge=0)
-    """Most memory in tensors at once."""
+    """Peak memory in tensors."""
 
     peak_reserved_bytes: int = Field(ge=0)
-    """Most memory that torch's allocator held at once."""
+    """Peak memory that torch's allocator reserved."""
 
     outside_torch_bytes: int = Field(ge=0)
-    """Memory in use that torch's allocator does not know of: contexts, NCCL, the engine's pool, other processes."""
+    """Memory in use outside torch's allocator: CUDA contexts, NCCL, the engine's pool, other processes."""
 
     limit_bytes: int = Field(ge=0)
-    """Memory that the device has."""
+    """Total memory of the GPU."""
 
     headroom_bytes: int
-    """What was left at the worst moment."""
+    """Memory that was free at the peak."""
 
 
 class AttemptStatus(ApiModel):
-    """One life of the pods' processes under one plan."""
+    """One run of the job's processes under one memory plan."""
 
     number: int = Field(ge=1)
-    """Counts from 1."""
+    """Number of the attempt, from 1."""
 
     plan_generation: int = Field(ge=1)
-    """The plan it ran under."""
+    """Generation of its memory plan."""
 
     start_time: Timestamp
-    """When it began."""
+    """Time of its start."""
 
     end_time: Timestamp | None = None
-    """When its last pod was gone, or the job ended with it; absent while it runs."""
+    """Time at which its last pod was gone, or the job finished. Absent while it runs."""
 
     from_step: int = Field(ge=1)
-    """First step that it worked on."""
+    """First step of the attempt."""
 
     to_step: int | None = Field(default=None, ge=0)
-    """Last step that it committed."""
+    """Last committed step of the attempt."""
 
     exit_code: int | None = None
-    """How it ended, as in the table of exit codes."""
+    """Exit code, as in the table of exit codes."""
 
     reason: str | None = Field(default=None, min_length=1, max_length=64)
-    """Why it ended, or is being ended, as one CamelCase word; absent while it runs."""
+    """Reason for its termination, in CamelCase. Absent while it runs."""
 
     message: str | None = Field(default=None, max_length=1024)
-    """Why it ended, as a sentence."""
+    """Explanation of its termination."""
 
     placement_retries: int = Field(default=0, ge=0)
-    """Times that its pods were all released before, since only some of them could be placed."""
+    """Number of times that all its pods were released because only some of them could be placed."""
 
     pods_of_attempt: int | None = Field(default=None, ge=1)
-    """The attempt whose pods it goes on in, restarted in place. Absent: it has pods of its own."""
+    """Attempt whose pods it reuses after a restart in place. Absent: it has its own pods."""
 
     restarts_before: dict[str, int] = Field(default_factory=dict)
-    """Restarts of each of those pods before it, by name."""
+    """Container restarts of those pods before it, by pod name."""
 
     diagnosis: DiagnosisStatus | None = None
-    """Why it ended, where it was memory."""
+    """Cause of its out-of-memory failure."""
 
     remedy: RemedyStatus | None = None
-    """What was changed after it."""
+    """Change of the memory plan after it."""
 
 
 class OutOfMemoryStatus(ApiModel):
-    """The latest out-of-memory failure."""
+    """An out-of-memory failure."""
 
     time: Timestamp
-    """When it happened."""
+    """Time of the failure."""
 
     step: int = Field(ge=1)
-    """The step it happened in."""
+    """Step of the failure."""
 
     diagnosis: DiagnosisStatus
-    """The cause that was found."""
+    """Cause of the failure."""
 
 
 class RolePods(ApiModel):
-    """The pods of one role. Topology Colocated: policy pods hold the engines too."""
+    """Pods of one role. With topology Colocated, policy pods also run the engines."""
 
     role: Role
     """controller, policy or rollout."""
 
     desired: int = Field(ge=0)
-    """Pods that there should be."""
+    """Number of pods that the role should have."""
 
     ready: int = Field(ge=0)
-    """Pods that are ready."""
+    """Number of ready pods."""
 
 
 class StatusDisplay(ApiModel):
-    """What `kubectl get` prints; read the other fields by program, these by eye."""
+    """Columns of `kubectl get`. They are for people; programs read the other fields."""
 
     phase: str = Field(max_length=32)
     """Pending, Suspended, Running, Recovering, Complete or Failed."""
 
     step: str = Field(default="", max_length=32)
-    """Committed and wanted steps: 37/60."""
+    """Committed steps and all steps, such as 37/60."""
 
     reward: str = Field(default="", max_length=32)
-    """Mean reward of the last step."""
+    """Mean reward of the last committed step."""
 
     peak: str = Field(default="", max_length=32)
-    """Most memory reserved on a GPU."""
+    """Peak reserved memory of the fullest GPU."""
 
     headroom: str = Field(default="", max_length=32)
-    """Memory left on the fullest GPU."""
+    """Memory that was free on the fullest GPU at its peak."""
 
 
 class RLJobStatus(ApiModel):
-    """How a job fares; written by the operator alone."""
+    """Status of the job. Only the operator writes it."""
 
     observed_generation: int | None = Field(default=None, ge=0)
-    """Generation of the spec that this status is about."""
+    """Generation of the spec that the status is based on."""
 
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete and Failed."""
+    """Conditions Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete and Failed."""
 
     start_time: Timestamp | None = None
-    """When the job first started."""
+    """Time at which the job first started."""
 
     completion_time: Timestamp | None = None
-    """When the job ended, complete or failed."""
+    """Time at which the job completed or failed."""
 
     step: int | None = Field(default=None, ge=0)
-    """Steps committed."""
+    """Number of committed steps."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Steps wanted."""
+    """Number of steps in spec.algorithm.steps."""
 
     reward: float | None = None
     """Mean reward of the last committed step."""
 
     adjustments: int = Field(default=0, ge=0)
-    """Changes of the memory plan that count against recovery.maxAdjustments."""
+    """Number of changes of the memory plan that count against recovery.maxAdjustments."""
 
     restarts: int = Field(default=0, ge=0)
-    """Restarts under the same plan that count against recovery.maxRestarts."""
+    """Number of restarts with the same plan that count against recovery.maxRestarts."""
 
     memory: JobMemory | None = None
-    """The fullest GPU of the job."""
+    """Memory of the fullest GPU of the job."""
 
     plan: MemoryPlan | None = None
-    """The memory plan in force; written before anything acts on it."""
+    """Current memory plan. It is recorded before it is applied."""
 
     plan_changes: list[PlanChange] = Field(
         default_factory=list,
         max_length=MAX_PLAN_CHANGES_KEPT,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["generation"]},
     )
-    """The latest changes of the memory plan, oldest first."""
+    """Latest changes of the memory plan, oldest first."""
 
     attempts: list[AttemptStatus] = Field(
         default_factory=list,
         max_length=MAX_ATTEMPTS_KEPT,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["number"]},
     )
-    """The latest attempts, oldest first."""
+    """Latest attempts, oldest first."""
 
     last_out_of_memory: OutOfMemoryStatus | None = None
-    """The latest out-of-memory failure."""
+    """Latest out-of-memory failure."""
 
     pods: list[RolePods] = Field(
         default_factory=list,
         max_length=3,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role"]},
     )
-    """The pods of each role, while an attempt runs."""
+    """Pods of each role, while an attempt runs."""
 
     display: StatusDisplay | None = None
-    """What `kubectl get` prints."""
+    """Columns of `kubectl get`."""
 
     update_time: Timestamp | None = None
-    """When this status was written."""
+    """Time of the last update of the status."""

@@ -1,4 +1,5 @@
-"""StepReport: what a job's pods tell about the step they are in. One a job, written by the job, owned by its RLJob."""
+"""StepReport: the progress that a job's pods report. There is one per job, written by the job and owned by its
+RLJob."""
 
 from __future__ import annotations
 
@@ -16,55 +17,56 @@ MAX_RANKS_REPORTED = 256
 
 
 class RankMemory(ApiModel):
-    """Memory of one process and of its device, in bytes. 0 where there is no GPU."""
+    """Memory of one process and of its GPU, in bytes. GPU numbers are 0 on a CPU."""
 
     role: Role
-    """policy or rollout, or controller."""
+    """Role of the process: controller, policy or rollout."""
 
     rank: int = Field(ge=0)
     """Number of the process within its role."""
 
     phase: Phase | None = None
-    """Phase that the peaks are about. Absent: the whole step."""
+    """Phase of the peaks. Absent: the whole step."""
 
     allocated_bytes: int = Field(default=0, ge=0)
     """Memory in tensors."""
 
     reserved_bytes: int = Field(default=0, ge=0)
-    """Memory that torch's allocator holds."""
+    """Memory that torch's allocator has reserved."""
 
     peak_allocated_bytes: int = Field(default=0, ge=0)
-    """Most memory in tensors at once."""
+    """Peak memory in tensors."""
 
     peak_reserved_bytes: int = Field(default=0, ge=0)
-    """Most memory that torch's allocator held at once."""
+    """Peak memory that torch's allocator reserved."""
 
     device_free_bytes: int = Field(default=0, ge=0)
-    """Free memory of the device, whoever uses the rest."""
+    """Free memory of the GPU, counting all processes."""
 
     device_total_bytes: int = Field(default=0, ge=0)
-    """Memory of the device."""
+    """Total memory of the GPU."""
 
     outside_torch_bytes: int = Field(default=0, ge=0)
-    """Memory of the device that the process holds beside torch's allocator: context, NCCL, libraries."""
+    """GPU memory of the process outside torch's allocator: CUDA context, NCCL, libraries."""
 
     asleep_bytes: int = Field(default=0, ge=0)
-    """Part of the reserved memory that a sleeping engine gave back to the device."""
+    """Part of the reserved memory that a sleeping engine has released to the GPU."""
 
     alloc_retries: int = Field(default=0, ge=0)
-    """How often, since the process started, torch's allocator had to give its whole cache back to serve a request."""
+    """Number of times since the start of the process that torch's allocator had to release its whole cache to serve a
+    request."""
 
     peak_rss_bytes: int = Field(default=0, ge=0)
-    """Most host memory that the process held at once."""
+    """Peak host memory of the process."""
 
     host_used_bytes: int = Field(default=0, ge=0)
-    """Host memory of the process's container that cannot be dropped."""
+    """Host memory in use in the process's container, without memory that the kernel can reclaim."""
 
     host_limit_bytes: int = Field(default=0, ge=0)
-    """Limit of that memory, or the machine's memory where no limit is lower."""
+    """Memory limit of the container, or the machine's memory if no limit is lower."""
 
     oom_kills: int = Field(default=0, ge=0)
-    """Processes of the container that the kernel has killed for its memory."""
+    """Number of processes of the container that the kernel's out-of-memory killer has killed."""
 
     shared_memory_used_bytes: int = Field(default=0, ge=0)
     """Memory in use in /dev/shm."""
@@ -74,46 +76,46 @@ class RankMemory(ApiModel):
 
 
 class Evidence(ApiModel):
-    """What was seen around an out-of-memory failure."""
+    """Observations about an out-of-memory failure."""
 
     time: Timestamp
-    """When it happened."""
+    """Time of the failure."""
 
     attempt: int = Field(ge=1)
-    """The attempt that it ended."""
+    """Attempt that failed."""
 
     role: Role
-    """Role of the process."""
+    """Role of the failed process."""
 
     rank: int = Field(ge=0)
     """Number of the process within its role."""
 
     step: int = Field(ge=1)
-    """The step it happened in."""
+    """Step of the failure."""
 
     phase: Phase | None = None
-    """The phase it happened in. Absent: the roles were starting."""
+    """Phase of the failure. Absent: the roles were starting."""
 
     micro_batch: int | None = Field(default=None, ge=0)
-    """The micro-batch it happened in, within an update."""
+    """Micro-batch of the failure, within an update."""
 
     message: str = Field(max_length=4096)
-    """The error as the process saw it."""
+    """Error message of the process."""
 
     memory: RankMemory | None = None
-    """Memory of the process at that moment."""
+    """Memory of the process at the time of the failure."""
 
     diagnoses: Annotated[list[DiagnosisStatus], Field(max_length=MAX_DIAGNOSES_KEPT)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """The causes that fit, the likeliest first, by whoever saw more than this: logs, samples over time."""
+    """Possible causes, likeliest first. The trainer diagnoses them from its logs and from memory samples over time."""
 
 
 class MemoryPressure(ApiModel):
-    """Memory will run out, if it goes on like this."""
+    """Projection that memory will run out."""
 
     diagnosis: DiagnosisStatus
-    """The class of the failure to come, and what says so."""
+    """Class of the projected failure, and its explanation."""
 
     role: Role
     """Role of the process."""
@@ -122,40 +124,41 @@ class MemoryPressure(ApiModel):
     """Number of the process within its role."""
 
     steps_left: int = Field(ge=0)
-    """Steps until then, at the rate seen."""
+    """Steps until the projected failure, at the observed rate."""
 
 
 class PendingExit(ApiModel):
-    """An attempt that cannot go on. Its processes wait, for a minute or so, for a changed plan to restart under."""
+    """Failure of an attempt whose processes are about to exit. They wait for about a minute, so that the operator can
+    restart them in place with a changed memory plan."""
 
     exit_code: int = Field(ge=1, le=255)
-    """What they end with otherwise, as in the table of exit codes."""
+    """Exit code of the processes if they are not restarted in place, as in the table of exit codes."""
 
     message: str = Field(max_length=1024)
-    """What happened and what to do, for people."""
+    """Explanation of the failure, and what to do."""
 
 
 class PhaseSeconds(ApiModel):
-    """Seconds that each phase of a step took."""
+    """Duration of each phase of a step, in seconds."""
 
     rollout: float = Field(default=0.0, ge=0)
-    """Generating."""
+    """Generating responses."""
 
     reward: float = Field(default=0.0, ge=0)
-    """Scoring."""
+    """Scoring responses."""
 
     update: float = Field(default=0.0, ge=0)
-    """Learning."""
+    """Updating the policy."""
 
     sync: float = Field(default=0.0, ge=0)
-    """Bringing the weights to the engines."""
+    """Sending weights to the engines."""
 
     checkpoint: float = Field(default=0.0, ge=0)
-    """Waiting for a checkpoint."""
+    """Waiting for a checkpoint to be saved."""
 
 
 class StepReport(ApiModel):
-    """What a job's pods tell about the step they are in."""
+    """Progress that a job's pods report."""
 
     api_version: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
     """Version of this API."""
@@ -164,31 +167,31 @@ class StepReport(ApiModel):
     """StepReport."""
 
     metadata: Metadata
-    """Name of the job, and its RLJob as owner."""
+    """Metadata. The name is that of the job, and the owner is its RLJob."""
 
     attempt: int | None = Field(default=None, ge=1)
-    """The attempt that reports."""
+    """Attempt that reports."""
 
     plan_generation: int | None = Field(default=None, ge=1)
-    """The memory plan that the attempt runs under."""
+    """Generation of the attempt's memory plan."""
 
     plan: MemoryPlan | None = None
-    """The plan itself. The first one is worked out by the trainer, which sees the model and the GPUs."""
+    """Memory plan of the attempt. The trainer computes the first plan, because it knows the model and the GPUs."""
 
     step: int | None = Field(default=None, ge=0)
-    """Steps committed."""
+    """Number of committed steps."""
 
     phase: Phase | None = None
-    """The phase that the next step is in."""
+    """Phase of the current step, the one after the last committed step."""
 
     reward: float | None = None
     """Mean reward of the last committed step."""
 
     tokens_per_second: float | None = Field(default=None, ge=0)
-    """Generated tokens of the last committed step by its whole duration."""
+    """Generated tokens of the last committed step, divided by its whole duration."""
 
     seconds: PhaseSeconds | None = None
-    """Duration of each phase of the last committed step."""
+    """Duration of each phase of the last committed step, in seconds."""
 
     memory: Annotated[list[RankMemory], Field(max_length=MAX_RANKS_REPORTED)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
@@ -196,21 +199,22 @@ class StepReport(ApiModel):
     """Memory of each process in the last committed step."""
 
     memory_profile: MemoryProfile | None = None
-    """What bounds the memory plan, and says what a change of it frees."""
+    """Memory needs of model, step and machine."""
 
     plan_changes: Annotated[list[PlanChange], Field(max_length=MAX_PLAN_CHANGES_KEPT)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Changes of the memory plan that the trainer made by itself, oldest first."""
+    """Changes of the memory plan that the trainer made without the operator, oldest first."""
 
     memory_pressure: MemoryPressure | None = None
-    """Absent: no sign that memory will run out."""
+    """Projection that memory will run out. Absent: no sign of it."""
 
     last_evidence: Evidence | None = None
-    """What was seen around the latest out-of-memory failure."""
+    """Observations about the latest out-of-memory failure."""
 
     pending_exit: PendingExit | None = None
-    """Why the attempt cannot go on. Absent: it goes on, or its processes have ended."""
+    """Failure of the attempt whose processes are about to exit. Absent: the attempt continues, or its processes have
+    exited."""
 
     update_time: Timestamp | None = None
-    """When this was written."""
+    """Time of the report."""

@@ -1,8 +1,8 @@
-"""The schema of an API type in the dialect of Kubernetes: a structural schema of OpenAPI v3.
+"""Structural schemas (OpenAPI v3) of the API types, as CustomResourceDefinitions require them.
 
-Rules: "Specifying a structural schema" in the Kubernetes documentation of CustomResourceDefinitions. Other than in JSON
-schema, every part has a type, `additionalProperties` and `properties` exclude each other (unknown fields are pruned, or
-refused by kubectl), exclusive bounds are flags, and free-form objects say so.
+Rules: "Specifying a structural schema" in the Kubernetes documentation of CustomResourceDefinitions. Unlike in JSON
+schema, every part has a type, `additionalProperties` and `properties` exclude each other (the API server prunes unknown
+fields, kubectl refuses them), exclusive bounds are flags, and free-form objects are marked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """`openAPIV3Schema` of a root type. apiVersion, kind and metadata are as the API server wants them."""
+    """`openAPIV3Schema` of a root type, with apiVersion, kind and metadata as the API server requires them."""
     schema = _structural(inlined_schema(model))
     for field in ("apiVersion", "kind"):
         described = schema["properties"][field]["description"]
@@ -58,7 +58,8 @@ def _additional_properties(value: Any) -> Schema:
 
 
 def _int_or_string(schema: Schema) -> Schema:
-    """The alternatives may only be named; what bounds each of them stands beside them, and binds only its own type."""
+    """Schema of an integer or a string. Kubernetes allows only types in `anyOf`; the bounds stand beside it, and each
+    applies to its own type only."""
     bounds = {key: value for alternative in schema["anyOf"] for key, value in alternative.items() if key != "type"}
     around = {key: value for key, value in schema.items() if key != "anyOf"}
     return dict(sorted({**around, **bounds, "anyOf": [{"type": "integer"}, {"type": "string"}]}.items()))

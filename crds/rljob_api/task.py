@@ -1,4 +1,4 @@
-"""What the model is asked, and what its answers are worth."""
+"""The task: prompts and rewards."""
 
 from __future__ import annotations
 
@@ -40,56 +40,57 @@ def _expected(what: str) -> PydanticCustomError:
 
 
 class AnswerSpec(ApiModel):
-    """How the answer is found in a response."""
+    """Extraction of the answer from a response."""
 
     pattern: Annotated[str, AfterValidator(_one_group)] = Field(min_length=1, max_length=1024)
-    """Python regular expression with one group, which is the answer; `.` matches line ends too. Without a match the
-    answer is empty."""
+    """Python regular expression with one group, which captures the answer. `.` also matches line ends. Without a match,
+    the answer is empty."""
 
     match: Literal["First", "Last"] = "Last"
-    """Which match counts where there are several."""
+    """Match to use if there are several."""
 
 
 class TaskSpec(ApiModel):
-    """What the model is asked, and what its answers are worth."""
+    """The task: prompts and rewards."""
 
     name: TaskName
-    """digits, reasoning-gym, jsonl, or module:function: a Python function that returns the items."""
+    """digits, reasoning-gym, jsonl, or module:function for a Python function that returns the items."""
 
     args: FreeForm = Field(default_factory=dict)
-    """Arguments of the task. reasoning-gym: dataset, size and the data set's own settings. jsonl: path, promptField,
-    answerField. module:function: keyword arguments of the function. digits: none."""
+    """Arguments of the task. reasoning-gym: dataset, size, and the settings of that data set. jsonl: path, promptField
+    and answerField. module:function: keyword arguments of the function. digits has no arguments."""
 
     reward: PythonFunction | None = None
-    """Python function (module:function, importable from the manifest's directory) that gives a response its reward.
-    digits and reasoning-gym score themselves without it."""
+    """Python function that returns the reward of a response, as module:function; it must be importable from the
+    manifest's directory. Optional for digits and reasoning-gym, which have rewards of their own."""
 
     answer: AnswerSpec | None = None
-    """How the answer is found in a response. Absent: the whole response, without surrounding white space."""
+    """Extraction of the answer from a response. Absent: the answer is the whole response without surrounding white
+    space."""
 
     system_prompt: str | None = Field(default=None, min_length=1, max_length=65536)
-    """System message in front of every prompt, for models with a chat template."""
+    """System message before every prompt. Requires a chat template."""
 
     prompt_template: Annotated[
         str, Text(pattern=r"\{question\}", expected="a text that contains {question}", max_length=65536)
     ] = "{question}"
-    """The prompt; {question} stands for the task's question."""
+    """Template of the prompt. {question} is replaced by the question of the item."""
 
     chat_template: Literal["Auto", "Always", "Never"] = "Auto"
-    """Whether prompts go through the tokenizer's chat template. Auto: where it has one."""
+    """Use of the tokenizer's chat template for prompts. Auto: use it if the tokenizer has one."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",
             holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,
             field="reward",
-            message="required for this task: write a Python function as module:function that scores a response",
+            message="required for this task: write the Python function that scores a response, as module:function",
         ),
         Rule(
             cel="!has(self.systemPrompt) || self.chatTemplate != 'Never'",
             holds=lambda task: task.system_prompt is None or task.chat_template != "Never",
             field="systemPrompt",
-            message="needs the chat template: remove chatTemplate: Never, or put the text into promptTemplate",
+            message="requires the chat template: remove chatTemplate: Never, or write the text into promptTemplate",
         ),
     )
 
@@ -101,7 +102,7 @@ class TaskSpec(ApiModel):
         return []
 
     def typed_args(self) -> TaskArgs | None:
-        """The arguments of a task that RLJob brings along; None for a Python function, whose arguments are its own."""
+        """The validated arguments of a built-in task; None for a Python function, whose arguments are its own."""
         known = ARGS_OF_TASK.get(self.name)
         return known.model_validate(self.args, by_alias=True, by_name=False) if known else None
 

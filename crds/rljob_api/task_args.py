@@ -1,4 +1,4 @@
-"""The arguments of the tasks that RLJob brings along."""
+"""Arguments of the built-in tasks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rljob_api.api_model import ApiModel
 
 
 class DigitsArgs(ApiModel):
-    """None: the ten prompts of `digits` are fixed, and responses are as long as algorithm.maxResponseTokens."""
+    """Arguments of digits: none. Its ten prompts are fixed, and responses have algorithm.maxResponseTokens."""
 
 
 class ReasoningGymArgs(ApiModel):
-    """Which data set of reasoning-gym, and its own settings (`max_terms`, `min_digits`, …), which are passed on."""
+    """Arguments of reasoning-gym: a data set, and its settings (`max_terms`, `min_digits`, …), which are passed on."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -22,25 +22,25 @@ class ReasoningGymArgs(ApiModel):
     """Name of a reasoning-gym data set, such as chain_sum."""
 
     size: int = Field(default=10_000, ge=1, le=2**31 - 1)
-    """Items of the data set. They are made when they are drawn, so a large number costs nothing."""
+    """Number of items. Items are generated when they are drawn, so a large number costs nothing."""
 
     @property
     def dataset_settings(self) -> dict[str, Any]:
-        """What is passed to the data set beside its size and seed."""
+        """Settings of the data set other than its size and seed."""
         return dict(self.model_extra or {})
 
 
 class JsonlArgs(ApiModel):
-    """A file of prompts, one JSON object a line."""
+    """Arguments of jsonl: a file of prompts with one JSON object per line."""
 
     path: str = Field(min_length=1, max_length=4096)
-    """The file; a relative path counts from the manifest's directory."""
+    """Path of the file. A relative path starts at the manifest's directory."""
 
     prompt_field: str = Field(default="prompt", min_length=1, max_length=253)
-    """Field of a line that holds the prompt."""
+    """Field with the prompt."""
 
     answer_field: str = Field(default="answer", min_length=1, max_length=253)
-    """Field of a line that holds the answer; a line may lack it where the reward function does without."""
+    """Field with the answer. Lines may omit it if the reward function does not need it."""
 
 
 TaskArgs = DigitsArgs | ReasoningGymArgs | JsonlArgs

@@ -1,4 +1,4 @@
-"""What a trainer writes to /dev/termination-log as it ends: one JSON object of at most 4,096 bytes."""
+"""The termination message of a trainer: one JSON object of at most 4,096 bytes in /dev/termination-log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_api.api_model import ApiModel
 from rljob_api.step_report import Evidence
 
 MAX_TERMINATION_MESSAGE_BYTES = 4096
-"""What the kubelet keeps of it."""
+"""Maximum size of a termination message; the kubelet drops the rest."""
 
 _LONGEST_MESSAGE = 1024
 _INT64_CHARACTERS = 20
@@ -24,22 +24,22 @@ def _shortened(text: object) -> object:
 
 
 class TerminationMessage(ApiModel):
-    """How a process of the job ended, for whoever decides what happens next."""
+    """Termination of a process of the job, as reported to the operator."""
 
     exit_code: int = Field(ge=0, le=255)
-    """As in the table of exit codes."""
+    """Exit code, as in the table of exit codes."""
 
     message: Annotated[str, BeforeValidator(_shortened)] = Field(max_length=_LONGEST_MESSAGE)
-    """What happened and what to do, for people. A longer one is cut."""
+    """Explanation of the termination, and what to do. Longer text is truncated."""
 
     step: int | None = Field(default=None, ge=0)
-    """Steps committed."""
+    """Number of committed steps."""
 
     evidence: Evidence | None = None
-    """What was seen around an out-of-memory failure."""
+    """Observations about an out-of-memory failure."""
 
     def to_json(self) -> bytes:
-        """At most 4,096 bytes: the evidence's message is cut as far as needed, then the evidence is left out."""
+        """JSON of at most 4,096 bytes. The evidence's message is truncated as needed, then the evidence is omitted."""
         message = self
         while len(encoded := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > (
             MAX_TERMINATION_MESSAGE_BYTES
@@ -57,7 +57,7 @@ class TerminationMessage(ApiModel):
 
 
 def read_termination_message(text: str) -> TerminationMessage | None:
-    """The message in what a container left behind; None where it is something else, or damaged."""
+    """The message in a container's termination log; None if `text` is not a valid message."""
     try:
         json.loads(text, parse_int=_int64)
         return TerminationMessage.model_validate_json(text)
@@ -66,7 +66,7 @@ def read_termination_message(text: str) -> TerminationMessage | None:
 
 
 def _int64(digits: str) -> int:
-    """As large as the API server takes: what a user's program writes here ends up in a status."""
+    """An integer that the API server accepts: numbers that a user's program writes here are copied to a status."""
     if len(digits) > _INT64_CHARACTERS or not -(2**63) <= (number := int(digits)) < 2**63:
         raise ValueError("expected an integer of at most 64 bits")
     return number

@@ -1,4 +1,4 @@
-"""Where policy and rollout live, and which of their settings go with which topology."""
+"""Topologies, and rules about the settings that each of them allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Topology = Literal["Colocated", "Disaggregated"]
 
 
 def _rollout_gpus(spec: Any) -> int:
-    """GPUs of the pod that an engine lives in."""
+    """GPUs of the pod that runs an engine."""
     if spec.topology == "Colocated":
         return int(spec.policy.gpus_per_replica)
     return 1 if spec.rollout.gpus_per_replica is None else int(spec.rollout.gpus_per_replica)
@@ -22,7 +22,7 @@ _ROLLOUT_GPUS_CEL = (
 )
 
 _ONLY_DISAGGREGATED = (
-    "only goes with topology: Disaggregated; with Colocated there is one engine on every GPU of the policy: "
+    "requires topology: Disaggregated; with Colocated, every GPU of the policy has one engine: "
     "remove it, or write topology: Disaggregated"
 )
 
@@ -43,21 +43,21 @@ TOPOLOGY_RULES = (
         cel="self.topology == 'Disaggregated' || !has(self.rollout.template)",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.template is None,
         field="rollout.template",
-        message="only goes with topology: Disaggregated; with Colocated policy and rollout share pods: "
-        "write policy.template",
+        message="requires topology: Disaggregated; with Colocated, policy and rollout share pods: "
+        "write policy.template instead",
     ),
     Rule(
         cel="self.topology == 'Colocated' || self.memory.rolloutSleep in ['Auto', 'Disabled']",
         holds=lambda spec: spec.topology == "Colocated" or spec.memory.rollout_sleep in ("Auto", "Disabled"),
         field="memory.rolloutSleep",
-        message="only goes with topology: Colocated; with Disaggregated nobody else needs the engine's GPU: write Auto",
+        message="requires topology: Colocated; with Disaggregated, the engine has its own GPU: write Auto",
     ),
     Rule(
         cel=f"(self.policy.gpusPerReplica == 0) == ({_ROLLOUT_GPUS_CEL} == 0)",
         holds=lambda spec: (spec.policy.gpus_per_replica == 0) == (_rollout_gpus(spec) == 0),
         field="rollout.gpusPerReplica",
         message="policy and rollout must both have GPUs or both have none: "
-        "write 0 for both gpusPerReplica, or at least 1 for both",
+        "write 0 for gpusPerReplica of both, or at least 1",
     ),
     Rule(
         cel=f"self.rollout.tensorParallelSize == 1 || ({_ROLLOUT_GPUS_CEL} > 0"
@@ -67,7 +67,7 @@ TOPOLOGY_RULES = (
             or (_rollout_gpus(spec) > 0 and _rollout_gpus(spec) % spec.rollout.tensor_parallel_size == 0)
         ),
         field="rollout.tensorParallelSize",
-        message="must divide the GPUs of the engine's pod: gpusPerReplica of the policy (Colocated) or "
-        "of the rollout (Disaggregated)",
+        message="must divide the number of GPUs of the engine's pod, which is policy.gpusPerReplica (Colocated) or "
+        "rollout.gpusPerReplica (Disaggregated)",
     ),
 )

@@ -1,4 +1,4 @@
-"""Reads YAML the way kubectl does, and remembers the line of every field."""
+"""YAML documents, read as kubectl reads them, with the line of every field."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document. `lines`: the line (from 1) of each field. `duplicates`: fields written more than once."""
+    """A YAML document."""
 
     data: Any
+    """Value of the document."""
     lines: dict[Path, int]
+    """Line of each field, from 1."""
     duplicates: list[Path]
+    """Fields that occur more than once."""
 
     def line_of(self, path: Path) -> int | None:
-        """Line of the field at `path`, or of the nearest object around it that is there."""
+        """Line of the field at `path`, or of the nearest existing object around it."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path)
 
 
 def read_documents(text: str) -> list[Document]:
-    """All documents of `text` that hold something. Raises yaml.MarkedYAMLError where it is not YAML."""
+    """All documents of `text` that are not empty. Raises yaml.MarkedYAMLError if it is not YAML."""
     loader = _Loader(text)
     documents = []
     try:
@@ -50,7 +53,8 @@ def read_documents(text: str) -> list[Document]:
 
 
 class _Loader(yaml.SafeLoader):
-    """kubectl's reading: 2e-5 is a number (YAML 1.1 wants a point), 2026-01-01 is a string, and so are all keys."""
+    """Loader with kubectl's rules: 2e-5 is a number (YAML 1.1 requires a point), 2026-01-01 and all keys are
+    strings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping = super().construct_mapping(node, deep)
@@ -66,7 +70,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 
 def _fields(node: yaml.Node, path: Path = (), seen: frozenset[int] = frozenset()) -> Iterator[tuple[Path, int]]:
-    """Path and line of every field under `node`, itself first."""
+    """Path and line of every field under `node`, starting with `node` itself."""
     if id(node) in seen:
         raise yaml.constructor.ConstructorError(None, None, "found an alias that contains itself", node.start_mark)
     yield path, node.start_mark.line + 1

@@ -16,7 +16,7 @@ from tests.integration.operator.schema_paths import at, nested, replaced, rules
 
 SCHEMA = rljob_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 RULES = [rule for _, rule in rules(SCHEMA) if "oldSelf" not in rule["rule"]]
-IMMUTABLE_MESSAGE = "cannot change once the job exists; delete the job and create it anew"
+IMMUTABLE_MESSAGE = "cannot change after the job is created: delete the job and create it again"
 IMMUTABLE = [path for path, rule in rules(SCHEMA) if rule["rule"] == "self == oldSelf"]
 KEPT_PRESENT_OR_ABSENT = [(path, rule) for path, rule in rules(SCHEMA) if rule["rule"].startswith("has(self.")]
 

@@ -22,8 +22,8 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
 @pytest.mark.parametrize(
     ("spec", "path", "message"),
     [
-        (f"{MODEL}{TASK}  algorithm: {{}}\n", "spec.algorithm.steps", "required: Steps of the job"),
-        (f"{TASK}{ALGORITHM}", "spec.model", "required: The model that is trained."),
+        (f"{MODEL}{TASK}  algorithm: {{}}\n", "spec.algorithm.steps", "required: Number of steps"),
+        (f"{TASK}{ALGORITHM}", "spec.model", "required: The model to train."),
         (
             f"{MODEL}{TASK}  algorithm: {{steps: 3, groupsize: 4}}\n",
             "spec.algorithm.groupsize",
@@ -37,12 +37,12 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
         (
             f"{MODEL}{TASK}{ALGORITHM}  learningRate: 1.0e-5\n",
             "spec.learningRate",
-            "unknown field here; it belongs to spec.algorithm.learningRate",
+            "unknown field here: write it as spec.algorithm.learningRate",
         ),
         (
             f"{MODEL}{TASK}{ALGORITHM}  recovery: {{patience: 3}}\n",
             "spec.recovery.patience",
-            "unknown field; known here: maxAdjustments, maxRestarts, maxHostMemory",
+            "unknown field; the fields here are maxAdjustments, maxRestarts, maxHostMemory",
         ),
         (
             f"{MODEL}{TASK}  algorithm: {{steps: three}}\n",
@@ -112,7 +112,7 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
         (
             f"{MODEL}{TASK}{ALGORITHM}  trainer: {{image: mine, args: [--fast, 3]}}\n",
             "spec.trainer.args[1]",
-            "expected a text of at most 4096 characters, found 3",
+            "expected a string of at most 4096 characters, found 3",
         ),
         (
             f"  model: {{uri: ./smollm2}}\n{TASK}{ALGORITHM}",
@@ -133,7 +133,7 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
         (
             f"{MODEL}  task: {{name: digits, args: {{size: 3}}}}\n{ALGORITHM}",
             "spec.task.args.size",
-            "unknown field; nothing is written here",
+            "unknown field: remove it, since no fields are allowed here",
         ),
         (
             f"{MODEL}  task: {{name: jsonl, reward: 'r:f', args: {{path: a, prompt_field: q}}}}\n{ALGORITHM}",
@@ -163,7 +163,7 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
         (
             f"{MODEL}{TASK}{ALGORITHM}  rollout: {{replicas: 2}}\n",
             "spec.rollout.replicas",
-            "only goes with topology: Disaggregated",
+            "requires topology: Disaggregated",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_another_kind_gets_one_message_and_no_list_of_fields(problems_of: Proble
 def test_a_field_written_twice_is_a_problem(problems_of: ProblemsOf) -> None:
     (problem,) = problems_of(JOB.replace("{steps: 3}", "{steps: 3, steps: 4}"))
     assert problem.path == "spec.algorithm.steps"
-    assert problem.message.startswith("written twice")
+    assert problem.message.startswith("occurs twice")
 
 
 def test_a_line_end_after_a_name_is_not_overlooked(problems_of: ProblemsOf) -> None:

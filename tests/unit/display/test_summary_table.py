@@ -21,7 +21,7 @@ def printed(records: list[LedgerRecord], exit_code: ExitCode, reason: str | None
 def test_it_says_how_the_run_went() -> None:
     text = printed([step_record(step, reward=step / 10) for step in range(1, 11)], ExitCode.TERMINATED)
     rows = {line[:20].strip(): line[20:].strip() for line in text.splitlines()}
-    assert "digits  Stopped  stopped by SIGTERM; the same command continues" in text
+    assert "digits  Stopped  stopped by SIGTERM; the same command resumes the run" in text
     assert rows["steps"].endswith("10 of 12")
     assert "0.300 → 0.800" in text
     assert "1,000 tokens/s, 1.0 s a step" in text
