@@ -24,8 +24,7 @@ from bench.harness.gpu_cluster import host_pods
 from bench.harness.gpu_cluster.job import recovery_job
 from bench.harness.gpu_cluster.namespaces import in_own_namespaces, rerun_in_own_namespaces, set_up
 from bench.harness.gpu_cluster.one_node import OneNodeCluster
-from bench.harness.gpu_cluster.printed_watch import printed_watch
-from bench.harness.gpu_cluster.recording import Recording
+from bench.harness.gpu_cluster.recording import Recording, printed_watch
 from bench.harness.gpu_cluster.report import write_report
 from rljob_api.fault_injection import Fault
 from rljob_cluster.binaries import binary_directory

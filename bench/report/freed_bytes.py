@@ -72,7 +72,7 @@ def _read(results: Path, name: str) -> Result:
     return dict(json.loads((results / f"{name}.json").read_text()))
 
 
-# --- what recoveries freed ---
+# --- effects of recoveries ---
 
 
 def _of_jobs(result: Result) -> Iterator[Effect]:
@@ -95,7 +95,7 @@ def _seen(setting: str, expected_bytes: int | None, observed_bytes: int | None) 
         yield Effect(setting, expected_bytes, observed_bytes, "recovery")
 
 
-# --- what single settings freed ---
+# --- effects of single settings ---
 
 _QWEN3_0_6B = ModelShape(
     596_049_920, layers=28, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
@@ -158,7 +158,7 @@ def _spike_under(plan: MemoryPlan) -> Case:
     )
 
 
-# --- shown ---
+# --- table and figure ---
 
 
 def block(_result: Mapping[str, Any]) -> str:
@@ -200,10 +200,10 @@ def draw(found: list[Effect], path: Path) -> None:
     close = sum(effect.is_close for effect in found)
     with style.context([STYLE, {"figure.figsize": (8.0, 6.4), "axes.grid.axis": "both"}]):
         figure, [axes] = titled_figure(
-            "What a change of the memory plan frees",
-            f"expected and seen on one H200; {close} of {len(found)} within a third (shaded) of what was seen",
+            "Memory freed by a change of the memory plan",
+            f"expected and observed on one H200; {close} of {len(found)} within a third (shaded) of the observed bytes",
         )
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="freed, GiB", ylabel="expected, GiB")
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="observed, GiB", ylabel="expected, GiB")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from bench.harness.gpu_cluster.one_node import NAMESPACE, OneNodeCluster
 from bench.harness.gpu_cluster.snapshot import FINAL_MOMENTS, MOMENTS, JobSnapshot, pod_state
@@ -74,3 +79,23 @@ class Recording:
             if self._states.get(state["pod"]) != state:
                 self._states[state["pod"]] = state
                 self.pods.append({"seconds": self.seconds, **state})
+
+
+@contextmanager
+def printed_watch(kubectl: list[str], path: Path, seconds: Callable[[], float]) -> Iterator[None]:
+    """Write the output to `path` within the block. `seconds`: printed before each line."""
+    with subprocess.Popen([*kubectl, "get", "rljobs", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        reader = threading.Thread(target=_copy, args=(watch.stdout, path, seconds))
+        reader.start()
+        try:
+            yield
+        finally:
+            watch.terminate()
+            reader.join()
+
+
+def _copy(lines: IO[str], path: Path, seconds: Callable[[], float]) -> None:
+    with path.open("w") as file:
+        for line in lines:
+            file.write(f"{seconds():6.1f}  {line}")
