@@ -154,7 +154,7 @@ HOW = st.sampled_from([WHOLE, HALFWAY])
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(failures=st.dictionaries(st.integers(1, 45), HOW, max_size=7), ranks=st.sampled_from([1, 2]))
-def test_failures_of_memory_anywhere_change_nothing_that_was_learnt(
+def test_out_of_memory_failures_do_not_change_the_result(
     failures: dict[int, str], ranks: int, without_failure: Job
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
@@ -170,7 +170,7 @@ def test_failures_of_memory_anywhere_change_nothing_that_was_learnt(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(failures=st.dictionaries(st.integers(1, 30), HOW | st.just(DEAD), min_size=1, max_size=5))
-def test_attempts_that_end_by_a_lost_process_are_gone_on_with(failures: dict[int, str], without_failure: Job) -> None:
+def test_a_job_with_lost_processes_resumes_in_the_next_attempt(failures: dict[int, str], without_failure: Job) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         job = Job(Path(directory))
         for _ in range(10):
@@ -193,13 +193,13 @@ def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
     assert "Recovered: resumed at step 3 after " in printed
 
 
-def test_half_written_parameters_are_restored_from_the_checkpoint_and_the_journal(tmp_path: Path) -> None:
+def test_partly_written_parameters_are_restored(tmp_path: Path) -> None:
     roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": HALFWAY}))
     assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
     assert "Recovered: resumed at step 4" in printed
 
 
-def test_a_replay_that_fails_goes_on_with_the_update_that_failed(tmp_path: Path) -> None:
+def test_a_replay_that_fails_resumes_at_the_failed_update(tmp_path: Path) -> None:
     """The policy is lost before the first checkpoint, and the second of two updates that are replayed fails once."""
     roles = SimulatedRoles({"update 3": HALFWAY})
     roles.later = {"update 2": WHOLE}
@@ -224,7 +224,7 @@ def test_a_change_is_written_down_before_anything_acts_on_it(tmp_path: Path) -> 
     assert told.events == [("recovered", 2)]
 
 
-def test_with_the_plan_fixed_a_failure_ends_the_attempt_with_its_evidence(tmp_path: Path) -> None:
+def test_a_fixed_plan_ends_the_attempt_with_evidence_and_advice(tmp_path: Path) -> None:
     job = Job(tmp_path, mode="Disabled")
     with pytest.raises(DeviceOutOfMemory, match=r"memory\.mode is Disabled.*Write memory\.mode: Auto") as failure:
         job.attempt(SimulatedRoles({"update 3": WHOLE}))
@@ -235,14 +235,14 @@ def test_with_the_plan_fixed_a_failure_ends_the_attempt_with_its_evidence(tmp_pa
     assert job.plan_changes == []
 
 
-def test_giving_up_tells_what_was_tried(tmp_path: Path) -> None:
+def test_giving_up_explains_every_change(tmp_path: Path) -> None:
     job = Job(tmp_path, max_adjustments=1)
     with pytest.raises(DeviceOutOfMemory, match=r"recovery\.maxAdjustments.*Tried: generation 2") as failure:
         job.attempt(SimulatedRoles({"update 3": WHOLE, "update 4": WHOLE}))
     assert failure.value.given_up
 
 
-def test_what_is_beyond_an_attempt_is_left_to_its_supervisor_in_the_failures_own_words(tmp_path: Path) -> None:
+def test_a_supervised_attempt_raises_the_failure_unchanged(tmp_path: Path) -> None:
     job = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
     with pytest.raises(DeviceOutOfMemory, match=r"^CUDA out of memory") as failure:
         job.attempt(SimulatedRoles({"update 3": WHOLE}))
@@ -259,7 +259,7 @@ def test_a_process_that_the_kernel_killed_is_a_failure_of_host_memory(tmp_path: 
     assert failure.value.evidence.diagnoses[0].class_name == "HostMemory"
 
 
-def test_a_process_that_died_otherwise_is_lost(tmp_path: Path) -> None:
+def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
     with pytest.raises(TrainerError) as failure:
         Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
     assert isinstance(failure.value, WorkerLost)

@@ -67,14 +67,14 @@ class TestChanges:
         assert (written.change.seconds_to_recover, written.seconds) == (3.5, {"policy": 2.0})
         assert changes.state.changes == (change(2, seconds=3.5),)
 
-    def test_on_an_early_warning_confirm_nothing_and_cost_nothing(self, tmp_path: Path) -> None:
+    def test_before_a_failure_cost_nothing(self, tmp_path: Path) -> None:
         with Ledger(tmp_path / "ledger.jsonl") as ledger:
             changes = PlanChanges(ledger, RecoveryState(FIRST, 10))
             changes.adopt(adopted(changes.state, change(2, preventive=True)), None)
             assert changes.unconfirmed is None
             assert changes.state.adjustments == 0
 
-    def test_of_the_supervisor_are_known_but_not_ones_own(self, tmp_path: Path) -> None:
+    def test_of_the_supervisor_are_not_its_own(self, tmp_path: Path) -> None:
         with Ledger(tmp_path / "ledger.jsonl") as ledger:
             ledger.record(record(3, seconds=1.0))
             changes = PlanChanges(ledger, state_at_start(ledger, 10, record(3).plan, [change(2), change(3)]))
@@ -82,7 +82,7 @@ class TestChanges:
             assert changes.state.changes[1].seconds_to_recover == 1.0, "the ledger knows more of its own"
             assert [own.generation for own in changes.own] == [3]
 
-    def test_are_decided_upon_with_the_steps_that_are_committed_by_then(self, tmp_path: Path) -> None:
+    def test_know_the_latest_committed_step(self, tmp_path: Path) -> None:
         with Ledger(tmp_path / "ledger.jsonl") as ledger:
             changes = PlanChanges(ledger, RecoveryState(FIRST, 10))
             ledger.commit(step_record(1))

@@ -28,7 +28,7 @@ class Store:
         self.applied.append(report)
 
 
-def test_the_report_has_the_facts_the_plan_in_force_and_every_change_once() -> None:
+def test_the_report_has_the_profile_the_plan_and_every_change_once() -> None:
     store = Store()
     reporter = StepReporter(store, "digits", attempt=2)
     reporter.memory_profile_found(PROFILE, [plan_change(2, seconds=1.0)])
@@ -64,7 +64,7 @@ def rising(step: int) -> Mapping[str, Mapping[Phase, MemorySample]]:
     return {"policy-0": {"update": sample}}
 
 
-def test_memory_that_runs_out_is_told_once_and_reported_after_every_step() -> None:
+def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
     told, lines, asked = Told(), [], []  # type: ignore[var-annotated]
 
     def cannot_prevent(pressure: MemoryPressure, step: int) -> bool:
@@ -82,7 +82,7 @@ def test_memory_that_runs_out_is_told_once_and_reported_after_every_step() -> No
     assert asked[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
 
 
-def test_after_a_change_the_forecast_begins_anew() -> None:
+def test_a_change_resets_the_forecast() -> None:
     told = Told()
     prevented: list[int] = []
 

@@ -89,7 +89,7 @@ def test_changes_without_a_stored_count_are_counted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("given", [constraints(IN_THE_OPERATOR), constraints(ON_ONE_MACHINE)])
-def test_a_lost_process_is_answered_by_as_many_restarts_as_the_manifest_allows(given: Constraints) -> None:
+def test_a_lost_process_restarts_as_often_as_the_manifest_allows(given: Constraints) -> None:
     state = RecoveryState(None, steps=100)
     for count in (1, 2, 3):
         answer = respond(LOST, state, given)
@@ -139,7 +139,7 @@ def test_new_pods_are_tried_if_no_change_of_the_plan_is_left() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Disabled"])
-def test_a_job_whose_plan_cannot_change_is_restarted_with_the_advice(mode: str) -> None:
+def test_a_job_with_a_fixed_plan_restarts_with_advice(mode: str) -> None:
     killed = failure(diagnosis("HostMemory"), message="policy-0 was killed")
     report = FailureReport("policy-0 was killed", 1, NOON, killed, advice="raise its memory limit")
     state = RecoveryState(FIRST_PLAN if mode == "Disabled" else None, 100)

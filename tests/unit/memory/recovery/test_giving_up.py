@@ -1,4 +1,4 @@
-"""When the ladder ends, and what is then said: what was tried, what it brought, what to write instead."""
+"""Giving up: the reason, everything that was tried, and the values to write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.memory.recovery.questions import PINNABLE, settings_that_pin
 SPIKE = failure(diagnosis("ActivationSpike", requested_bytes=2 * GIB, free_bytes=0), step=41)
 
 
-def test_the_account_names_every_change_and_what_was_expected_and_seen_of_it() -> None:
+def test_the_explanation_names_every_change_with_its_effect() -> None:
     remedies, _ = answers_to([SPIKE] * 2, FIRST_PLAN, constraints(IN_THE_OPERATOR))
     first, second = (each.change for each in remedies)
     seen = first.model_copy(update={"remedy": first.remedy.model_copy(update={"observed_bytes": 3 * GIB})})
@@ -46,7 +46,7 @@ def test_the_account_names_every_change_and_what_was_expected_and_seen_of_it() -
     assert "Lower memory.microBatchTokens" in explanation_of(end)
 
 
-def test_a_pinned_setting_in_the_way_is_named_with_the_value_to_write() -> None:
+def test_a_pinned_setting_that_prevents_a_change_is_named() -> None:
     every_pin = replace(constraints(), settings=settings_that_pin(PINNABLE - {"micro_batch_tokens"}))
     plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 612})
     end = answer(SPIKE, plan, every_pin)
@@ -55,7 +55,7 @@ def test_a_pinned_setting_in_the_way_is_named_with_the_value_to_write() -> None:
     assert "memory.activationCheckpointing is pinned to Disabled: write Enabled, or Auto" in explanation_of(end)
 
 
-def test_a_pinned_size_is_said_as_it_is_written() -> None:
+def test_a_pinned_size_is_named_as_in_the_manifest() -> None:
     only_kv = constraints(memory={"kvCache": "40Gi", "optimizerOffload": "Disabled", "emptyCache": "Disabled"})
     too_large = failure(diagnosis("KVCacheOversized", 0.9), role="rollout", phase="rollout")
     _, end = answers_to(repeat(too_large, 99), ALL_OFF.model_copy(update={"expandable_segments": True}), only_kv)
@@ -63,7 +63,7 @@ def test_a_pinned_size_is_said_as_it_is_written() -> None:
     assert "memory.kvCache is pinned to 40Gi: write 30Gi, or Auto" in explanation_of(end)
 
 
-def test_kept_graphs_end_the_job_at_once_where_their_only_remedy_is_pinned() -> None:
+def test_retained_graphs_are_given_up_if_their_remedy_is_pinned() -> None:
     pinned = constraints(memory={"detachMetrics": "Disabled"})
     grown = failure(diagnosis("RetainedGraph"), diagnosis("ActivationSpike", 0.5))
     end = answer(grown, FIRST_PLAN.model_copy(update={"detach_metrics": False}), pinned)
@@ -72,7 +72,7 @@ def test_kept_graphs_end_the_job_at_once_where_their_only_remedy_is_pinned() -> 
     assert "memory.detachMetrics is pinned to Disabled: write Enabled, or Auto" in explanation_of(end)
 
 
-def test_a_plan_that_is_to_stay_stays() -> None:
+def test_a_disabled_memory_mode_keeps_the_plan() -> None:
     end = answer(SPIKE, FIRST_PLAN, constraints(ON_ONE_MACHINE, memory={"mode": "Disabled"}))
     assert isinstance(end, GiveUp)
     assert "Write memory.mode: Auto" in explanation_of(end)
@@ -98,14 +98,14 @@ def test_a_loop_without_a_step_ends_however_large_the_budget_is() -> None:
         ({"maxHostMemory": "4Gi"}, "recovery.maxHostMemory is 4.00 GiB: write 6Gi"),
     ],
 )
-def test_a_bound_in_the_way_is_named_with_the_value_to_write(recovery: dict[str, str], line: str) -> None:
+def test_a_bound_that_prevents_a_change_is_named_with_a_value(recovery: dict[str, str], line: str) -> None:
     killed = failure(diagnosis("HostMemory"))
     end = answer(killed, FIRST_PLAN, constraints(host_memory_limit_bytes=4 * GIB, recovery=recovery))
     assert isinstance(end, Restart), "new pods may run where there is more"
     assert line in explanation_of(end)
 
 
-def test_the_account_of_the_longest_history_fits_a_condition() -> None:
+def test_the_longest_explanation_fits_a_condition() -> None:
     remedy = answers_to([SPIKE], FIRST_PLAN, constraints())[0][0]
     changes = (remedy.change,) * 20
     end = answer(SPIKE, FIRST_PLAN, constraints(), RecoveryState(None, 1_000, changes, adjustments=6))

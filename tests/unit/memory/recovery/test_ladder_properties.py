@@ -1,4 +1,4 @@
-"""What holds for every plan, every bounds and every sequence of failures."""
+"""Properties that hold for every plan, all constraints and every sequence of failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_sequence_of_failures_ends_and_no_plan_comes_back(
 
 @settings(deadline=None, max_examples=150)
 @given(plans, every_constraints, evidences)
-def test_a_remedy_changes_one_setting_that_is_free_and_counts_the_generation(
+def test_a_change_sets_one_unpinned_setting_and_the_generation(
     plan: MemoryPlan, bounds: Constraints, evidence: Evidence
 ) -> None:
     decision = answer(evidence, plan, bounds)
@@ -68,9 +68,7 @@ def test_a_remedy_changes_one_setting_that_is_free_and_counts_the_generation(
 
 @settings(deadline=None, max_examples=150)
 @given(plans, every_constraints, evidences)
-def test_nothing_is_tried_beside_the_cause_while_something_acts_on_it(
-    plan: MemoryPlan, bounds: Constraints, evidence: Evidence
-) -> None:
+def test_the_cause_is_answered_before_anything_else(plan: MemoryPlan, bounds: Constraints, evidence: Evidence) -> None:
     cause = evidence.diagnoses[0]
     failure_class = FailureClass(cause.class_name)
     decision = answer(evidence, plan, bounds)

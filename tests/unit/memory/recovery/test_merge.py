@@ -25,7 +25,7 @@ def state(*changes: PlanChange, generation: int = 1) -> RecoveryState:
     return RecoveryState.replayed(plan, changes, committed_step=9, steps=100)
 
 
-def test_the_trainers_newer_plan_is_taken_over_with_its_changes_and_their_count() -> None:
+def test_the_trainers_newer_plan_is_adopted_with_its_changes() -> None:
     newer = FIRST_PLAN.model_copy(update={"generation": 3, "micro_batch_tokens": 1})
     merged = state().merge(newer, [change(2), change(3)])
     assert merged.plan == newer
@@ -41,13 +41,13 @@ def test_the_settings_of_the_pods_stay_the_supervisors() -> None:
     assert (merged.plan.excluded_nodes, merged.plan.host_memory_bytes) == (["gpu-1"], None)
 
 
-def test_of_two_changes_of_one_generation_the_supervisors_stays() -> None:
+def test_of_two_changes_of_one_generation_the_supervisors_wins() -> None:
     supervisors = state(change(2, "hostMemoryBytes"), generation=2)
     trainers = FIRST_PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 1})
     assert supervisors.merge(trainers, [change(2, "microBatchTokens", seconds=1.0)]) == supervisors
 
 
-def test_the_effect_of_a_known_change_is_learned_and_nothing_else_of_it() -> None:
+def test_only_the_effect_of_a_known_change_is_learned() -> None:
     supervisors = state(change(2), generation=2)
     [learned] = supervisors.merge(supervisors.plan, [change(2, step=99, seconds=3.5)]).changes
     assert (learned.seconds_to_recover, learned.remedy.observed_bytes, learned.step) == (3.5, 7, 5)

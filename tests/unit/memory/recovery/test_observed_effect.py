@@ -1,4 +1,4 @@
-"""What a change is said to have freed, from memory before and after."""
+"""The measured effect of a change, from memory before and after."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def memory(role: Role = "policy", *, reserved: int = 0, free: int = 0, total: in
     )
 
 
-def test_what_was_asked_for_in_vain_counts_as_needed() -> None:
+def test_a_failed_request_counts_as_needed() -> None:
     change = a_change("Fragmentation", requested_bytes=2 * GIB, reserved_but_unallocated_bytes=6 * GIB)
     proven = observed(change, memory(reserved=50), memory(reserved=46))
     assert proven.remedy.observed_bytes == 6 * GIB
     assert proven.model_copy(update={"remedy": change.remedy}) == change, "nothing else changes"
 
 
-def test_more_in_use_is_said_as_it_is() -> None:
+def test_more_memory_in_use_is_a_negative_effect() -> None:
     assert (
         observed(a_change("Fragmentation"), memory(reserved=40), memory(reserved=43)).remedy.observed_bytes == -3 * GIB
     )
 
 
-def test_what_a_smaller_engine_leaves_is_seen_on_the_device() -> None:
+def test_the_effect_of_a_smaller_engine_shows_on_the_device() -> None:
     change = a_change("KVCacheOversized", role="rollout", plan=FIRST_PLAN)
     assert (change.remedy.setting, role_that_shows(change)) == ("kvCache", "rollout")
     before, after = memory("rollout", reserved=60, free=1), memory("rollout", reserved=60, free=11)
     assert observed(change, before, after).remedy.observed_bytes == 10 * GIB
 
 
-def test_what_the_engine_gave_up_does_not_depend_on_what_the_policy_holds() -> None:
+def test_the_engines_effect_ignores_the_memory_of_the_policy() -> None:
     """Before, the policy failed with 30 GiB; afterwards it was seen when its update was over, with 3."""
     change = a_change("EngineNotAsleep", requested_bytes=9 * GIB)
     assert change.remedy.setting == "rolloutSleep"
@@ -65,7 +65,7 @@ def test_what_the_engine_gave_up_does_not_depend_on_what_the_policy_holds() -> N
     assert observed(change, before, after).remedy.observed_bytes == 102 * GIB
 
 
-def test_a_cache_that_was_in_the_engines_way_is_compared_with_what_the_policy_caches_since() -> None:
+def test_the_policys_cache_is_compared_before_and_after() -> None:
     change = a_change("AllocatorCache", role="rollout", phase="sync", policy_cache_bytes=90 * GIB)
     assert (change.remedy.setting, role_that_shows(change)) == ("emptyCache", "policy")
     policy = memory(reserved=4).model_copy(update={"allocated_bytes": 3 * GIB})
@@ -74,11 +74,11 @@ def test_a_cache_that_was_in_the_engines_way_is_compared_with_what_the_policy_ca
     assert observed(unknown, memory("rollout", free=140), policy).remedy.observed_bytes is None
 
 
-def test_a_raised_limit_is_the_room_that_it_gave() -> None:
+def test_the_effect_of_a_raised_limit_is_the_difference() -> None:
     assert observed(a_change("HostMemory"), None, None).remedy.observed_bytes == 2 * GIB
 
 
-def test_without_both_numbers_nothing_is_said() -> None:
+def test_without_both_samples_no_effect_is_reported() -> None:
     assert observed(a_change("Fragmentation"), None, memory(reserved=3)).remedy.observed_bytes is None
     assert observed(a_change("Fragmentation"), memory(reserved=3), None).remedy.observed_bytes is None
 

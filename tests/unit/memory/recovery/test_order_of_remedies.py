@@ -1,4 +1,4 @@
-"""In which order changes are tried, on which level, and what is never tried."""
+"""The order and the level of changes, and changes that are never tried."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_cheaper_level_goes_before_a_larger_effect() -> None:
         ("rollout", "sync", FOUR_RANKS, "RespawnRole", {"policy", "rollout"}),
     ],
 )
-def test_the_level_follows_from_who_failed(
+def test_the_level_follows_from_the_dead_roles(
     role: Role, phase: Phase | None, profile: MemoryProfile | None, level: RemedyLevel, respawn: set[Role]
 ) -> None:
     evidence = failure(diagnosis("Fragmentation" if role == "policy" else "AllocatorCache"), role=role, phase=phase)
@@ -74,7 +74,7 @@ def test_the_level_follows_from_who_failed(
     assert (remedy.change.level, set(remedy.renew)) == (level, respawn)
 
 
-def test_half_written_parameters_are_never_retried_live() -> None:
+def test_partly_written_parameters_are_never_retried_live() -> None:
     in_the_optimizer = failure(diagnosis("OptimizerState", 0.4), diagnosis("ActivationSpike", 0.3))
     remedies, _ = answers_to(repeat(in_the_optimizer, 5), FIRST_PLAN, constraints(IN_THE_TRAINER))
     assert {remedy.change.level for remedy in remedies} == {"RespawnRole"}
@@ -90,7 +90,7 @@ def test_no_plan_is_tried_twice() -> None:
     assert end is not None
 
 
-def test_what_is_beyond_the_trainer_is_left_to_its_supervisor() -> None:
+def test_the_trainer_leaves_higher_levels_to_its_supervisor() -> None:
     """Smaller micro-batches would be within its reach, and would not act on the cause."""
     stranger = failure(diagnosis("ForeignProcess"), diagnosis("ActivationSpike", 0.4))
     decision = answer(stranger, FIRST_PLAN, constraints(IN_THE_TRAINER))
@@ -99,14 +99,14 @@ def test_what_is_beyond_the_trainer_is_left_to_its_supervisor() -> None:
     assert "processes would help" in decision.explanation
 
 
-def test_the_second_cause_is_asked_when_nothing_is_left_for_the_first() -> None:
+def test_the_second_cause_follows_if_nothing_is_left_for_the_first() -> None:
     evidence = failure(diagnosis("RetainedGraph"), diagnosis("KVCacheOversized", 0.5), phase="sync")
     remedy = change_after(evidence, FIRST_PLAN, constraints())
     assert remedy.change.remedy.setting == "kvCache"
     assert remedy.change.diagnosis.class_name == "KVCacheOversized"
 
 
-def test_at_last_whatever_frees_memory_is_tried_and_the_cause_is_still_named() -> None:
+def test_every_setting_that_frees_memory_is_tried_last() -> None:
     evidence = failure(diagnosis("RetainedGraph"))
     remedy = change_after(evidence, FIRST_PLAN, constraints())
     assert remedy.change.remedy.setting == "microBatchTokens"
@@ -133,7 +133,7 @@ def test_a_setting_without_effect_is_not_tried(plan: MemoryPlan, given: Constrai
         assert setting not in settings_in_order(remedies)
 
 
-def test_another_trainer_is_given_only_supported_settings_and_its_pods_resources() -> None:
+def test_another_trainer_gets_supported_settings_and_pod_resources() -> None:
     given = constraints(
         IN_THE_OPERATOR,
         profile=None,

@@ -1,4 +1,4 @@
-"""What the user pins after a failure holds from the next attempt on."""
+"""A setting that the user pins after a failure holds from the next attempt on."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ def next_plan(memory: dict[str, Any], *, shares_gpu: bool | None = True) -> Memo
         ({"syncBucketSize": "64Mi"}, {"sync_bucket_bytes": 64 << 20}),
     ],
 )
-def test_a_setting_pinned_to_another_value_makes_a_plan_of_the_next_generation(
-    memory: dict[str, Any], changed: dict[str, Any]
-) -> None:
+def test_a_newly_pinned_value_raises_the_generation(memory: dict[str, Any], changed: dict[str, Any]) -> None:
     assert next_plan(memory) == PLAN.model_copy(update={"generation": 4, **changed})
 
 
 @pytest.mark.parametrize("memory", [{}, {"detachMetrics": "Enabled"}, {"weightExport": "SwitchSegments"}])
-def test_a_setting_pinned_to_the_value_it_has_leaves_the_plan_as_it_is(memory: dict[str, Any]) -> None:
+def test_a_setting_pinned_to_its_present_value_changes_nothing(memory: dict[str, Any]) -> None:
     assert next_plan(memory) == PLAN
 
 

@@ -1,4 +1,4 @@
-"""What a remedy is expected to free, against what was seen when a job on an H200 ran out of memory.
+"""Expected effects of changes, compared with measurements of a job that ran out of memory on an H200.
 
 The job has 4 layers of Qwen3-0.6B's shape, not compiled, and learns from 256 sequences of 257 tokens at once.
 """
@@ -35,7 +35,7 @@ def test_logits_that_did_not_fit_in_the_backward_pass() -> None:
     assert remedy.change.remedy.expected_bytes == pytest.approx(87_554_806_252, rel=0.05)
 
 
-def test_a_failure_on_the_way_to_the_peak_shows_only_what_it_had_come_to() -> None:
+def test_a_failure_before_the_peak_shows_only_a_part_of_it() -> None:
     """In the forward pass three tensors of the logits' size were there, and the fourth was asked for."""
     spike = diagnosis(
         "ActivationSpike", requested_bytes=39_825_084_252, free_bytes=5_272_072_356, allocated_bytes=142_034_568_479

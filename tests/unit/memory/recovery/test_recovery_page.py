@@ -1,4 +1,4 @@
-"""The page for users says what the ladder does."""
+"""docs/recovery.md agrees with the recovery engine."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def in_force_by(family: Family) -> str:
     return "new engines" if family.owner == "rollout" else "new policy processes"
 
 
-def test_the_classes_and_their_remedies_are_the_codes() -> None:
+def test_the_page_lists_every_class_with_its_remedies() -> None:
     expected = [
         [f"`{cause}`", ", ".join(f"`{family.name}`" for family in families_for(cause))] for cause in FailureClass
     ]
     assert rows_under("class") == expected
 
 
-def test_the_settings_and_how_they_come_into_force_are_the_codes() -> None:
+def test_the_page_lists_every_setting_with_its_level() -> None:
     documented = {setting: by for setting, _, by in rows_under("setting")}
     assert documented == {f"`{family.name}`": in_force_by(family) for family in FAMILIES}
 
 
-def test_the_reasons_are_those_that_a_job_can_fail_with() -> None:
+def test_the_page_lists_every_reason_to_give_up() -> None:
     documented = {reason.strip("`") for reason, _ in rows_under("reason")}
     of_the_engine = {
         GiveUpReason.ADJUSTMENTS_EXHAUSTED,
@@ -63,14 +63,14 @@ def test_the_reasons_are_those_that_a_job_can_fail_with() -> None:
     assert documented <= set(ConditionReason)
 
 
-def test_the_numbers_are_the_codes() -> None:
+def test_the_page_has_the_numbers_of_the_code() -> None:
     recovery = constraints().recovery
     assert f"`recovery.maxAdjustments` ({recovery.max_adjustments})" in PAGE
     assert f"`recovery.maxRestarts` ({recovery.max_restarts})" in PAGE
     assert STEPS_THAT_FORGIVE == MOST_CHANGES_WITHOUT_PROGRESS == 10, "the page says ten of both"
 
 
-def test_the_account_that_is_shown_is_one() -> None:
+def test_the_explanation_on_the_page_is_real() -> None:
     """Made of two failures of one job, the second after the budget was used up."""
     shown = re.sub(r"\s+", " ", PAGE.partition("```text\n")[2].partition("```")[0]).strip()
     assert shown == an_account()

@@ -1,4 +1,4 @@
-"""Which change answers which failure, on which level, and what it is expected to free."""
+"""The change that answers each class of failure, its level and its expected effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.memory.recovery.failures import (
 )
 
 
-def test_fragmentation_is_answered_by_expandable_segments_in_the_living_process() -> None:
+def test_fragmentation_enables_expandable_segments_live() -> None:
     remedy = change_after(failure(FRAGMENTED), ALL_OFF, constraints(IN_THE_TRAINER))
     assert remedy.plan == ALL_OFF.model_copy(update={"expandable_segments": True, "generation": 2})
     assert remedy.change.level == "Live"
@@ -89,7 +89,7 @@ def test_a_smaller_micro_batch_halves_down_to_the_longest_sequence() -> None:
     assert remedies[2].change.level == "RespawnRole"
 
 
-def test_logits_that_do_not_fit_are_answered_by_fewer_at_a_time() -> None:
+def test_logits_that_do_not_fit_are_computed_in_smaller_chunks() -> None:
     logits = FIRST_PLAN.logprob_chunk_tokens * 4 * 151_936
     by_size = failure(diagnosis("ActivationSpike", requested_bytes=logits, free_bytes=logits // 2))
     remedy = change_after(by_size, FIRST_PLAN, constraints())
@@ -99,7 +99,7 @@ def test_logits_that_do_not_fit_are_answered_by_fewer_at_a_time() -> None:
     assert change_after(in_an_mlp, FIRST_PLAN, constraints()).change.remedy.setting == "microBatchTokens"
 
 
-def test_a_budget_that_no_step_fills_shrinks_from_what_a_step_has() -> None:
+def test_an_unused_token_budget_shrinks_from_the_tokens_of_a_step() -> None:
     huge = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 1 << 20, "logprob_chunk_tokens": 1 << 20})
     few = replace(constraints(), profile=FACTS.model_copy(update={"rank_tokens": 4_096}))
     in_an_mlp = failure(diagnosis("ActivationSpike", requested_bytes=10 * GIB, free_bytes=0))
@@ -111,7 +111,7 @@ def test_a_budget_that_no_step_fills_shrinks_from_what_a_step_has() -> None:
     assert remedy.change.remedy.expected_bytes == 3_072 * FACTS.logits_bytes_per_token
 
 
-def test_the_kv_cache_shrinks_by_what_was_missing_and_at_least_by_a_quarter() -> None:
+def test_the_kv_cache_shrinks_by_the_missing_memory() -> None:
     def after(missing: int) -> int:
         kv = diagnosis("KVCacheOversized", wanted_bytes=missing + GIB, free_bytes=GIB)
         plan = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 40 * GIB})
@@ -122,7 +122,7 @@ def test_the_kv_cache_shrinks_by_what_was_missing_and_at_least_by_a_quarter() ->
     assert 0 <= after(40 * GIB) - FACTS.smallest_kv_cache_bytes < MIB, "one sequence, in whole MiB"
 
 
-def test_a_kv_cache_that_is_too_small_grows_once_and_never_shrinks_for_it() -> None:
+def test_a_kv_cache_that_is_too_small_grows_once() -> None:
     needed = [
         diagnosis("KVCacheOversized", needed_bytes=number * GIB, available_bytes=2 * GIB) for number in (8, 16, 32)
     ]
@@ -143,7 +143,7 @@ def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
 
 
-def test_the_buffer_for_the_weights_is_kept_where_no_room_for_it_is_found_and_given_up_where_it_is_in_the_way() -> None:
+def test_the_export_buffer_is_reserved_until_it_prevents_an_update() -> None:
     in_pieces = failure(diagnosis("Fragmentation"), phase="sync")
     remedy = change_after(in_pieces, FIRST_PLAN, constraints())
     assert (remedy.plan.weight_export, set(remedy.renew)) == ("ReservedBuffer", {"policy"})
@@ -152,7 +152,7 @@ def test_the_buffer_for_the_weights_is_kept_where_no_room_for_it_is_found_and_gi
     assert change_after(in_the_way, kept, constraints()).plan.weight_export == "SwitchSegments"
 
 
-def test_the_optimizer_is_offloaded_only_where_the_host_can_hold_it() -> None:
+def test_the_optimizer_is_offloaded_only_if_the_host_can_hold_it() -> None:
     state = failure(diagnosis("OptimizerState"))
     remedy = change_after(state, FIRST_PLAN, constraints())
     assert remedy.change.remedy.expected_bytes == 8 * 596_000_000
@@ -171,7 +171,7 @@ def test_host_memory_grows_by_half_up_to_its_bound() -> None:
     assert "recovery.maxHostMemory is 8.00 GiB: write 12Gi" in explanation_of(end)
 
 
-def test_less_is_kept_in_host_memory_where_that_costs_nothing() -> None:
+def test_host_memory_is_freed_first_by_changes_without_cost() -> None:
     """Level 2 of the sleep mode drops the weights that level 1 keeps; the optimizer's state fits the GPU again."""
     plan = FIRST_PLAN.model_copy(update={"rollout_sleep": "Level1", "optimizer_offload": True})
     memory = RankMemory(role="policy", rank=0, device_free_bytes=60 * GIB, device_total_bytes=140 * GIB)
@@ -184,7 +184,7 @@ def test_less_is_kept_in_host_memory_where_that_costs_nothing() -> None:
     assert settings_in_order(remedies) == ["rolloutSleep"]
 
 
-def test_on_a_cpu_the_settings_that_free_gpu_memory_elsewhere_free_host_memory() -> None:
+def test_on_a_cpu_every_setting_frees_host_memory() -> None:
     killed = failure(diagnosis("HostMemory"))
     machine = constraints(ON_ONE_MACHINE, profile=ON_A_CPU)
     remedies, _ = answers_to(repeat(killed, 6), FIRST_PLAN, machine)
@@ -206,13 +206,13 @@ def test_shared_memory_doubles_up_to_half_the_pods_memory() -> None:
     assert "write recovery.maxSharedMemory: 32Gi" in explanation_of(end)
 
 
-def test_shared_memory_of_what_was_asked_for_is_given_at_once() -> None:
+def test_shared_memory_grows_by_the_failed_request_at_once() -> None:
     full = failure(diagnosis("SharedMemory", wanted_bytes=900 * MIB), phase="sync")
     given = constraints(host_memory_limit_bytes=32 * GIB, shared_memory_bytes=64 * MIB)
     assert change_after(full, FIRST_PLAN, given).plan.shared_memory_bytes == 964 * MIB
 
 
-def test_a_stranger_is_met_with_fresh_processes_once_and_then_left_behind_with_its_node() -> None:
+def test_a_foreign_process_costs_one_restart_and_then_the_node() -> None:
     stranger = failure(diagnosis("ForeignProcess", other_processes_bytes=70 * GIB))
     remedies, _ = answers_to([stranger] * 3, FIRST_PLAN, constraints(IN_THE_OPERATOR, node="gpu-1"))
     assert remedies[2].change.remedy.setting == "microBatchTokens", "the node is left already"
@@ -225,7 +225,7 @@ def test_a_stranger_is_met_with_fresh_processes_once_and_then_left_behind_with_i
     assert remedies[1].change.remedy.expected_bytes == 70 * GIB
 
 
-def test_a_stranger_on_the_only_node_is_left_to_people() -> None:
+def test_a_foreign_process_on_the_only_node_is_explained() -> None:
     stranger = failure(diagnosis("ForeignProcess", other_processes_bytes=70 * GIB))
     _, end = answers_to(
         [stranger] * 2, FIRST_PLAN, constraints(IN_THE_OPERATOR, node=None, supported_settings=frozenset())

@@ -44,12 +44,12 @@ def test_a_reported_message_is_diagnosed_with_its_numbers() -> None:
     assert "step 3" in cause.message
 
 
-def test_diagnoses_that_are_there_stay() -> None:
+def test_present_diagnoses_are_kept() -> None:
     evidence = failure(diagnosis("RetainedGraph"), message=FRAGMENTED)
     assert diagnosed(evidence) is evidence
 
 
-def test_the_plan_tells_of_an_engine_that_stays_awake() -> None:
+def test_the_plan_shows_that_the_engine_stays_awake() -> None:
     full = FRAGMENTED.replace("this process has 139.00", "this process has 79.00").replace("120.00", "70.00")
     full = full.replace("18.10 GiB", "200.00 MiB")
     awake = FIRST_PLAN.model_copy(update={"rollout_sleep": "Disabled"})
@@ -63,7 +63,7 @@ def test_there_is_always_a_cause_to_act_on() -> None:
 
 
 @pytest.mark.parametrize(("cause", "path"), recorded_failures(), ids=lambda value: getattr(value, "stem", str(value)))
-def test_every_recorded_failure_is_answered_by_what_acts_on_it(cause: FailureClass, path: Path) -> None:
+def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, path: Path) -> None:
     found = read_evidence(path)
     assert found.failure is not None
     role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
@@ -92,14 +92,14 @@ def test_before_a_failure_every_rank_can_take_a_live_change(profile: MemoryProfi
     assert (remedy.change.remedy.setting, remedy.change.level, remedy.renew) == ("detachMetrics", "Live", frozenset())
 
 
-def test_a_warning_is_no_reason_for_what_does_not_act_on_it() -> None:
+def test_a_warning_leads_to_no_unrelated_change() -> None:
     assert prevented(pressure("RetainedGraph"), FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
     assert prevented(pressure("HostMemory"), FIRST_PLAN, constraints()) is None
     disabled = constraints(memory={"mode": "Disabled"})
     assert prevented(pressure("RetainedGraph"), ALL_OFF, disabled) is None
 
 
-def test_memory_of_the_moment_decides_what_fits_back_on_the_gpu() -> None:
+def test_free_gpu_memory_decides_if_the_optimizer_returns() -> None:
     memory = RankMemory(role="policy", rank=0, device_free_bytes=90 * GIB, device_total_bytes=140 * GIB)
     offloaded = FIRST_PLAN.model_copy(update={"optimizer_offload": True})
     decision = answer(failure(message="OOMKilled", memory=memory), offloaded, constraints())

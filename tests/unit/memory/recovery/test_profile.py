@@ -1,4 +1,4 @@
-"""The facts that bound the plan agree with the first plan's own estimates."""
+"""The memory profile of a job agrees with the first plan's estimates."""
 
 from __future__ import annotations
 
