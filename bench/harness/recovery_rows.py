@@ -36,8 +36,8 @@ class FailingJob:
     """GPU memory that another process holds during the run."""
     recovery: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `spec.recovery` that differ from the manifest."""
-    ends: Literal["Complete", "Account"] = "Complete"
-    """Account: nothing in the plan can help, and the job has to fail with an explanation."""
+    ends: Literal["Complete", "GiveUp"] = "Complete"
+    """GiveUp: nothing in the plan can help, and the job has to fail with an explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def row_of(done: Run) -> dict[str, Any]:
         "start": done.start,
         "rewards": done.rewards,
         "gradient_norms": done.gradient_norms,
-        "said": done.summary.get("exit_reason", ""),
+        "exit_reason": done.summary.get("exit_reason", ""),
     }
 
 
@@ -86,14 +86,14 @@ def row_of_job(
     job: FailingJob, arm: Arm, done: Run, calm: Mapping[str, Any], diagnoses: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Adds diagnoses, plan changes, and whether the run ended as intended. `calm`: row of the calm run."""
-    purpose = {"job": job.name, "class": job.failure_class, "arm": arm, "on_purpose": bool(job.faults)}
+    purpose = {"job": job.name, "class": job.failure_class, "arm": arm, "injected": bool(job.faults)}
     row: dict[str, Any] = purpose | row_of(done)
     died = done.exit_code in OUT_OF_MEMORY
     if arm == "without":
-        return row | {"as_meant": died, "diagnoses": list(diagnoses)}
+        return row | {"as_intended": died, "diagnoses": list(diagnoses)}
     changes = done.plan_changes
     return row | {
-        "as_meant": done.exit_code == ExitCode.COMPLETE if job.ends == "Complete" else died,
+        "as_intended": done.exit_code == ExitCode.COMPLETE if job.ends == "Complete" else died,
         "attempts": done.summary.get("attempts"),
         "remedies": [remedy_of(record) for record in changes],
         "seconds_lost": round(sum(record.change.seconds_to_recover or 0.0 for record in changes), 1),
@@ -137,10 +137,10 @@ def largest_difference(values: Sequence[float], calm: Sequence[float]) -> float 
 def line(row: Mapping[str, Any]) -> str:
     settings = ", ".join(f"{remedy['setting']} {remedy['after']}" for remedy in row.get("remedies", ()))
     first: Mapping[str, Any] = next(iter(row.get("diagnoses", ())), {})
-    told = settings or " ".join(str(first[name]) for name in ("class", "confidence") if name in first)
-    mark = "" if row.get("as_meant", True) else "  NOT AS MEANT"
+    shown = settings or " ".join(str(first[name]) for name in ("class", "confidence") if name in first)
+    mark = "" if row.get("as_intended", True) else "  NOT AS INTENDED"
     ended = f"exit {row['exit_code']}, {row['steps']} steps"
-    return f"{row['seconds']:6.1f} s  {row['job']:<20} {row['arm']:<8} {ended}  {told}{mark}"
+    return f"{row['seconds']:6.1f} s  {row['job']:<20} {row['arm']:<8} {ended}  {shown}{mark}"
 
 
 def _rounded(parts: Mapping[str, float]) -> dict[str, float]:

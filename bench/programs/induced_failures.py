@@ -56,8 +56,10 @@ def save(rows: Sequence[Row], output: Path) -> None:
 
 
 def line(row: Row) -> str:
-    said = ", ".join(f"{found['class']} {found['confidence']}" for found in row.diagnoses) or f"{row.ended}: {row.note}"
-    return f"{row.seconds:5.1f} s  {row.induced}.{row.program}  →  {said}"
+    shown = (
+        ", ".join(f"{found['class']} {found['confidence']}" for found in row.diagnoses) or f"{row.ended}: {row.note}"
+    )
+    return f"{row.seconds:5.1f} s  {row.induced}.{row.program}  →  {shown}"
 
 
 if __name__ == "__main__":

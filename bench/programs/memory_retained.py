@@ -52,7 +52,7 @@ def main(device: Device, micro_batches: int, output: Path) -> None:
         ):
             with arm(rows, name) as row:
                 rank.change_memory(settings.model_copy(update={"detach_metrics": detached}))
-                rank.update(same_length_rollouts(workload, 1, 2 * WARM_UP))  # compiles the layers anew
+                rank.update(same_length_rollouts(workload, 1, 2 * WARM_UP))  # compiles the layers again
                 result = rank.update(same_length_rollouts(workload, step, count))
                 row |= growth(read_memory_log(config.output_dir), step)
                 row["milliseconds_per_micro_batch"] = 1000 * result.seconds / count

@@ -98,16 +98,16 @@ def read_jobs(folder: Path, plan: Mapping[str, Any]) -> list[FailingJob]:
     for path in sorted(folder.glob("*.yaml")):
         if path.stem in ("manifest", "plan"):
             continue
-        said = yaml.safe_load(path.read_text())
+        fields = yaml.safe_load(path.read_text())
         found.append(
             FailingJob(
                 name=path.stem,
-                failure_class=said["class"],
-                plan={**plan, **said.get("plan", {})},
-                faults=said.get("faults", ()),
-                ballast_gib=said.get("ballastGiB", 0),
-                recovery=said.get("recovery", {}),
-                ends=said.get("ends", "Complete"),
+                failure_class=fields["class"],
+                plan={**plan, **fields.get("plan", {})},
+                faults=fields.get("faults", ()),
+                ballast_gib=fields.get("ballastGiB", 0),
+                recovery=fields.get("recovery", {}),
+                ends=fields.get("ends", "Complete"),
             )
         )
     return found

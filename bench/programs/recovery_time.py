@@ -45,7 +45,7 @@ def main(manifest: Path, steps: int, device: str, directory: Path, name: str, ar
             output = Path(scratch) / arm.replace(" ", "-")
             rows.extend(measured(arm, job, device, output, plan))
             keep_plan_with_room(output / "ledger.jsonl", plan)
-            # After each, so that what was measured stays, whatever becomes of the rest.
+            # After each arm, so that its result is kept if a later one fails.
             path = record(name, rows, f"{manifest.name}, {steps} steps, a fault in step 3", directory)
     print_rows(rows)
     print(path)

@@ -24,7 +24,7 @@ from rljob_testing.soak.soak import SoakSettings, run_soak
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="of faults; jobs under way then are waited for")
-    parser.add_argument("--seed", type=int, default=1, help="says what is done to which job, and when")
+    parser.add_argument("--seed", type=int, default=1, help="determines the faults, their times and the jobs")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("--output", type=Path, default=Path("runs/soak"), help="folder for soak.json and the jobs'")
     arguments = parser.parse_args()
@@ -44,7 +44,7 @@ def main() -> int:
 
 _NOTE = (
     "random faults over jobs of examples/digits.yaml in pods on two kubelets of one machine, which has no GPU: "
-    "nothing is said about GPU memory"
+    "it does not concern GPU memory"
 )
 
 if __name__ == "__main__":

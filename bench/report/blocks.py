@@ -48,7 +48,7 @@ class UnknownBlock(Exception):
 
 
 def fill(page: str) -> str:
-    """`page` with each block rendered anew. Raises UnknownBlock."""
+    """`page` with each block rendered again. Raises UnknownBlock."""
     return _BLOCK.sub(_filled, page)
 
 

@@ -77,7 +77,7 @@ def _read(results: Path, name: str) -> Result:
 
 def _of_jobs(result: Result) -> Iterator[Effect]:
     for row in result["rows"]:
-        if not row.get("on_purpose"):
+        if not row.get("injected"):
             for remedy in row.get("remedies", ()):
                 yield from _seen(remedy["setting"], remedy["expected_bytes"], remedy["observed_bytes"])
 

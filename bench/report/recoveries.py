@@ -23,9 +23,9 @@ _PARTS_OF_A_START = {
 def recovered_jobs(result: Result) -> str:
     rows = result["rows"]
     recovered = [row for row in rows if row["arm"] == "with"]
-    died = sum(row["as_meant"] for row in rows if row["arm"] == "without")
-    gave_up = [row for row in recovered if row["as_meant"] and row["exit_code"]]
-    complete = [row for row in recovered if row["as_meant"] and not row["exit_code"]]
+    died = sum(row["as_intended"] for row in rows if row["arm"] == "without")
+    gave_up = [row for row in recovered if row["as_intended"] and row["exit_code"]]
+    complete = [row for row in recovered if row["as_intended"] and not row["exit_code"]]
     lost = [row["seconds_lost"] for row in complete]
     starts = [sum(row["start"].values()) for row in rows if row["start"] and row["arm"] != "calm"]
     cost, start = (f"{min(seconds):.0f} to {max(seconds):.0f} s" for seconds in (lost, starts))
@@ -84,7 +84,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         expected, freed = (_gib([remedy[name] for remedy in remedies]) for name in ("expected_bytes", "observed_bytes"))
         difference = row["largest_reward_difference"]
         cells = (
-            f"{row['class']}{' (injected)' if row.get('on_purpose') else ''}",
+            f"{row['class']}{' (injected)' if row.get('injected') else ''}",
             settings or "none",
             row["steps"],
             row["attempts"],

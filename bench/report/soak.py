@@ -16,12 +16,12 @@ def block(result: Result) -> str:
     rows = [
         ("options", f"`--minutes {row['minutes_of_faults']:.0f} --seed {row['seed']}`"),
         ("Kubernetes", row["kubernetes"]),
-        ("jobs at a time", str(row["lanes"])),
+        ("jobs at a time", str(row["streams"])),
         ("**complete**", f"**{row['complete']} of {row['jobs']} jobs**"),
         ("steps, each committed once", f"{row['steps']:,}"),
-        ("injected failures", _counted(row["failures_on_purpose"])),
+        ("injected failures", _counted(row["injected_failures"])),
         ("attempts that did not end with the last step", _counted(others)),
-        ("leaked pods, objects, volumes, containers, processes, mounts, networks", _leaked(row["left_behind"])),
+        ("leaked pods, objects, volumes, containers, processes, mounts, networks", _leaked(row["leaks"])),
         ("disk of nodes and volumes, without images", f"{disk[0]:,.0f} kB before, {disk[1]:,.0f} kB after"),
         ("resident memory of the operator", f"{operator[0]:.0f} MB before, {operator[1]:.0f} MB after"),
     ]

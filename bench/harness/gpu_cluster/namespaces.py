@@ -51,7 +51,7 @@ def set_up(state: Path, binaries: Path) -> None:
     mount_own_folders()
     hold_sysctls()
     state.mkdir(parents=True, exist_ok=True)
-    # The container runtime's overlays can lie on memory whatever the disk's file system is.
+    # The container runtime's overlays work on tmpfs, and not on every disk's file system.
     run("mount", "-t", "tmpfs", "tmpfs", state)
     # A machine may have no `ip` of its own.
     run("busybox", "ip", "link", "set", "lo", "up")

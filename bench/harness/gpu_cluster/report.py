@@ -90,10 +90,10 @@ def _row(recording: Recording, start_seconds: dict[str, float], ledger: list[dic
 
 def _note(job: RecoveryJob, left_gib: float | None) -> str:
     spec = job.manifest["spec"]
-    mishaps = [f"{fault['class']} in {fault['phase']} of step {fault['step']}, on purpose" for fault in job.faults]
+    disturbances = [f"{fault['class']} injected into {fault['phase']} of step {fault['step']}" for fault in job.faults]
     if left_gib is not None:
-        mishaps.insert(0, f"another process that leaves {left_gib:g} GiB of the GPU until the plan is changed")
+        disturbances.insert(0, f"another process that leaves {left_gib:g} GiB of the GPU until the plan is changed")
     return (
         f"one RLJob ({spec['model']['uri']}, {spec['algorithm']['steps']} steps) in two pods on one node with a real "
-        f"kubelet; what it meets: {'; '.join(mishaps) or 'nothing'}"
+        f"kubelet; disturbances: {'; '.join(disturbances) or 'none'}"
     )

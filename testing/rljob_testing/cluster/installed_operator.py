@@ -18,7 +18,7 @@ VALUES = (
     "jobs.restartDelaySeconds=1",
     "jobs.statusIntervalSeconds=1",
     "jobs.startTimeoutSeconds=45",
-    # Images of one version differ from run to run: the operator's pod is made anew, so that it has the latest.
+    # Images of one version differ from run to run: the operator's pod is replaced, so that it has the latest.
     f"podAnnotations.test-run={time.time_ns():x}",
 )
 

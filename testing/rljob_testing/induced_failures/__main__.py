@@ -14,7 +14,7 @@ from rljob_testing.induced_failures.catalogue import SKIPPED_EXIT_CODE, NotPossi
 
 
 def main(title: str, folder: Path) -> int:
-    """The program's exit code: 1 where it failed."""
+    """Exit code of the program: 1 if it failed."""
     program = next(program for program in programs() if program.title == title)
     try:
         program.run(folder)

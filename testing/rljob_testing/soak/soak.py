@@ -83,7 +83,7 @@ def _inject_all(
     for fault in planned:
         time.sleep(max(0.0, began + fault.at_seconds - time.monotonic()))
         done = inject(fault, cluster)
-        log(f"{fault.kind}: {done.target if done else 'nothing there that it could be done to'}")
+        log(f"{fault.kind}: {done.target if done else 'no target'}")
         faults += [done] if done else []
     return faults
 

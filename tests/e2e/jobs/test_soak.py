@@ -31,4 +31,4 @@ def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: 
     recorded = row(soak)
     assert recorded["complete"] == recorded["jobs"] >= 2
     assert len(recorded["each_fault"]) >= 4
-    assert recorded["failures_on_purpose"]
+    assert recorded["injected_failures"]

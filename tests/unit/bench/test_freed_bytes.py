@@ -57,7 +57,7 @@ def test_recoveries_without_an_effect_or_from_injected_faults_are_omitted(result
         {"job": "calm", "arm": "calm"},
         {"job": "a", "remedies": [remedy("kvCache", 4 * GIB, None), remedy("emptyCache", 9 * GIB, 10 * GIB)]},
         {"job": "b", "remedies": [remedy("syncBucketSize", GIB, -GIB), remedy("emptyCache", None, GIB)]},
-        {"job": "c", "remedies": [remedy("expandableSegments", 65 * GIB, 190 * GIB)], "on_purpose": True},
+        {"job": "c", "remedies": [remedy("expandableSegments", 65 * GIB, 190 * GIB)], "injected": True},
     )
     assert [(effect.setting, effect.expected_bytes) for effect in found] == [("emptyCache", 9 * GIB)]
     assert found[0].is_close

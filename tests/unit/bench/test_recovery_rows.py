@@ -67,12 +67,12 @@ CALM = row_of(Run(0, 30.0, ledger=[step(1, 0.5), step(2, 0.75)]))
 def test_a_recovery_has_its_remedy_seconds_and_bytes() -> None:
     done = Run(0, 50.0, {"attempts": 1}, [plan_change(None), plan_change(12.34), step(1, 0.5), step(2, 0.5)])
     row = row_of_job(JOB, "with", done, CALM, [])
-    assert row["as_meant"]
+    assert row["as_intended"]
     assert row["steps"] == 2
     assert row["seconds_lost"] == pytest.approx(12.3)
     assert row["largest_reward_difference"] == 0.25
     assert row["largest_gradient_norm_difference"] == 2.5
-    assert row["on_purpose"] is False
+    assert row["injected"] is False
     assert [remedy["observed_bytes"] for remedy in row["remedies"]] == [5 * GIB]
     assert table([row]).splitlines()[-1] == (
         "| KVCacheOversized | kvCache: 3Gi (RespawnRole) | 2 | 1 | 12.3 | processes 8.0, engine 4.3 "
@@ -102,22 +102,22 @@ def test_newer_rows_replace_older_rows_of_the_same_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "exit_code", "as_meant"),
+    ("ends", "exit_code", "as_intended"),
     [
         ("Complete", 0, True),
         ("Complete", 80, False),
-        ("Account", 80, True),
-        ("Account", 0, False),
-        ("Account", 1, False),
+        ("GiveUp", 80, True),
+        ("GiveUp", 0, False),
+        ("GiveUp", 1, False),
     ],
 )
-def test_a_job_that_does_not_end_as_intended_is_marked(ends: Any, exit_code: int, as_meant: bool) -> None:
+def test_a_job_that_does_not_end_as_intended_is_marked(ends: Any, exit_code: int, as_intended: bool) -> None:
     job = FailingJob("job", "ForeignProcess", {}, ends=ends)
     row = row_of_job(job, "with", Run(exit_code, 1.0), CALM, [])
-    assert row["as_meant"] is as_meant
-    assert ("NOT AS MEANT" in line(row)) is not as_meant
+    assert row["as_intended"] is as_intended
+    assert ("NOT AS INTENDED" in line(row)) is not as_intended
 
 
-@pytest.mark.parametrize(("exit_code", "as_meant"), [(80, True), (81, True), (0, False), (1, False), (None, False)])
-def test_without_recovery_only_out_of_memory_is_as_intended(exit_code: int | None, as_meant: bool) -> None:
-    assert row_of_job(JOB, "without", Run(exit_code, 1.0), CALM, [])["as_meant"] is as_meant
+@pytest.mark.parametrize(("exit_code", "as_intended"), [(80, True), (81, True), (0, False), (1, False), (None, False)])
+def test_without_recovery_only_out_of_memory_is_as_intended(exit_code: int | None, as_intended: bool) -> None:
+    assert row_of_job(JOB, "without", Run(exit_code, 1.0), CALM, [])["as_intended"] is as_intended

@@ -67,7 +67,7 @@ def test_a_successful_soak_is_recorded_without_problems() -> None:
     assert recorded["problems"] == []
     assert (recorded["jobs"], recorded["complete"], recorded["steps"]) == (2, 2, 6)
     assert recorded["faults"] == {"KillKubelet": 1, "KillProcess": 1}
-    assert recorded["failures_on_purpose"] == {"AllocatorCache@sync": 2}
+    assert recorded["injected_failures"] == {"AllocatorCache@sync": 2}
     assert recorded["attempts"] == {"WorkerLost": 2, "AllStepsCommitted": 2}
     assert recorded["plan_changes"] == {"emptyCache": 2}
     assert recorded["recovery_seconds_by_fault"]["KillKubelet"] == {"count": 1, "median": 9.0, "worst": 9.0}
