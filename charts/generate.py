@@ -1,4 +1,4 @@
-"""Writes the files of chart and docs that repeat others: CRDs, the operator's settings, the page of the chart's values.
+"""Generates files of the chart and the docs: copies of the CRDs, the operator's settings, the reference of the values.
 
 python charts/generate.py [--check]
 """
@@ -25,12 +25,12 @@ MANIFESTS = REPOSITORY / "crds" / "manifests"
 Schema = dict[str, Any]
 
 _REPEATED = {"description", "enum", "minimum", "maximum"}
-"""Keys of a value's schema that come from the setting."""
+"""Keys of a value's schema that are copied from the operator's setting."""
 
-_INTRODUCTION = """# The chart's values
+_INTRODUCTION = """# Chart values
 
-Made from the chart's `values.schema.json` and `values.yaml` by `charts/generate.py`; do not edit. Helm checks what you
-set against the schema: a value that does not exist is refused, with its name.
+This page is generated from the chart's `values.schema.json` and `values.yaml` by `make generate`; do not edit it. Helm
+validates your values against the schema and rejects a value that does not exist.
 """
 
 

@@ -1,10 +1,10 @@
-{{/* Names, labels and images: what several templates say alike. */}}
+{{/* Names, labels and images that several templates share. */}}
 
 {{- define "rljob.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* At most 40 characters: the longest suffix that is put behind it has 22. A release rljob is not rljob-rljob-operator. */}}
+{{/* At most 40 characters, because the longest suffix has 22. A release rljob is not rljob-rljob-operator. */}}
 {{- define "rljob.fullname" -}}
 {{- $name := include "rljob.name" . }}
 {{- $joined := printf "%s-%s" .Release.Name $name }}
@@ -16,7 +16,7 @@
 {{- default $joined .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Objects of the whole cluster carry the namespace too: two releases of one name do not meet. */}}
+{{/* Names of cluster-scoped objects contain the namespace, so that releases of the same name do not conflict. */}}
 {{- define "rljob.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "rljob.fullname" .) }}
 {{- end }}
@@ -39,7 +39,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
 {{- end }}
 
-{{/* Image reference of a dict {image, tag}; `tag` is what an empty image.tag stands for. A digest wins. */}}
+{{/* Image reference of a dict {image, tag}; `tag` replaces an empty image.tag. A digest takes precedence. */}}
 {{- define "rljob.image" -}}
 {{- if .image.digest }}
 {{- printf "%s@%s" .image.repository .image.digest }}
@@ -77,7 +77,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Annotations of what the Job of an uninstall needs: there before it, gone after it. */}}
+{{/* Hook annotations of the objects that the uninstall Job needs: created before it, deleted after it. */}}
 {{- define "rljob.hookBeforeJob" -}}
 helm.sh/hook: post-delete
 helm.sh/hook-weight: "-1"

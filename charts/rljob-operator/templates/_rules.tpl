@@ -1,24 +1,24 @@
-{{/* What the operator may do: one rule a purpose, no more verbs than it calls. */}}
+{{/* Permissions of the operator: one rule per purpose, with only the verbs that it uses. */}}
 
-{{/* In every namespace it looks after. */}}
+{{/* In every watched namespace. */}}
 {{- define "rljob.jobRules" -}}
-# Jobs: watched; their finalizer is put on and taken off; deleted when their time to live is over. Nobody can grant a
-# right that they lack: get goes to the job's own pods.
+# Jobs: watch them, add and remove their finalizer, delete them after their time to live. `get` is granted to the job's
+# own pods, and the operator can only grant permissions that it has.
 - apiGroups: [rljob.dev]
   resources: [rljobs]
   verbs: [get, list, watch, patch, delete]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status]
   verbs: [patch]
-# What a job owns names it with blockOwnerDeletion, which the API server allows to those who may set its finalizers.
+# Objects of a job refer to it with blockOwnerDeletion, which requires permission to set its finalizers.
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
-# Made for each job and watched; get and patch go to the job's own pods.
+# Created for each job and watched; `get` and `patch` are granted to the job's own pods.
 - apiGroups: [rljob.dev]
   resources: [stepreports]
   verbs: [get, list, watch, create, patch]
-# One is got where its name was taken already: it may be the job's own.
+# Read if the name of an object is already taken: it may be the job's own object.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
@@ -35,11 +35,11 @@
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
   verbs: [create, patch]
-# Kueue lets go of pods that it has not admitted when their Workload is deleted.
+# Kueue releases pods that it has not admitted when their Workload is deleted.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [delete]
-# Never listed nor watched: only what goes by the name of a job's own is touched.
+# Never listed or watched: the operator only touches objects with the names that it gives to a job's objects.
 - apiGroups: [""]
   resources: [secrets, persistentvolumeclaims]
   verbs: [create, patch]
@@ -48,16 +48,16 @@
   verbs: [create, patch]
 {{- end }}
 
-{{/* Of the cluster itself; empty where the values want none of it. */}}
+{{/* In the whole cluster; empty if the values require no permission there. */}}
 {{- define "rljob.clusterRules" -}}
 {{- if .Values.nodes.watch -}}
-# Which nodes have GPUs.
+# Nodes: their GPUs, and the label for them.
 - apiGroups: [""]
   resources: [nodes]
   verbs: {{ ternary "[list, watch, patch]" "[list, watch]" .Values.nodes.label }}
 {{- end }}
 {{- if and .Values.metrics.enabled .Values.metrics.authentication }}
-# Who asks for the metrics, and whether they may.
+# Authentication and authorization of requests for metrics.
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
   verbs: [create]
@@ -67,7 +67,7 @@
 {{- end }}
 {{- end }}
 
-{{/* In the operator's own namespace: the Lease by which one replica leads. A create cannot be held to a name. */}}
+{{/* In the operator's own namespace: the Lease for leader election. RBAC cannot restrict `create` to a name. */}}
 {{- define "rljob.leaderRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]

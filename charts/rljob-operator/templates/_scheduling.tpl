@@ -1,6 +1,6 @@
-{{/* Where the operator's pods go, where the values do not say. */}}
+{{/* Default placement of the operator's pods. */}}
 
-{{/* The operator needs no GPU: nodes without any are better. The first label is its own, the second NVIDIA's. */}}
+{{/* The operator needs no GPU, so it prefers nodes without GPUs. The first label is its own, the second NVIDIA's. */}}
 {{- define "rljob.gpuFreeAffinity" -}}
 nodeAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
