@@ -1,4 +1,4 @@
-"""The environment that decides how torch's CUDA allocator behaves, for each role. Read once, when a process starts."""
+"""Environment variables of torch's CUDA allocator for each role. torch reads them once, when a process starts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rljob_api.api_model import Toggle
 from rljob_api.status import Role
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-"""The one name that every torch reads for CUDA: 2.9 ignores `PYTORCH_ALLOC_CONF`, later ones read it only where this
+"""The one name that every torch reads for CUDA: 2.9 ignores `PYTORCH_ALLOC_CONF`, later ones read it only if this
 one is absent, and vLLM before 0.31 looks at this one alone."""
 
 IGNORED_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-"""Means the same, and acts on no torch on which `ALLOCATOR_VARIABLE` is set."""
+"""The newer name, which no torch reads if `ALLOCATOR_VARIABLE` is set."""
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
-"""Hides every GPU, from CUDA and from NVIDIA's container runtime, which shows all GPUs to a container that asks for
+"""Hides every GPU, from CUDA and from NVIDIA's container runtime, which shows all GPUs to a container that requests
 none."""
 
 _OLDEST_TORCH = (2, 6)
@@ -27,11 +27,11 @@ def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
     - controller: no GPU is visible, so no stray call can put a CUDA context on a GPU that the controller does not use.
     - rollout: expandable segments are off. vLLM's custom all-reduce with CUDA graphs crashes with them, and the sleep
       mode's memory pool gains nothing from them.
-    - policy: expandable segments are off at the start too, even where the plan wants them. The policy switches them on
-      once the model is built: the weights then lie in classic memory, which CUDA IPC can export without the
+    - policy: expandable segments are off at the start too, even if the plan enables them. The policy switches them on
+      once the model is built: the weights are then in classic memory, which CUDA IPC can export without the
       privileges (pidfd_getfd) that expandable segments need.
 
-    Raises ValueError where `torch_version` is older than 2.6: its allocator cannot be switched the way the plan needs.
+    Raises ValueError if `torch_version` is older than 2.6: its allocator cannot be switched as the plan needs.
     """
     if torch_release(torch_version) < _OLDEST_TORCH:
         raise ValueError(f"expected torch 2.6 or newer, found {torch_version}; install a newer torch")
@@ -41,10 +41,9 @@ def allocator_environment(role: Role, torch_version: str) -> dict[str, str]:
 
 
 def other_trainer_environment(expandable_segments: Toggle) -> dict[str, str]:
-    """Environment variables of a process of another trainer: what is pinned or planned, in terms that every torch since
-    2.6 knows.
+    """Environment variables of a process of another trainer, in options that every torch since 2.6 knows.
 
-    Auto sets nothing: where such a trainer runs vLLM in the same process, expandable segments may break it.
+    Auto sets nothing: expandable segments may break a trainer that runs vLLM in the same process.
     """
     if expandable_segments == "Auto":
         return {}
@@ -52,7 +51,7 @@ def other_trainer_environment(expandable_segments: Toggle) -> dict[str, str]:
 
 
 def torch_release(version: str) -> tuple[int, int]:
-    """(2, 13) for 2.13.0+cpu. Raises ValueError where it is no version."""
+    """(2, 13) for 2.13.0+cpu. Raises ValueError if it is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if not found:
         raise ValueError(f"expected a torch version such as 2.13.0, found {version!r}")

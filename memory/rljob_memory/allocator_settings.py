@@ -1,4 +1,4 @@
-"""What torch's CUDA allocator makes of a settings string, known without torch: options, their values, since when."""
+"""Checks settings of torch's CUDA allocator without torch: its options, their values, the version that added them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """`since`: the first torch, of those from 2.6 on, whose parser knows it; an unknown option ends the process."""
+    """One option."""
 
     since: tuple[int, int]
+    """The first torch, from 2.6 on, whose parser knows it. An unknown option ends the process."""
+
     holds: Callable[[str], bool]
+    """Returns True for a valid value."""
+
     expected: str
+    """Valid values, for people."""
 
 
 def _number(text: str) -> float:
@@ -59,22 +64,22 @@ _OPTIONS = {
 
 
 def allocator_options(settings: str) -> dict[str, str]:
-    """`{"expandable_segments": "True"}` for `expandable_segments:True`. What is no option has the value ""."""
+    """`{"expandable_segments": "True"}` for `expandable_segments:True`. A part without a value gets ""."""
     parts = re.split(r",(?![^\[]*\])", settings)
     pairs = (part.partition(":") for part in parts if part.strip())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def setting_problems(settings: str, torch_version: tuple[int, int] | None) -> list[str]:
-    """One sentence for each thing in `settings` that torch's parser refuses, which it does by ending the process.
+    """One sentence for each option in `settings` that torch's parser rejects, which ends the process.
 
-    `torch_version`: None where it is not known; options are then not checked against it.
+    `torch_version`: None if it is unknown; then options are not checked against it.
     """
     problems = []
     for name, value in allocator_options(settings).items():
         option = _OPTIONS.get(name)
         if option is None:
-            problems.append(f"{name!r} is no option of torch's CUDA allocator")
+            problems.append(f"{name!r} is not an option of torch's CUDA allocator")
         elif torch_version and torch_version < option.since:
             since, found = (".".join(map(str, version)) for version in (option.since, torch_version))
             problems.append(f"{name} is known since torch {since}, and the image has torch {found}")

@@ -46,10 +46,10 @@ class MemorySample:
     which it can unmap in part."""
 
     alloc_retries: int = 0
-    """How often, since the process started, the allocator had to give its whole cache back to serve a request."""
+    """Requests since the process started for which the allocator had to give its whole cache back."""
 
     ooms: int = 0
-    """How often, since the process started, that was not enough."""
+    """Requests since the process started that failed even so."""
 
     device_free_bytes: int = 0
     """Free memory of the device, all processes together."""

@@ -1,4 +1,4 @@
-"""What a program was doing when it failed, from the names in its traceback."""
+"""The activity of a program when it failed, from the names in its stack."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from enum import StrEnum
 
 
 class Activity(StrEnum):
+    """An activity, worded to follow `during`."""
+
     WAKE = "waking the engine up"
     SLEEP = "putting the engine to sleep"
     PINNING = "pinning host memory"
     OPTIMIZER = "the optimizer's step"
-    WEIGHT_SYNC = "bringing the weights to the engine"
+    WEIGHT_SYNC = "the weight sync"
     CHECKPOINT = "saving or loading a checkpoint"
     MODEL_LOAD = "loading the model"
-    KV_CACHE = "making the KV cache"
+    KV_CACHE = "allocating the KV cache"
     ENGINE_WARM_UP = "the engine's warm-up"
     LOGITS = "computing logits or log-probabilities"
     BACKWARD = "the backward pass"
-    GENERATION = "generating"
+    GENERATION = "generation"
     FORWARD = "the forward pass"
 
 
@@ -60,11 +62,14 @@ _PATTERNS = tuple((activity, re.compile(names)) for activity, names in _NAMES)
 _FORWARD = re.compile(r"in \w*forward\b|_call_impl|compute_loss|training_step")
 
 
-def activity_of(traceback: Sequence[str]) -> Activity | None:
-    """`traceback`: its lines, the outermost frame first. The innermost line that names something counts: Lightning
-    runs the whole training step inside `optimizer.step(closure)`. Only `forward` says too little to come first."""
-    for line in reversed(traceback):
+def activity_of(stack: Sequence[str]) -> Activity | None:
+    """The activity of a stack, given as lines with the outermost frame first; None if no line names one.
+
+    The innermost line counts: Lightning runs the whole training step inside `optimizer.step(closure)`. `forward` counts
+    only if nothing else does, since most stacks contain it.
+    """
+    for line in reversed(stack):
         for activity, pattern in _PATTERNS:
             if pattern.search(line):
                 return activity
-    return Activity.FORWARD if any(_FORWARD.search(line) for line in traceback) else None
+    return Activity.FORWARD if any(_FORWARD.search(line) for line in stack) else None

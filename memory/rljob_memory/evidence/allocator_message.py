@@ -1,4 +1,4 @@
-"""torch's out-of-memory message in numbers, in the wordings of torch 1.x to 2.15, on CUDA, HIP, XPU and NPU.
+"""Parses torch's out-of-memory message, in the wordings of torch 1.x to 2.15, on CUDA, HIP, XPU and NPU.
 
 Source: c10/cuda/CUDACachingAllocator.cpp, `malloc`. The hints after the numbers differ by version and are not read.
 """
@@ -11,13 +11,13 @@ from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.evidence.sizes import SIZE, size_bytes
 
 START = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory(?:\.|$)")
-"""Where a message begins. A log may break it over several lines."""
+"""The beginning of a message. A log may break it over several lines."""
 
 LONGEST_MESSAGE_CHARACTERS = 6_000
 """With 64 other processes named it has about 3,500."""
 
 _PLAIN = str.maketrans("\t\r\n\xa0", "    ", "[]")
-"""Line breaks are spaces; brackets are where a page quotes the parts that not every message has."""
+"""Line breaks become spaces. Brackets are dropped: a web page uses them for the parts that not every message has."""
 
 _MESSAGE = re.compile(
     rf"out of memory\. Tried to allocate (?P<requested>{SIZE})\. "
@@ -47,7 +47,7 @@ _REJECTED = re.compile(
 
 
 def parse_allocator_message(text: str) -> DeviceMemory | None:
-    """The numbers of the first whole message in `text`; None where there is none. Line breaks inside it do no harm."""
+    """The numbers of the first complete message in `text`, which may have line breaks inside; None if there is none."""
     flat = re.sub(" {2,}", " ", text.translate(_PLAIN))
     if match := _MESSAGE.search(flat):
         return _from_message(match)
@@ -57,7 +57,7 @@ def parse_allocator_message(text: str) -> DeviceMemory | None:
 
 
 def parse_request(text: str) -> DeviceMemory | None:
-    """What a message that is cut short still tells: the size of the request."""
+    """The size of the request in a message that is cut short; None if `text` has none."""
     if match := _BRIEF_MESSAGE.search(text) or _REJECTED.search(text):
         requested = size_bytes(match["requested"])
         return DeviceMemory(requested) if requested is not None else None
@@ -106,10 +106,10 @@ def _from_old_message(match: re.Match[str]) -> DeviceMemory | None:
 
 
 def _processes(text: str, reserved_bytes: int) -> tuple[int | None, tuple[GpuProcess, ...]]:
-    """The failing process's use and the others.
+    """Memory of the failing process, and the other processes.
 
     Inside a pod NVML's pids are the host's, so the message calls the process's own line `Process N` too. It is then
-    the smallest that can hold what torch has reserved (half a percent off for the rounding).
+    the smallest process that can hold the memory that torch has reserved (half a percent less for the rounding).
     """
     own: int | None = None
     others: list[GpuProcess] = []
@@ -118,7 +118,7 @@ def _processes(text: str, reserved_bytes: int) -> tuple[int | None, tuple[GpuPro
         if used is None:
             continue
         if match["pid"] is None:
-            own = used or None  # 0 where NVML may not look
+            own = used or None  # 0 if NVML has no permission
         else:
             others.append(GpuProcess(int(match["pid"]), used))
     if own is None:

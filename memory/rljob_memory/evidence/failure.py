@@ -138,7 +138,7 @@ class Failure:
     """Other sizes in the message, by name."""
 
     activity: Activity | None = None
-    """What the program was doing, from its stack."""
+    """Activity of the program, from its stack."""
 
     role: str | None = None
     rank: int | None = None

@@ -1,4 +1,4 @@
-"""What a log tells beside failures: the engine's sleep, memory over time, processes on the GPU, /dev/shm, versions."""
+"""Facts in a log beside failures: the engine's sleep, memory over time, processes on the GPU, /dev/shm, versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BARRIER = re.compile(r"using GPU 0 to perform barrier as devices used by this p
 
 
 def note(builder: EvidenceBuilder, line: LogLine) -> bool:
-    """Keep what the line tells. True where that is all that it can tell."""
+    """Add the facts in a line to `builder`. True if the line cannot contain anything else."""
     text = line.text
     return (
         _note_engine(builder, text)
@@ -40,7 +40,7 @@ def note(builder: EvidenceBuilder, line: LogLine) -> bool:
 
 
 def note_engine_seen(builder: EvidenceBuilder, line: LogLine) -> None:
-    """Keep whether a vLLM engine appears in the log at all."""
+    """Record that a vLLM engine appears in the log, if the line mentions one."""
     if not builder.engine.seen and (_ENGINE.search(line.text) or _ENGINE.search(line.writer)):
         builder.engine = replace(builder.engine, seen=True)
 

@@ -1,4 +1,4 @@
-"""Reads a log of any program, once, from front to end, in bounded memory: failures with what surrounds them."""
+"""Reads a log of any program once, from start to end, in bounded memory: failures and the facts around them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_WRITERS = 256
 _LONGEST_TRACEBACK = 120
 _LONGEST_TEXT = 1_000
 _NEAR_LINES = 1_000
-"""A traceback that ended so much earlier is another failure's, which the program survived."""
+"""A traceback that ended so much earlier belongs to another failure, which the program survived."""
 
 _FRAME = re.compile(r'File \\?"([^"\\]{1,400})\\?", line \d+, in ([\w<>.]{1,100})')
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
@@ -36,7 +36,7 @@ _STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECA
 
 @dataclass(slots=True)
 class _Writer:
-    """What one process wrote lately: the lines of its traceback, and a message that is not yet whole."""
+    """The latest lines of one process: its traceback, and a message that is not yet complete."""
 
     traceback: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
     traceback_line: int = 0
@@ -48,9 +48,10 @@ class _Writer:
 
 
 class LogReader:
-    """`builder` gets what is found. `source`: the file's name, for people."""
+    """Adds the failures and facts of a log to the evidence."""
 
     def __init__(self, builder: EvidenceBuilder, source: str = "") -> None:
+        """`source`: the file's name, for people."""
         self._builder = builder
         self._source = source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
@@ -93,7 +94,7 @@ class LogReader:
         return writer
 
     def _follow_traceback(self, writer: _Writer, number: int, text: str) -> bool:
-        """Whether the line belongs to a traceback."""
+        """True if the line belongs to a traceback."""
         if "Traceback (most recent call last)" in text or number > writer.traceback_line + _NEAR_LINES:
             writer.traceback.clear()
         frames = _FRAME.findall(text)
@@ -105,7 +106,7 @@ class LogReader:
         if writer.expects_code:
             writer.expects_code = False
             writer.traceback.append(text.strip()[:200])
-            # The code of a `raise` holds the words of the message that follows.
+            # The code of a `raise` contains the message that follows.
             return text.startswith(("  ", "\t")) and not _NAMED_ERROR.match(text)
         return False
 
@@ -155,10 +156,10 @@ class LogReader:
 
 
 def _joined(lines: Sequence[str]) -> DeviceMemory | None:
-    """The message in `lines`, which were broken between words or within one."""
+    """The message in lines that were broken between words or within one."""
     return parse_allocator_message(" ".join(lines)) or parse_allocator_message("".join(lines))
 
 
 def _is_engine(writer: str, traceback: Iterable[str]) -> bool:
-    """Whether the process is a vLLM engine, or runs one's code at the time."""
+    """True if the process is a vLLM engine, or runs the code of one."""
     return bool(_ENGINE_WRITER.search(writer)) or any(_ENGINE_CODE.search(line) for line in traceback)

@@ -1,6 +1,6 @@
-"""What a process wrote down of torch's allocator at the moment when a request failed: small, JSON, one file a failure.
+"""The state of torch's allocator when a request failed, as its process recorded it: small, JSON, one file per failure.
 
-The trainer's processes write it as `oom/<role>-<rank>-step<k>.json`; any other program may, in the same form.
+The trainer's processes write `oom/<role>-<rank>-step<k>.json`; any other program can write the same form.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ class _Part(BaseModel):
 
 
 class Segment(_Part):
-    """One piece of memory that the allocator holds. `largest_free_bytes`: of the free blocks in it."""
+    """One piece of memory that the allocator holds."""
 
     size_bytes: int = Field(ge=0)
     allocated_bytes: int = Field(ge=0)
+
     largest_free_bytes: int = Field(default=0, ge=0)
+    """Size of the largest free block in it."""
+
     blocks: int = Field(default=0, ge=0)
     expandable: bool = False
 
 
 class Layout(_Part):
-    """How the allocator's memory lies: its largest segments, and the sizes of the largest blocks in use."""
+    """Layout of the allocator's memory: its largest segments, and the sizes of the largest blocks in use."""
 
     segment_count: int = Field(default=0, ge=0)
     free_block_count: int = Field(default=0, ge=0)
@@ -51,29 +54,35 @@ def _with_current_names(counters: object) -> object:
 
 
 class OomSnapshot(_Part):
-    """One failed request. Bytes; `time` is seconds since the epoch.
-
-    `allowed_bytes`: the device's memory, or the cap that was set on the process. `micro_batch`: how many of the step's
-    micro-batches were done. `counters`: of torch's allocator, by their names in the memory log. `layout`: absent where
-    the allocator could not tell. `stack`: `file in function` and the line of code of each frame, the outermost
-    first.
-    """
+    """One failed request."""
 
     kind: Literal["out_of_memory"] = "out_of_memory"
     time: float
+    """Seconds since the epoch."""
+
     role: str
     rank: int = Field(ge=0)
     step: int = Field(default=0, ge=0)
     phase: str | None = None
     micro_batch: int | None = None
+    """Micro-batches of the phase that were done."""
+
     gpu: int = Field(ge=0)
     requested_bytes: int = Field(ge=0)
     allowed_bytes: int = Field(default=0, ge=0)
+    """The device's memory, or the cap that was set on the process."""
+
     device_free_bytes: int = Field(ge=0)
     device_total_bytes: int = Field(default=0, ge=0)
     counters: Annotated[dict[str, int], BeforeValidator(_with_current_names)] = {}
+    """Counters of torch's allocator, by their names in the memory log."""
+
     layout: Layout | None = None
+    """Absent if the allocator could not report it."""
+
     stack: list[str] = Field(default_factory=list, max_length=MOST_STACK_LINES)
+    """`file in function` and the line of code of each frame, the outermost first."""
+
     versions: dict[str, str] = {}
 
     def device_memory(self) -> DeviceMemory:
@@ -90,7 +99,7 @@ class OomSnapshot(_Part):
         )
 
     def failure(self, source: str) -> Failure:
-        """As the other readers give theirs. `source`: the file, for people."""
+        """The snapshot as a failure. `source`: the file, for people."""
         return Failure(
             FailureKind.ALLOCATOR,
             text=f"torch's allocator could not serve a request of {human_bytes(self.requested_bytes)}",
@@ -107,7 +116,7 @@ class OomSnapshot(_Part):
 
 
 def layout_of(snapshot: Mapping[str, Any]) -> Layout:
-    """`snapshot`: of `torch.cuda.memory._snapshot()`. What a version of torch lacks is left out."""
+    """The layout in a snapshot of `torch.cuda.memory._snapshot()`, without values that a version of torch lacks."""
     segments = [_segment(segment) for segment in snapshot.get("segments", ())]
     blocks = [block for segment in snapshot.get("segments", ()) for block in segment.get("blocks", ())]
     in_use = sorted((int(block["size"]) for block in blocks if block["state"] != "inactive"), reverse=True)

@@ -1,4 +1,4 @@
-"""The files of a run's directory that say what went on around a failure: memory logs, ledger, snapshots."""
+"""Reads the files of a run's directory: memory logs, ledger, snapshots of failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> No
 
 
 def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
-    """A run's `ledger.jsonl`: its attempts, the changes of its plan, the plan and the versions of the last attempt."""
+    """Read a run's `ledger.jsonl`: its attempts, the changes of its plan, the plan and versions of the last attempt."""
     for value in _json_lines(stream):
         match value.get("kind"):
             case "attempt":
@@ -57,7 +57,7 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
 
 
 def read_oom_snapshot(builder: EvidenceBuilder, text: str, source: str) -> bool:
-    """Whether `text` is an `OomSnapshot`. What it tells is then in `builder`."""
+    """Add an `OomSnapshot` to `builder`; False if `text` is not one."""
     try:
         snapshot = OomSnapshot.model_validate_json(text)
     except ValidationError:

@@ -1,7 +1,7 @@
-"""How each kind of failure is worded: torch, vLLM, NCCL, cuBLAS, Ray, the kernel, the kubelet, glibc.
+"""The wordings of each kind of failure: torch, vLLM, NCCL, cuBLAS, Ray, the kernel, the kubelet, glibc.
 
-The first pattern that fits a line names its kind. A named group is a size; its name is what the size is of.
-torch's allocator, whose message can span lines, has a module of its own.
+The first pattern that fits a line names its kind. A named group is a size with the name of the group.
+The message of torch's allocator can span lines and has a module of its own, `allocator_message`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|cudaGetDeviceCount\(\)\..{0,200}Error 2: out of memory",
     ),
     _signature(FailureKind.DRIVER, r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError: \S"),
-    # Least telling, last.
+    # The least specific ones come last.
     _signature(FailureKind.KILLED, r"killed by SIGKILL by OOM killer due to high memory usage"),
     _signature(
         FailureKind.KILLED, r"is killed by signal: Killed|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)|exit code: -9\b"
@@ -145,7 +145,7 @@ _FACTORS = {"gib": 1 << 30, "kib": 1 << 10, "bytes": 1}
 
 
 def match_signature(text: str) -> tuple[FailureKind, dict[str, int]] | None:
-    """The kind that `text` is worded like, and the bytes that it names, each as `<what>_bytes`."""
+    """The kind of failure in `text` and the sizes that it names, each as `<name>_bytes`; None if it has no failure."""
     for signature in SIGNATURES:
         if match := signature.pattern.search(text):
             sizes = {
@@ -168,7 +168,7 @@ def _group_bytes(name: str, value: str) -> int | None:
 
 
 CORRUPT_SIZE = "Tried to allocate more than 1EB memory"
-"""In torch's words for a full GPU, but of a size that was never asked for: a broken message after a timeout."""
+"""Part of a broken message after a timeout: worded like a full GPU, with a size that was never requested."""
 
 _SECONDARY: tuple[tuple[str, str], ...] = (
     ("NCCL watchdog timeout", r"Watchdog caught collective operation timeout|Timeout at NCCL work|NCCL timeout"),
@@ -183,7 +183,7 @@ _SECONDARY_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _SE
 
 
 def secondary_name(text: str) -> str | None:
-    """What follows from a failure elsewhere, by name; None where the text is nothing of the kind."""
+    """The name of a consequence of a failure elsewhere; None if the text is not one."""
     for name, pattern in _SECONDARY_PATTERNS:
         if pattern.search(text):
             return name

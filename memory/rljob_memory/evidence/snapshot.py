@@ -1,7 +1,7 @@
-"""torch's allocator snapshots (`torch.cuda.memory._dump_snapshot`) in numbers, without torch and without trust.
+"""Reads torch's allocator snapshots (`torch.cuda.memory._dump_snapshot`) without torch and without trusting them.
 
-A snapshot is a pickle, and a pickle can run any code. Nothing but plain containers is let through, and it is read by
-a process of its own with limited memory, since a few bytes of a pickle can also ask for any amount of it.
+A snapshot is a pickle, and a pickle can run any code. Only plain containers are accepted, and a process of its own with
+limited memory reads it, since a few bytes of a pickle can also request any amount of memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _TIME_LIMIT_SECONDS = 300
 
 
 class UnreadableSnapshot(Exception):
-    """The message says what was expected and what was found."""
+    """The message has what was expected and what was found."""
 
 
 def read_snapshot(path: Path) -> list[DeviceMemory]:
-    """What each failed request of the snapshot's history found, in order; empty where none failed.
+    """Memory at each failed request in the snapshot's history, in order; empty if none failed.
 
-    Raises `UnreadableSnapshot` where the file is no snapshot, or needs more than 8 GiB or 5 minutes to read.
+    Raises `UnreadableSnapshot` if the file is not a snapshot, or needs more than 8 GiB or 5 minutes to read.
     """
     command = [sys.executable, "-m", "rljob_memory.evidence.snapshot", str(path)]
     try:
@@ -51,7 +51,7 @@ def read_snapshot(path: Path) -> list[DeviceMemory]:
 
 
 def failed_requests(snapshot: Mapping[str, Any]) -> list[DeviceMemory]:
-    """Of a snapshot that was read. What it lacks, or has in another shape, is left out."""
+    """Memory at each failed request of a snapshot, without values that it lacks or has in another shape."""
     segments = [segment for segment in _list(snapshot.get("segments")) if isinstance(segment, Mapping)]
     found = []
     for device, trace in enumerate(_list(snapshot.get("device_traces"))):
@@ -87,7 +87,7 @@ def _count(value: Any) -> int:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Dicts, lists, tuples, sets, texts and numbers; they need no name looked up."""
+    """Unpickles dicts, lists, tuples, sets, texts and numbers, which need no name to be looked up."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot holds only plain values")

@@ -47,8 +47,8 @@ def test_what_every_torch_understands_is_no_problem(settings: str) -> None:
         ("garbage_collection_threshold:1.0", "expected a number between 0 and 1, found '1.0'"),
         ("garbage_collection_threshold:most", "expected a number between 0 and 1, found 'most'"),
         ("backend:native2", "expected native or cudaMallocAsync, found 'native2'"),
-        ("expandable_segment:True", "'expandable_segment' is no option of torch's CUDA allocator"),
-        ("garbage", "'garbage' is no option"),
+        ("expandable_segment:True", "'expandable_segment' is not an option of torch's CUDA allocator"),
+        ("garbage", "'garbage' is not an option"),
     ],
 )
 def test_what_torch_refuses_is_told(settings: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""What is marked on the memory timeline: failures, and changes of the memory plan."""
+"""Marks on the memory timeline: failures, and changes of the memory plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of a pod to the API server of its cluster, by its service account."""
+"""Requests of a pod to the API server of its cluster, with its service account."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _TIMEOUT = urllib3.Timeout(connect=3.0, read=5.0)
 
 
 class NoAnswer(Exception):
-    """The API server was not reached, or refused. `retry_after_seconds`: what it asked for, else 0."""
+    """The API server was not reached, or refused the request."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
+        """`retry_after_seconds`: as requested by the API server; 0 if it named none."""
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 
@@ -32,7 +33,7 @@ class ApiServer:
         return self._request("GET", path)
 
     def apply(self, path: str, body: bytes, field_manager: str) -> None:
-        """Server-side apply of `body`, which takes over what others wrote of it. Raises `NoAnswer`."""
+        """Server-side apply of `body`, which takes over fields that others wrote. Raises `NoAnswer`."""
         self._request("PATCH", f"{path}?fieldManager={field_manager}&force=true", body)
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -53,7 +54,7 @@ class ApiServer:
 
 
 def _reason(body: bytes) -> str:
-    """The message of a Kubernetes Status, else the beginning of what came."""
+    """The message of a Kubernetes Status, else the beginning of the response."""
     with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(body)["message"])
     return body[:200].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The one object in the cluster that the trainer may write: its job's StepReport, by server-side apply."""
+"""Writes the StepReport, the only object in the cluster that the trainer may write, by server-side apply."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class StepReportClient:
         self._path = f"/apis/{API_VERSION}/namespaces/{namespace}/stepreports/{name}"
 
     def apply(self, report: StepReport) -> None:
-        """Make `report` all that this field manager says. Raises `NoAnswer`."""
+        """Apply `report` with all fields of this field manager. Raises `NoAnswer`."""
         self._server.apply(self._path, encoded(report), FIELD_MANAGER)
 
     def read(self) -> StepReport | None:
-        """The report as it is; None where it is not one. Raises `NoAnswer` where it cannot be read."""
+        """The stored report; None if it is not valid. Raises `NoAnswer` if it cannot be read."""
         found = self._server.get(self._path)
         with suppress(ValidationError):
             return StepReport.model_validate_json(found)
@@ -32,7 +32,7 @@ class StepReportClient:
 
 
 def encoded(report: StepReport) -> bytes:
-    """The body of an apply: JSON, which is YAML. Defaults are left out, but for those that name the type."""
+    """The body of an apply: JSON, which is YAML. Defaults are left out, except those that name the type."""
     fields = report.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     named = {"apiVersion": report.api_version, "kind": report.kind, **fields}
     return json.dumps(named, separators=(",", ":")).encode()

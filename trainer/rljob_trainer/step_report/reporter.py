@@ -1,4 +1,4 @@
-"""Keeps the StepReport up to date beside the loop, which never waits for it and never fails with it."""
+"""Keeps the StepReport up to date in a thread. The loop never waits for it and never fails because of it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _WARN_EVERY_SECONDS = 60.0
 
 
 class ReportStore(Protocol):
-    """Where the report is kept. Both raise `NoAnswer`."""
+    """The place of the report. Both methods raise `NoAnswer`."""
 
     def read(self) -> StepReport | None: ...
     def apply(self, report: StepReport) -> None: ...
 
 
 class NoReportStore:
-    """Where nobody reads it: outside a cluster."""
+    """A store for runs outside a cluster, where nothing reads the report."""
 
     def read(self) -> StepReport | None:
         return None
@@ -41,9 +41,9 @@ class NoReportStore:
 
 
 class StepReporter(RunListener):
-    """Sends the latest state only: what changes while a report is under way, or too early for one, goes into the next.
+    """Sends only the latest state: changes while a report is being sent, or too early for one, go into the next.
 
-    `close` it, so that the last state gets its try.
+    Call `close` so that the last state is sent.
     """
 
     def __init__(self, store: ReportStore, job: str, attempt: int) -> None:
@@ -60,53 +60,53 @@ class StepReporter(RunListener):
         self._thread = threading.Thread(target=self._send_changes, name="step-report", daemon=True)
         self._thread.start()
 
-    # --- what the loop tells ---
+    # --- calls of the loop ---
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
         self._warn = warn
         last = _of_step(committed[-1]) if committed else {}
-        self._say(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
+        self._set(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
 
     def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
         self._changes = {change.generation: change for change in changes}
-        self._say(memory_profile=profile, plan_changes=self._latest_changes())
+        self._set(memory_profile=profile, plan_changes=self._latest_changes())
 
     def phase_began(self, step: int, phase: Phase) -> None:
-        self._say(phase=phase)
+        self._set(phase=phase)
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
-        self._say(step=record.step, memory=memory_of_ranks(memory), **_of_step(record))
+        self._set(step=record.step, memory=memory_of_ranks(memory), **_of_step(record))
 
     def failed(self, evidence: Evidence) -> None:
-        self._say(urgent=True, last_evidence=evidence)
+        self._set(urgent=True, last_evidence=evidence)
 
     def cannot_go_on(self, end: PendingExit) -> None:
         """The attempt waits for a changed plan, and ends with `end` where none comes."""
-        self._say(urgent=True, pending_exit=end)
+        self._set(urgent=True, pending_exit=end)
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
         self._changes[change.generation] = change
-        self._say(urgent=True, plan=plan, plan_generation=plan.generation, plan_changes=self._latest_changes())
+        self._set(urgent=True, plan=plan, plan_generation=plan.generation, plan_changes=self._latest_changes())
 
     def recovered(self, change: PlanChange) -> None:
         self._changes[change.generation] = change
-        self._say(urgent=True, plan_changes=self._latest_changes())
+        self._set(urgent=True, plan_changes=self._latest_changes())
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
-        self._say(memory_pressure=pressure)
+        self._set(memory_pressure=pressure)
 
     def close(self, timeout_seconds: float) -> None:
-        """Try to send what is not sent yet, for at most `timeout_seconds`."""
+        """Try to send the last state, for at most `timeout_seconds`."""
         with self._changed:
             self._close_by = time.monotonic() + timeout_seconds
-            self._schedule = SendSchedule()  # whatever it was waiting for
+            self._schedule = SendSchedule()  # without the present wait
             self._changed.notify()
         self._thread.join(timeout_seconds)
 
     def _latest_changes(self) -> list[PlanChange]:
         return [self._changes[generation] for generation in sorted(self._changes)][-MAX_PLAN_CHANGES_KEPT:]
 
-    def _say(self, *, urgent: bool = False, **fields: Any) -> None:
+    def _set(self, *, urgent: bool = False, **fields: Any) -> None:
         with self._changed:
             self._report = self._report.model_copy(update=fields)
             self._to_send = True
@@ -128,7 +128,7 @@ class StepReporter(RunListener):
                 self._schedule.succeeded(time.monotonic())
 
     def _wait_until_due(self) -> bool:
-        """False once it is closed, and has sent all or used up its time."""
+        """False once it is closed, and has sent everything or used up its time."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -141,7 +141,7 @@ class StepReporter(RunListener):
                 self._changed.wait(wait)
 
     def _carry_over_evidence(self) -> None:
-        """An apply takes back what it leaves out, so evidence of an earlier attempt has to be said again."""
+        """An apply removes the fields that it leaves out, so evidence of an earlier attempt has to be sent again."""
         if self._evidence_carried_over:
             return
         found = self._store.read()

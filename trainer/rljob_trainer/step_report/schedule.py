@@ -1,4 +1,4 @@
-"""When the next report may be sent. Pure: the time is given."""
+"""The schedule of reports. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 
 
 class SendSchedule:
-    """At most one report an interval, urgent ones at once; after failures less and less often. Times are seconds."""
+    """At most one report per interval, urgent ones at once, and fewer after failures. Times are in seconds."""
 
     def __init__(self) -> None:
         self._next_regular = 0.0
@@ -15,7 +15,7 @@ class SendSchedule:
         self._failures = 0
 
     def wait_seconds(self, now: float, *, urgent: bool) -> float:
-        """How long to wait before something may be sent; 0: send it."""
+        """Seconds until a report may be sent; 0: send it now."""
         due = self._next_allowed if urgent else max(self._next_regular, self._next_allowed)
         return max(0.0, due - now)
 
@@ -25,7 +25,7 @@ class SendSchedule:
         self._next_allowed = now
 
     def failed(self, now: float, retry_after_seconds: float = 0.0) -> None:
-        """`retry_after_seconds`: what the API server asked for."""
+        """`retry_after_seconds`: as requested by the API server."""
         self._failures += 1
         backoff = min(INTERVAL_SECONDS * 2 ** (self._failures - 1), _LONGEST_BACKOFF_SECONDS)
         self._next_allowed = now + max(backoff, retry_after_seconds)

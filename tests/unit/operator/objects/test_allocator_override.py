@@ -111,7 +111,7 @@ def test_removing_the_other_name_removes_nothing() -> None:
     ("value", "torch", "said"),
     [
         ("expandable_segments:true", "2.13.0", "expected True or False, spelt so, found 'true'"),
-        ("expandable_segment:True", "2.13.0", "'expandable_segment' is no option"),
+        ("expandable_segment:True", "2.13.0", "'expandable_segment' is not an option"),
         ("per_process_memory_fraction:0.9", "2.9.1", "known since torch 2.10, and the image has torch 2.9"),
     ],
 )
