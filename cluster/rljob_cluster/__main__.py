@@ -1,4 +1,4 @@
-"""Says what went wrong in one sentence, without a traceback."""
+"""Entry point of `python -m rljob_cluster`: prints errors as one line, without a traceback."""
 
 from __future__ import annotations
 

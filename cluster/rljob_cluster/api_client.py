@@ -1,4 +1,4 @@
-"""The few requests that are asked of an API server while a cluster starts."""
+"""Requests to the API server during the start of a cluster."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ApiClient:
-    """Speaks to an API server as the owner of a client certificate."""
+    """Client of an API server that authenticates by a client certificate."""
 
     url: str
     authority: KeyPair
     user: KeyPair
 
     def get(self, path: str) -> bytes | None:
-        """The answer's body; None where the server is away or answers anything but 200."""
+        """Body of the response; None if the server cannot be reached or does not answer with 200."""
         return self._request("GET", path)
 
     def merge(self, path: str, patch: object) -> bool:
-        """Merge the patch into the object at the path; whether it was done."""
+        """Apply a merge patch to the object at `path`. Returns False if the server refused it."""
         return self._request("PATCH", path, json.dumps(patch), "application/merge-patch+json") is not None
 
     def wait_ready(self, check: Callable[[], None]) -> None:
-        """Return when the server says it is ready; `check` is called between and may raise.
+        """Wait until the server is ready. Calls `check`, which may raise, between requests.
 
         Raises ClusterError where it is not ready within a minute.
         """
@@ -62,6 +62,6 @@ class ApiClient:
 
 
 def admin_client(layout: ControlPlaneLayout) -> ApiClient:
-    """A client that may do everything."""
+    """Client with all permissions."""
     authority = layout.authority
     return ApiClient(layout.url, authority.pair, authority.client("kubeconfig", ADMIN_USER, ADMIN_GROUP))

@@ -1,4 +1,4 @@
-"""Which programs a cluster is made of, which Go module each comes from, and where the built ones lie."""
+"""Programs of a cluster, the Go modules they are built from, and the folder of the built programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-sche
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A folder of SOURCES whose go.mod and go.sum pin everything; the programs built from it, by their Go package."""
+    """Folder in SOURCES whose go.mod and go.sum pin all dependencies, with its programs and their Go packages."""
 
     name: str
     programs: dict[str, str]
@@ -70,21 +70,21 @@ def cache_directory() -> Path:
 
 
 def binary_directory() -> Path:
-    """The folder of the built programs: $RLJOB_CLUSTER_BIN, else one in the cache for the versions wanted."""
+    """Folder of the built programs: $RLJOB_CLUSTER_BIN, or a folder in the cache for the pinned versions."""
     if chosen := os.environ.get("RLJOB_CLUSTER_BIN"):
         return Path(chosen)
     return cache_directory() / "bin" / versions_key(build_inputs())
 
 
 def build_inputs() -> dict[str, bytes]:
-    """Everything that decides what is built: the files of the modules by their paths, and the list of programs."""
+    """Inputs of the build: the files of the modules, by path, and the list of programs."""
     files = (path for path in SOURCES.rglob("*") if path.suffix in {".go", ".mod", ".sum"})
     programs = repr((*MODULES, KWOK)).encode()
     return {str(path.relative_to(SOURCES)): path.read_bytes() for path in files} | {"programs": programs}
 
 
 def versions_key(files: dict[str, bytes]) -> str:
-    """A short name for these files' content: other versions are other programs, in a folder of their own."""
+    """Short hash of the files' content, so that each set of versions has its own folder."""
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(f"{path}\0{len(files[path])}\0".encode() + files[path])
@@ -92,7 +92,7 @@ def versions_key(files: dict[str, bytes]) -> str:
 
 
 def require_binaries(directory: Path, names: Iterable[str]) -> None:
-    """Raises ClusterError where a program is not built."""
+    """Raises ClusterError if a program is not built."""
     missing = [name for name in names if not (directory / name).exists()]
     if missing:
         raise ClusterError(

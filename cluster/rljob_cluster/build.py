@@ -1,4 +1,4 @@
-"""Builds the programs of a cluster from their Go modules into the folder that is theirs."""
+"""Build of the programs of a cluster from their Go modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG_LINES = 8
 
 
 def build(modules: Iterable[Module], directory: Path, progress: Progress) -> None:
-    """Build what is not in the directory. An interrupted build goes on where it was: Go keeps what it has compiled.
+    """Build the programs that `directory` lacks. An interrupted build resumes, because Go caches compiled packages.
 
     Raises ClusterError where Go is missing or a build fails.
     """
@@ -33,7 +33,7 @@ def build(modules: Iterable[Module], directory: Path, progress: Progress) -> Non
 
 
 def build_program(module: Module, name: str, target: Path) -> None:
-    """Build one program; it appears at `target` whole or not at all."""
+    """Build one program, and move it to `target` when it is complete."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as partial:
         built = Path(partial) / name
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Images that buildah has built, as its storage holds them: each layer a folder of files that never change."""
+"""Images in buildah's storage. Each layer is a folder of files that never change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_cluster.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer's files, and the digest of the chain of layers that ends with it."""
+    """Files of a layer, and the digest of the chain of layers up to it."""
 
     storage: Path
     id: str
@@ -27,7 +27,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """`config` and `manifest` as they are stored; the lowest layer first."""
+    """An image: `config` and `manifest` as stored, and its layers, lowest first."""
 
     name: str
     config: bytes
@@ -40,7 +40,7 @@ class BuiltImage:
 
 
 def find_image(name: str) -> BuiltImage:
-    """The image of this name. Raises ClusterError where buildah has none, or not on overlay storage."""
+    """The image with this name. Raises ClusterError if buildah does not have it, or does not use overlay storage."""
     found = json.loads(run("buildah", "inspect", "--type", "image", name))
     storage = json.loads(run("buildah", "info"))["store"]
     if storage["GraphDriverName"] != "overlay":
@@ -54,14 +54,14 @@ def find_image(name: str) -> BuiltImage:
     top = next(image["layer"] for image in images if image["id"] == found["FromImageID"])
     stack = layer_stack(top, layers)
     if (diff_ids := json.loads(found["Config"])["rootfs"]["diff_ids"]) != [layer["diff-digest"] for layer in stack]:
-        raise ClusterError(f"the layers of {name} in buildah's storage are not those that it names; build it again")
+        raise ClusterError(f"the layers of {name} in buildah's storage do not match its config: build the image again")
     chain = zip(stack, chain_ids(diff_ids), strict=True)
     named = tuple(Layer(root / "overlay", layer["id"], chain_id) for layer, chain_id in chain)
     return BuiltImage(name, found["Config"].encode(), found["Manifest"].encode(), named)
 
 
 def layer_stack(top: str, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The layer of the id `top` and those below it, the lowest first."""
+    """The layer with the id `top` and the layers below it, lowest first."""
     by_id = {layer["id"]: layer for layer in layers}
     stack = [by_id[top]]
     while parent := stack[0].get("parent"):
@@ -70,7 +70,7 @@ def layer_stack(top: str, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def chain_ids(diff_ids: list[str]) -> list[str]:
-    """Names for the stack up to each layer, as the OCI image specification defines them."""
+    """Chain ids of the layers, as defined by the OCI image specification."""
     chain: list[str] = []
     for diff_id in diff_ids:
         chain.append(f"sha256:{hashlib.sha256(f'{chain[-1]} {diff_id}'.encode()).hexdigest()}" if chain else diff_id)

@@ -1,4 +1,4 @@
-"""The certificates of one cluster: its authority, what it signs, and kubeconfigs that carry them."""
+"""Certificate authority of a cluster, its certificates, and kubeconfigs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs the certificates of one cluster, all in one folder; a pair that is there already is kept."""
+    """Certificate authority of one cluster. All files are in one folder; existing pairs are reused."""
 
     directory: Path
 
@@ -46,22 +46,22 @@ class Authority:
             _write(self.pair, key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()))
 
     def client(self, file: str, user: str, group: str | None = None) -> KeyPair:
-        """A pair by which `user` of `group` is known to the API server."""
+        """Key pair that authenticates `user` of `group` to the API server."""
         return self._signed(file, _name(user, group), ExtendedKeyUsageOID.CLIENT_AUTH, ())
 
     def server(self, file: str, names: tuple[str, ...]) -> KeyPair:
-        """A pair for a server that is reached by these host names and IP addresses."""
+        """Key pair of a server with these host names and IP addresses."""
         return self._signed(file, _name(names[0]), ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def service_account_key(self) -> Path:
-        """The private key that signs and checks the tokens of service accounts."""
+        """Private key that signs and verifies the tokens of service accounts."""
         pair = self._pair("service-account")
         if not pair.key.exists():
             _write_private(pair.key, ec.generate_private_key(ec.SECP256R1()))
         return pair.key
 
     def kubeconfig(self, path: Path, url: str, user: str, group: str | None = None) -> Path:
-        """Write a kubeconfig that holds its certificate itself: it works from anywhere on this machine."""
+        """Write a kubeconfig with embedded certificates, which works from any directory."""
         pair = self.client(path.stem, user, group)
         cluster = {"server": url, "certificate-authority-data": _base64(self.pair.certificate)}
         credentials = {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}

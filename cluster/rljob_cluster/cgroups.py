@@ -57,7 +57,7 @@ def remove() -> None:
         for pid in processes(CGROUP):
             _kill(pid)
         if time.monotonic() > end:
-            raise ClusterError(f"these processes of the cluster do not end: {sorted(processes(CGROUP))}")
+            raise ClusterError(f"these processes of the cluster do not exit: {sorted(processes(CGROUP))}")
         time.sleep(0.02)
 
 

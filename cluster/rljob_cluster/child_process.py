@@ -26,7 +26,7 @@ class ChildProcess:
     def start(self) -> None:
         """Raises ClusterError where the program runs already."""
         if self._process and self._process.poll() is None:
-            raise ClusterError(f"{self.name} runs already as process {self._process.pid}; stop it first")
+            raise ClusterError(f"{self.name} is already running as process {self._process.pid}: stop it first")
         with self.log.open("ab") as log:
             command = ["setpriv", "--pdeathsig", "KILL", "--", *self.command]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -51,4 +51,6 @@ class ChildProcess:
         if self._process is None or self._process.poll() is None:
             return
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
-        raise ClusterError(f"{self.name} ended with code {self._process.returncode}; its log {self.log} ends:\n{tail}")
+        raise ClusterError(
+            f"{self.name} exited with code {self._process.returncode}; last lines of {self.log}:\n{tail}"
+        )

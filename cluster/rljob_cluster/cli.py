@@ -1,4 +1,4 @@
-"""`python -m rljob_cluster`: a real Kubernetes on this machine."""
+"""Command line of the test cluster: `python -m rljob_cluster`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ progress = Progress(console)
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(min=0, help="Add this many fake nodes, for tests of scale.")] = 0,
+    nodes: Annotated[int, typer.Option(min=0, help="Number of KWOK nodes to add, for tests of scale.")] = 0,
 ) -> None:
-    """Build what is not built, and bring the cluster up. Does nothing where it is up."""
+    """Start the cluster, and build missing programs first. Does nothing if the cluster is running."""
     layout = ClusterLayout.default()
     cluster.up(layout, progress)
     if nodes:
@@ -36,15 +36,15 @@ def up(
 
 @app.command()
 def down(
-    images: Annotated[bool, typer.Option("--images", help="Remove the images that the nodes hold, too.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Also remove the images on the nodes.")] = False,
 ) -> None:
-    """End the cluster and remove it. Its programs stay, and its images."""
+    """Stop the cluster and remove its state. Its programs and images are kept."""
     cluster.down(ClusterLayout.default(), progress, images=images)
 
 
 @app.command(name="status")
 def show_status() -> None:
-    """Show nodes, programs, images and disk. Exits with 1 where the cluster is down."""
+    """Show nodes, programs, images and disk usage. Exits with code 1 if the cluster is not running."""
     if not status.show(ClusterLayout.default(), console):
         raise typer.Exit(1)
 
@@ -57,16 +57,18 @@ def kubeconfig() -> None:
 
 @app.command()
 def env() -> None:
-    """Print what makes a shell talk to the cluster: eval "$(python -m rljob_cluster env)"."""
+    """Print shell variables for using the cluster: eval "$(python -m rljob_cluster env)"."""
     layout = ClusterLayout.default()
     typer.echo(f"export KUBECONFIG={layout.kubeconfig}\nexport PATH={layout.binaries}:$PATH")
 
 
 @app.command()
 def load_image(
-    images: Annotated[list[str], typer.Argument(help="Names of buildah's images, or files: OCI or Docker archives.")],
+    images: Annotated[
+        list[str], typer.Argument(help="Names of images that buildah built, or files: OCI or Docker archives.")
+    ],
 ) -> None:
-    """Put images onto every node that lacks them."""
+    """Load images onto all nodes that do not have them."""
     layout = ClusterLayout.default()
     cluster.require_up(layout)
     for image in images:
@@ -75,21 +77,25 @@ def load_image(
 
 
 @app.command()
-def build(with_kwok: Annotated[bool, typer.Option("--fake-nodes", help="What plays fake nodes, too.")] = False) -> None:
-    """Build the programs of the cluster. Needs no root."""
+def build(
+    with_kwok: Annotated[bool, typer.Option("--fake-nodes", help="Also build KWOK, which simulates nodes.")] = False,
+) -> None:
+    """Build the programs of the cluster. Does not need root."""
     layout = ClusterLayout.default()
     build_modules((*MODULES, KWOK) if with_kwok else MODULES, layout.binaries, progress)
-    progress.say(f"the programs are in {layout.binaries}")
+    progress.say(f"programs: {layout.binaries}")
 
 
 @app.command()
 def control_plane(
-    directory: Annotated[Path, typer.Argument(help="Holds its files, its logs, and the kubeconfig.")],
-    base_port: Annotated[int, typer.Option(help="The first of the three ports it listens on, on 127.0.0.1.")] = 26443,
-    controller_manager: Annotated[bool, typer.Option("--controller-manager", help="With its controllers.")] = False,
-    scheduler: Annotated[bool, typer.Option("--scheduler", help="With the scheduler.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Directory for data, logs and the kubeconfig.")],
+    base_port: Annotated[int, typer.Option(help="First of the three ports on 127.0.0.1.")] = 26443,
+    controller_manager: Annotated[
+        bool, typer.Option("--controller-manager", help="Also run the controller manager.")
+    ] = False,
+    scheduler: Annotated[bool, typer.Option("--scheduler", help="Also run the scheduler.")] = False,
 ) -> None:
-    """Run etcd and the API server alone until interrupted. Needs no root."""
+    """Run only etcd and the API server, until interrupted. Does not need root."""
     plane = ControlPlane(directory, base_port=base_port, controller_manager=controller_manager, scheduler=scheduler)
     with plane, suppress(KeyboardInterrupt):
         progress.say(f"kubectl:    {plane.kubectl}\nkubeconfig: {plane.kubeconfig}")

@@ -129,7 +129,7 @@ def require_up(layout: ClusterLayout) -> None:
     """Raises ClusterError where there is no cluster."""
     require_root("reaching into a cluster's nodes")
     if machine.first_process() is None or not layout.kubeconfig.exists():
-        raise ClusterError("expected a cluster, found none; bring it up with `python -m rljob_cluster up`")
+        raise ClusterError("expected a running cluster, found none: run `python -m rljob_cluster up`")
 
 
 def api_answers(layout: ClusterLayout) -> bool:
@@ -158,7 +158,7 @@ def has_service_account(client: ApiClient) -> bool:
 
 def check_machine(layout: ClusterLayout) -> None:
     if machine.first_process() is None:
-        raise ClusterError(f"the cluster's machine ended while it started; see {layout.logs}/machine.log")
+        raise ClusterError(f"the cluster's machine exited during its start; see {layout.logs}/machine.log")
 
 
 def wait_until(what: str, holds: Callable[[], bool], layout: ClusterLayout) -> None:

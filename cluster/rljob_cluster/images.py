@@ -70,7 +70,7 @@ def images_of(archive: Path) -> dict[str, str]:
             member = content.extractfile("index.json")
             index = json.load(member) if member else {}
     except (tarfile.TarError, json.JSONDecodeError, OSError) as error:
-        raise ClusterError(f"expected an image archive in {archive}: {error}") from error
+        raise ClusterError(f"expected an OCI or Docker archive in {archive}: {error}") from error
     entries = ((entry.get("annotations", {}), entry["digest"]) for entry in index.get("manifests", ()))
     return {
         notes["io.containerd.image.name"]: digest for notes, digest in entries if "io.containerd.image.name" in notes

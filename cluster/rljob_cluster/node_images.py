@@ -1,4 +1,4 @@
-"""The images of one node, as its containerd holds them."""
+"""Images of one node, in its containerd."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ cp --archive --link --no-target-directory "$1" "$2"
 
 @dataclass(frozen=True, slots=True)
 class NodeImages:
-    """Every method raises ClusterError where containerd refuses."""
+    """Image store of a node. Its methods raise ClusterError if containerd refuses a request."""
 
     ctr: Path
     containerd_socket: Path
 
     def digests(self) -> dict[str, str]:
-        """The digest of each image's manifest, by the image's name."""
+        """Digest of each image's manifest, by image name."""
         lines = self._run("images", "list").splitlines()[1:]
         return {name: digest for name, _, digest, *_ in (line.split() for line in lines)}
 
     def import_archive(self, archive: Path) -> None:
-        """Import and unpack; remove what the images of the archive replace."""
+        """Import and unpack the archive, and remove images that it replaces."""
         self._run("images", "import", "--local", "--discard-unpacked-layers", str(archive))
         found = self.digests()
         named = {digest for name, digest in found.items() if not name.startswith("sha256:")}
@@ -44,7 +44,7 @@ class NodeImages:
         return self._has_snapshot(layer.chain_id)
 
     def link_layer(self, layer: Layer, below: Layer | None) -> None:
-        """Make a layer of hard links to its files, on top of `below`; a copy where they are on another file system.
+        """Create a layer on top of `below` from hard links to its files, or from copies on another file system.
 
         It stays until `release`, whether an image needs it or not.
         """
@@ -61,7 +61,7 @@ class NodeImages:
         self._run("snapshots", "commit", layer.chain_id, key)
 
     def release(self, layer: Layer) -> None:
-        """From here on the layer stays as long as an image needs it."""
+        """Tie the lifetime of the layer to the images that need it."""
         self._run("snapshots", "label", layer.chain_id, f"{KEEP_LABEL}=")
 
     def _has_snapshot(self, name: str) -> bool:
@@ -78,6 +78,6 @@ class NodeImages:
 
 
 def writable_folder(mount: dict[str, Any]) -> Path:
-    """Where a snapshot's own files lie: the source of the lowest layer's mount, the upper folder of another's."""
+    """Folder of a snapshot's own files: the mount source of the lowest layer, or the upper folder of another layer."""
     uppers = [option.removeprefix("upperdir=") for option in mount["Options"] if option.startswith("upperdir=")]
     return Path(uppers[0] if uppers else mount["Source"])

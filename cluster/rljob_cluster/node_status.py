@@ -1,4 +1,4 @@
-"""What a Node object of the API says of itself."""
+"""Status of Node objects."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def reports_ready(node: dict[str, Any]) -> bool:
 
 
 def gpus(node: dict[str, Any]) -> int:
-    """How many GPUs pods can have there."""
+    """Number of GPUs that pods can use on the node."""
     return int(node["status"].get("allocatable", {}).get(GPU_RESOURCE, 0))

@@ -1,4 +1,4 @@
-"""Small images without an image builder: files in, an OCI archive out."""
+"""OCI archives of small images, written without an image builder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SmallImage:
 
 
 def write_archive(image: SmallImage, path: Path) -> None:
-    """Write the image as an OCI archive: the same image gives the same bytes."""
+    """Write the image as an OCI archive. The same image always produces the same bytes."""
     layer = _tar(image.files, image.links)
     config = _json(
         {
@@ -46,7 +46,7 @@ def write_archive(image: SmallImage, path: Path) -> None:
 
 
 def write_metadata_archive(name: str, config: bytes, manifest: bytes, path: Path) -> None:
-    """Write an OCI archive of an image without its layers, for a node that has them."""
+    """Write an OCI archive of an image without its layers, for a node that has the layers."""
     _write(name, manifest, [config], path)
 
 

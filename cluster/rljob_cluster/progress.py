@@ -1,4 +1,4 @@
-"""Tells the person at the terminal what goes on and how long it takes."""
+"""Progress messages on the terminal, with durations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 
 class Progress:
-    """One line a step: while it lasts with a running clock (on a terminal), when it is done with its seconds."""
+    """Prints one line per step, with its seconds. On a terminal, the line counts the seconds while the step runs."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

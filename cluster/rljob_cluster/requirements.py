@@ -1,4 +1,4 @@
-"""What a cluster needs of the machine besides Python and Go."""
+"""Requirements of a cluster on the machine, other than Python and Go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = {
 
 
 def require_root(what: str) -> None:
-    """Raises ClusterError where this process is not root's."""
+    """Raises ClusterError if this process does not run as root."""
     if os.geteuid() != 0:
         raise ClusterError(
             f"{what} needs root; this process has user id {os.geteuid()}. Run it with sudo. "
@@ -30,7 +30,7 @@ def require_root(what: str) -> None:
 
 
 def require_packages() -> None:
-    """Raises ClusterError with the command that installs what is missing."""
+    """Raises ClusterError with the command that installs missing packages."""
     if missing := missing_packages():
         raise ClusterError(
             f"this machine lacks {', '.join(missing)}. On Debian and Ubuntu: apt-get install {' '.join(missing)}"
@@ -38,7 +38,7 @@ def require_packages() -> None:
 
 
 def missing_packages() -> list[str]:
-    """The Debian packages whose programs are not there."""
+    """Debian packages whose programs are missing."""
     missing = {package for program, package in PROGRAMS.items() if not shutil.which(program, path=SEARCH_PATH)}
     if not any((folder / "ptp").exists() for folder in CNI_PLUGINS):
         missing.add("containernetworking-plugins")

@@ -1,4 +1,4 @@
-"""What there is of the cluster, for a person to read."""
+"""Status of the cluster, for people."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ from rljob_cluster.node_status import gpus, reports_ready
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A program of the cluster; `pid` as this machine counts, `memory_bytes` resident."""
+    """A program of the cluster."""
 
     name: str
     pid: int
+    """Process id on this machine, outside the cluster's namespaces."""
     memory_bytes: int
+    """Resident memory."""
 
 
 def show(layout: ClusterLayout, console: Console) -> bool:
-    """Print the status; whether the cluster is there."""
+    """Print the status. Returns False if the cluster is not running."""
     first = machine.first_process()
     if first is None or not layout.kubeconfig.exists():
-        console.print("the cluster is down" if first is None else f"a cluster is up, but not that of {layout.root}")
+        console.print(
+            "the cluster is not running"
+            if first is None
+            else f"another cluster is running, not the one of {layout.root}"
+        )
         console.print(f"disk: {disk(layout)}", highlight=False)
         return False
     console.print(nodes_table(layout))
@@ -79,14 +85,14 @@ def components(first: int) -> list[Component]:
 
 
 def component_name(command: list[str]) -> str:
-    """The program's name, with its node's where it is one of a node's."""
+    """Name of the program, with the name of its node if it belongs to one."""
     program = Path(command[0]).name
     nodes = [node.name for node in NODES if any(node.name in word for word in command[1:])]
     return f"{program} ({nodes[0]})" if nodes else program
 
 
 def disk(layout: ClusterLayout) -> str:
-    """What the cluster's folders hold. Files that images share with the image builder's storage count here, too."""
+    """Disk usage of the cluster's folders, including files that images share with the image builder's storage."""
     folders = [layout.binaries, layout.images, layout.state]
     there = [folder for folder in folders if folder.exists()]
     if not there:

@@ -1,4 +1,4 @@
-"""Keeps programs running, as a machine's first process does."""
+"""Supervision of programs, as by a machine's init process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RESTART_SECONDS = 1.0
-"""A program that ended is started again no sooner than this after its last start."""
+"""Minimum seconds between two starts of a program."""
 
 
 @dataclass(slots=True)
@@ -20,24 +20,24 @@ class Supervised:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Starts programs, each with a log of its own, and starts those again that end. Buries orphans besides."""
+    """Starts programs, each with its own log, restarts programs that exit, and reaps orphaned processes."""
 
     logs: Path
     search_path: str
     _programs: dict[str, Supervised] = field(default_factory=dict, init=False)
 
     def ensure(self, name: str, command: list[str]) -> None:
-        """Start the program unless it is being kept running already."""
+        """Start the program unless it is supervised already."""
         if name not in self._programs:
             self._programs[name] = Supervised(command, self._spawn(name, command), time.monotonic())
 
     def restart_ended(self) -> None:
-        """Take note of every process that ended; start programs again whose time has come. Does not wait."""
+        """Reap processes that exited, and restart programs that are due. Does not wait."""
         for pid, status in _ended():
             for name, program in self._programs.items():
                 if program.pid == pid:
                     program.pid = None
-                    print(f"{name} (process {pid}) ended with {os.waitstatus_to_exitcode(status)}", flush=True)
+                    print(f"{name} (process {pid}) exited with code {os.waitstatus_to_exitcode(status)}", flush=True)
         for name, program in self._programs.items():
             if program.pid is None and time.monotonic() - program.started >= RESTART_SECONDS:
                 program.pid, program.started = self._spawn(name, program.command), time.monotonic()
@@ -53,7 +53,7 @@ class Supervisor:
 
 
 def _ended() -> list[tuple[int, int]]:
-    """The processes that ended since the last call, with their wait status."""
+    """Processes that exited since the last call, with their wait status."""
     ended: list[tuple[int, int]] = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The program that builds: buildah, or docker where an engine answers."""
+"""Programs that build images: buildah, or docker if an engine answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from image_build.recipes import Recipe
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image in the builder's store; `size` is that of all its layers, as people read it."""
+    """An image in the builder's store; `size` is the readable size of all its layers."""
 
     id: str
     size: str
@@ -27,14 +27,14 @@ class LocalImage:
 
 
 class Builder(ABC):
-    """What buildah and docker differ in. `step` finds what a build is at in a line of its output."""
+    """Differences between buildah and docker. `step` finds the current step of a build in a line of its output."""
 
     name: ClassVar[str]
     step: ClassVar[re.Pattern[str]]
     _probe: ClassVar[Sequence[str]]
 
     def fault(self) -> str | None:
-        """Why it cannot build here, in a sentence; None where it can."""
+        """Reason for which it cannot build on this machine; None if it can."""
         if shutil.which(self.name) is None:
             return f"{self.name} is not installed"
         probe = self._run(self._probe)
@@ -53,7 +53,7 @@ class Builder(ABC):
 
     @abstractmethod
     def find(self, reference: str) -> LocalImage | None:
-        """The image of that name in the local store."""
+        """The image with this name in the local store; None if it is not there."""
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
@@ -79,7 +79,7 @@ class Buildah(Builder):
         return LocalImage(inspected["FromImageID"], json.loads(listed.stdout)[0]["size"], labels)
 
     def environment(self) -> dict[str, str]:
-        """Root can do without what buildah asks for by default and small machines do not have: namespaces and FUSE."""
+        """Environment for buildah without namespaces and FUSE, which root does not need and small machines lack."""
         needs_least = {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"} if os.geteuid() == 0 else {}
         return needs_least | super().environment()
 
@@ -112,7 +112,7 @@ BUILDERS: tuple[Builder, ...] = (Buildah(), Docker())
 
 
 def find_builder(wanted: str | None) -> Builder:
-    """The first that works, or the wanted one; an ImageBuildError names what each lacks."""
+    """The requested builder, or the first one that works. Raises ImageBuildError with the reasons if none works."""
     faults = []
     for builder in BUILDERS:
         if wanted in (None, builder.name):

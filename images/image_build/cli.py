@@ -1,4 +1,4 @@
-"""`images/build`: builds the images that changed, and says name, size and seconds of each."""
+"""Command line `images/build`: builds images that changed, and prints the name, size and duration of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"images: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nimages: interrupted; what is built stays, and the same command goes on", file=sys.stderr)
+        print(
+            "\nimages: interrupted; finished images are kept, and the same command resumes the build", file=sys.stderr
+        )
         return 130
     return 0
 
@@ -49,30 +51,34 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "image", nargs="*", default=NAMES, help=f"{', '.join(NAMES)} (default: all of these), {', '.join(EXAMPLES)}"
     )
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="what the trainer runs on (default: cpu)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device of the trainer image (default: cpu)")
     parser.add_argument(
         "--base-image",
         metavar="REFERENCE",
-        help="an image with Python 3.11 or newer and apt, such as python:3.12-slim "
-        "(default: made by debootstrap where that works, else the Containerfiles' own)",
+        help="image with Python 3.11 or newer and apt, such as python:3.12-slim "
+        "(default: an image made by debootstrap if possible, otherwise the default of each Containerfile)",
     )
-    parser.add_argument("--builder", choices=["buildah", "docker"], help="default: the first of the two that works")
+    parser.add_argument(
+        "--builder",
+        choices=["buildah", "docker"],
+        help="program that builds the images (default: the first one that works)",
+    )
     parser.add_argument(
         "--model-directory",
         type=Path,
         default=SMOLLM2,
         metavar="DIR",
-        help="the model's files, in a folder …/REGISTRY/REPOSITORY/NAME/TAG (default: what `make model` made)",
+        help="files of the model, in a folder …/REGISTRY/REPOSITORY/NAME/TAG (default: the model of `make model`)",
     )
-    parser.add_argument("--rebuild", action="store_true", help="build even where nothing changed")
+    parser.add_argument("--rebuild", action="store_true", help="build even if nothing changed")
     options = parser.parse_args(arguments)
     if unknown := set(options.image) - {*NAMES, *EXAMPLES}:
-        parser.error(f"no image is called {', '.join(sorted(unknown))}; there are {', '.join((*NAMES, *EXAMPLES))}")
+        parser.error(f"expected an image of {', '.join((*NAMES, *EXAMPLES))}, found {', '.join(sorted(unknown))}")
     return options
 
 
 def own_base(builder: Builder) -> str | None:
-    """The base image made on this machine, built where it is not there yet; None where this machine cannot make one."""
+    """The base image made by debootstrap, built if it is missing; None if this machine cannot build it."""
     tag = debian_base.tag()
     if builder.find(tag):
         return tag
@@ -113,7 +119,7 @@ def with_base(wanted: Recipe, base: str | None) -> Recipe:
 
 
 def base_id(builder: Builder, wanted: Recipe, base: str | None) -> str:
-    """What tells one base from the next: its id, where it is in the local store."""
+    """Id of the base image in the local store; empty if it is not there."""
     base = wanted.arguments.get("TRAINER_IMAGE") or (base if wanted.needs_base else None)
     local = builder.find(base) if base else None
     return local.id if local else ""

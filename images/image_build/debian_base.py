@@ -1,4 +1,4 @@
-"""The base image where no registry is at hand: Debian's smallest system with its own Python, made by debootstrap."""
+"""Base image for machines without a registry: a minimal Debian with its own Python, made by debootstrap."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ LEFT_OUT = ("usr/share/man", "usr/share/info", "usr/share/locale", "var/lib/apt/
 
 
 def is_possible() -> bool:
-    """Whether this machine can make the base image."""
+    """True if this machine can build the base image."""
     return shutil.which("debootstrap") is not None and os.geteuid() == 0
 
 
 def tag() -> str:
-    """The image's name; what it is made from is in the name, so that a change makes another image."""
+    """Name of the image. It contains the inputs, so that changed inputs produce another image."""
     definition = repr((SUITE, PACKAGES, LEFT_OUT, containerfile("base").read_text()))
     return f"localhost/rljob/base:{SUITE}-{hashlib.sha256(definition.encode()).hexdigest()[:12]}"
 
 
 @contextmanager
 def prepared_recipe() -> Iterator[Recipe]:
-    """Makes the root file system, in about a minute; its image's recipe is good for as long as the context lasts."""
+    """Builds the root file system, in about a minute. The recipe is valid only within the context."""
     with TemporaryDirectory(prefix="rljob-base-") as directory:
         root, context = Path(directory, "root"), Path(directory, "context")
         context.mkdir()

@@ -1,5 +1,5 @@
-"""The error that is shown as one sentence instead of a traceback."""
+"""The error that is printed as one line instead of a traceback."""
 
 
 class ImageBuildError(Exception):
-    """What was expected, what was found, and what to do."""
+    """An error of a build. Its message states what was expected, what was found and what to do."""

@@ -1,4 +1,4 @@
-"""What an image is made from, as files and as one key: while the key is the same, the image need not be built again."""
+"""Inputs of an image: its files, and a key. An image with an unchanged key does not need to be rebuilt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from image_build.recipes import Recipe
 
 
 def input_files(recipe: Recipe) -> list[Path]:
-    """The files that the recipe's COPY instructions can see, sorted."""
+    """Files that are visible to the recipe's COPY instructions, sorted."""
     if recipe.ignore is None:
         return sorted(path for path in recipe.context.rglob("*") if path.is_file())
     kept, left_out = read_ignore_file(recipe.ignore.read_text())
@@ -20,7 +20,7 @@ def input_files(recipe: Recipe) -> list[Path]:
 
 
 def read_ignore_file(text: str) -> tuple[list[str], list[str]]:
-    """The paths that an allow-list of the form `*`, `!kept`…, `**/left-out`… keeps, and the names it leaves out."""
+    """Paths that an allow-list of the form `*`, `!kept`…, `**/excluded`… keeps, and the names that it excludes."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     kept = [line.removeprefix("!") for line in lines if line.startswith("!")]
     left_out = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
@@ -28,7 +28,7 @@ def read_ignore_file(text: str) -> tuple[list[str], list[str]]:
 
 
 def content_key(recipe: Recipe, base_id: str) -> str:
-    """A SHA-256, in hexadecimal, of all that the image depends on: Containerfile, files, arguments, the base's id."""
+    """Hexadecimal SHA-256 of all inputs of the image: Containerfile, files, arguments, id of the base image."""
     digest = hashlib.sha256()
     digest.update(json.dumps([sorted(recipe.arguments.items()), base_id]).encode())
     for path in [recipe.containerfile, *input_files(recipe)]:

@@ -1,4 +1,4 @@
-"""The build machine's package index, certificates and time limits, handed to a build as secrets, never as layers."""
+"""Package index, certificates and timeouts of the build machine, passed to a build as secrets, never as layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 class PackageIndex(NamedTuple):
-    """Where packages come from; empty where the machine has no settings of its own."""
+    """Settings of the package index; empty if the machine has none."""
 
     default: str
     extra: tuple[str, ...]
@@ -21,7 +21,7 @@ class PackageIndex(NamedTuple):
 
 @contextmanager
 def build_secrets(environment: Mapping[str, str]) -> Iterator[dict[str, Path]]:
-    """Files by the id under which the Containerfiles mount them, for as long as the context lasts."""
+    """Files by the id under which the Containerfiles mount them. They exist only within the context."""
     index = package_index(environment)
     with TemporaryDirectory(prefix="rljob-images-") as directory:
         pip, uv = Path(directory, "pip.conf"), Path(directory, "uv.toml")
@@ -35,7 +35,7 @@ def build_secrets(environment: Mapping[str, str]) -> Iterator[dict[str, Path]]:
 
 
 def package_index(environment: Mapping[str, str]) -> PackageIndex:
-    """uv's own variables come first, then pip's variables, then pip's files."""
+    """Setting from uv's variables, pip's variables or pip's files, in this order."""
     pip = pip_files_settings(environment)
 
     def first(*variables: str, setting: str) -> str:
@@ -47,7 +47,7 @@ def package_index(environment: Mapping[str, str]) -> PackageIndex:
 
 
 def pip_files_settings(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The section `global` of pip's configuration files; a user's file wins over the machine's."""
+    """Section `global` of pip's configuration files. The user's file takes precedence over the machine's."""
     home = Path(environment.get("HOME", "/"))
     files = [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", home / ".config" / "pip" / "pip.conf"]
     if named := environment.get("PIP_CONFIG_FILE"):

@@ -1,4 +1,4 @@
-"""Runs a long command: its output goes to a log, its present step to the terminal, its end to whoever asked."""
+"""Execution of long commands, with their output in a log and their current step on the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 110
 def run_with_progress(
     title: str, command: Sequence[str], *, step: re.Pattern[str], environment: Mapping[str, str]
 ) -> None:
-    """Raises ImageBuildError with the last lines of the output where the command fails.
+    """Raises ImageBuildError with the last lines of the output if the command fails.
 
     `step` finds, as its group `step`, what the command is at in a line of its output.
     """
@@ -44,11 +44,11 @@ def run_with_progress(
                 display.show(found["step"])
     display.clear()
     if process.returncode != 0:
-        raise ImageBuildError(f"{''.join(last_lines)}\n{title}: {command[0]} failed; its whole output is in {log}")
+        raise ImageBuildError(f"{''.join(last_lines)}\n{title}: {command[0]} failed; see the full output in {log}")
 
 
 class StepDisplay:
-    """One line that each step overwrites; where the output is no terminal, a line every ten seconds at most."""
+    """A line that each step overwrites. If the output is not a terminal, at most one line every ten seconds."""
 
     def __init__(self, title: str) -> None:
         self._title = title

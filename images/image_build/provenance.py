@@ -1,4 +1,4 @@
-"""Which commit an image comes from."""
+"""Commit and repository of an image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def revision(repository: Path, files: Sequence[Path]) -> str:
 
 
 def source(repository: Path) -> str:
-    """The public address of the repository; empty where `origin` is something else, a path or one with credentials."""
+    """Public URL of the repository; empty if `origin` is a path or contains credentials."""
     origin = _git(repository, "remote", "get-url", "origin")
     return origin if re.fullmatch(r"https://[^@\s]+", origin) else ""
 

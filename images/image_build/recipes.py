@@ -1,4 +1,4 @@
-"""Which images there are, and what each is made from."""
+"""Recipes of the images."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rljob"
 NAMES = ("operator", "trainer", "model")
 EXAMPLES = ("trl",)
-"""Built where they are asked for by name."""
+"""Images that are built only if they are named."""
 DEVICES = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image. `context` is what its Containerfile's COPY sees; `ignore` says which of it counts, absent for all."""
+    """Recipe of an image."""
 
     name: str
+    """Name for the command line."""
     tag: str
+    """Full name of the image."""
     containerfile: Path
     context: Path
+    """Directory that COPY reads."""
     ignore: Path | None = None
+    """Ignore file, which selects the files of the context. Absent: all files count."""
     needs_base: bool = True
+    """True if the image is built on the base image."""
     arguments: Mapping[str, str] = field(default_factory=dict)
+    """Build arguments."""
 
 
 def recipe(name: str, *, device: str, model_directory: Path) -> Recipe:
@@ -73,7 +79,7 @@ def trainer(device: str) -> Recipe:
 
 
 def trl() -> Recipe:
-    """On the trainer's image for CPUs, which has to be there."""
+    """Recipe of an image on top of the trainer image for CPUs, which must exist."""
     version = locked_version("trl", "trl.txt")
     return Recipe(
         name="trl",
@@ -87,9 +93,10 @@ def trl() -> Recipe:
 
 
 def model(directory: Path) -> Recipe:
-    """The model in a directory that ends in `<registry>/<repository>/<tag>`, as the trainer's model cache has it."""
+    """Recipe of the model in a directory that ends in `<registry>/<repository>/<tag>`, as in the trainer's model
+    cache."""
     if not (directory / "config.json").is_file():
-        raise ImageBuildError(f"no model lies in {directory} (no config.json there): `make model` makes it")
+        raise ImageBuildError(f"expected a model in {directory}, found no config.json: run `make model`")
     title, version = directory.parts[-2:]
     return Recipe(
         name="model",
@@ -119,5 +126,5 @@ def locked_version(package: str, requirements: str) -> str:
         rf"^{re.escape(package)}==(\S+)", (REPOSITORY / "requirements" / requirements).read_text(), re.MULTILINE
     )
     if pin is None:
-        raise ImageBuildError(f"requirements/{requirements} pins no {package}: run `make lock`")
+        raise ImageBuildError(f"requirements/{requirements} does not pin {package}: run `make lock`")
     return pin[1]

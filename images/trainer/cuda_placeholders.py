@@ -1,4 +1,5 @@
-"""Lets a CUDA build of torch load without NVIDIA's libraries: 3 GB that a CPU never runs a line of.
+"""Creates placeholders for NVIDIA's libraries, so that a CUDA build of torch loads on a CPU without 3 GB of unused
+code.
 
 The package index has torch for Linux only as a CUDA build. Its libraries name cuBLAS, cuDNN, NCCL and others, and
 Python's loader wants every name resolved, so `import torch` fails where they are left out. This puts one small library
@@ -34,14 +35,14 @@ static _Noreturn void refuse(const char *function) {
 
 
 class Function(NamedTuple):
-    """A function that a library names; `version` is the symbol version asked for, empty for none."""
+    """A function that a library refers to; `version` is the requested symbol version, or empty."""
 
     name: str
     version: str
 
 
 class Unresolved(NamedTuple):
-    """What the dynamic loader misses when it loads a library."""
+    """Libraries and functions that the dynamic loader does not find when it loads a library."""
 
     libraries: tuple[str, ...]
     functions: tuple[Function, ...]
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def loader_report(library: Path) -> str:
-    """What `ldd` says of the library's dependencies and of each of its symbols."""
+    """Report of `ldd` about the library's dependencies and each of its symbols."""
     ldd = subprocess.run(["ldd", "-r", str(library)], capture_output=True, text=True, check=False)
     return ldd.stdout + ldd.stderr
 
@@ -85,7 +86,7 @@ def placeholder_source(functions: Sequence[Function]) -> str:
 
 
 def version_script(functions: Sequence[Function]) -> str:
-    """The linker's script that gives each function the version under which torch asks for it."""
+    """Linker script that gives each function the symbol version that torch requests."""
     by_version: Mapping[str, list[str]] = defaultdict(list)
     for name, version in functions:
         if version:

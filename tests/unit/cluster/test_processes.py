@@ -43,7 +43,7 @@ def test_a_child_that_ended_is_reported_with_its_last_words(tmp_path: Path) -> N
 def test_a_running_child_is_not_started_twice(tmp_path: Path) -> None:
     child = ChildProcess(["/bin/sleep", "60"], tmp_path / "log")
     child.start()
-    with pytest.raises(ClusterError, match="runs already"):
+    with pytest.raises(ClusterError, match="already running"):
         child.start()
     child.kill()
     child.start()
