@@ -53,7 +53,7 @@ def test_what_a_function_raises_is_no_lost_worker(agents: WorkerAgents) -> None:
 
 
 def test_a_worker_without_an_agent_is_lost() -> None:
-    with pytest.raises(WorkerLost, match=f"worker {WORKERS} left before it was asked for getpid"):
+    with pytest.raises(WorkerLost, match=f"worker {WORKERS} exited before getpid"):
         WorkerAgents(WORKERS + 1).call(os.getpid, PATIENCE)
 
 

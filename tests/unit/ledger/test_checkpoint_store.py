@@ -79,7 +79,7 @@ def _flip_a_bit(path: Path) -> None:
     ("file", "damage", "said"),
     [
         ("shards/rank-0.bin", _flip_a_bit, r"shards/rank-0\.bin is corrupt \(its checksum differs\)"),
-        ("shards/rank-0.bin", _truncate, r"shards/rank-0\.bin has 999 bytes, 1,000 were written"),
+        ("shards/rank-0.bin", _truncate, r"shards/rank-0\.bin has 999 bytes instead of 1,000"),
         ("shards/rank-0.bin", Path.unlink, r"shards/rank-0\.bin is missing"),
         ("shards", shutil.rmtree, r"shards/rank-0\.bin is missing"),
         ("checkpoint.json", Path.unlink, r"checkpoint\.json is missing"),

@@ -112,7 +112,7 @@ def test_an_error_in_the_block_lets_go_and_passes_through(output: OutputDirector
 
 def test_a_directory_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("…")
-    with pytest.raises(OutputUnavailable, match=r"something else than a run \(thesis\.tex\)"):
+    with pytest.raises(OutputUnavailable, match=r"found thesis\.tex in "):
         OutputDirectory(tmp_path).open("", IDENTITY).__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -125,7 +125,7 @@ def test_a_fresh_volume_is_accepted(tmp_path: Path) -> None:
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(OutputUnavailable, match="is a file"):
+    with pytest.raises(OutputUnavailable, match="found the file"):
         OutputDirectory(tmp_path / "run").open("", IDENTITY).__enter__()
 
 
@@ -140,7 +140,7 @@ def test_another_job_is_refused_and_told_which_fields_differ(output: OutputDirec
         '  model: "random://qwen3" in the run, "random://llama" in the manifest',
         "  task.args: {} in the run, not set in the manifest",
         "  task.args.digits: not set in the run, 2 in the manifest",
-        "Set them back to continue that run, or give another --output to start anew.",
+        "Revert them to resume that run, or give another --output to start over.",
     ]
     assert output.manifest.read_text() == "first"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, model_shape
+from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions
 from rljob_trainer.models.resolve import resolve_model
 
 
@@ -27,7 +27,7 @@ def test_the_same_query_is_made_once_and_gives_the_same_weights_anywhere(tmp_pat
 def test_the_query_sets_the_architecture(tmp_path: Path) -> None:
     uri = "random://llama?hidden=48&intermediate=80&layers=3&heads=6&kvHeads=3&headDim=16&vocabulary=96&tied=true"
     directory = resolve_model(uri, tmp_path)
-    shape = model_shape(directory)
+    shape = model_dimensions(directory)
     assert (shape.hidden, shape.intermediate, shape.layers, shape.heads) == (48, 80, 3, 6)
     assert (shape.kv_heads, shape.head_dim, shape.vocabulary, shape.tied) == (3, 16, 96, True)
     attention, mlp, norms = 2 * 48 * 96 + 2 * 48 * 48, 3 * 48 * 80, 2 * 48

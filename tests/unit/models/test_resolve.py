@@ -112,7 +112,7 @@ class TestHub:
         (repository / "refs" / "main").write_text(commit)
 
         assert self.resolve("hf://org/tiny", tmp_path / "hub") == str(repository / "snapshots" / commit)
-        assert "not in the hub's cache" in self.resolve("hf://org/other", tmp_path / "hub")
+        assert "not in the local cache" in self.resolve("hf://org/other", tmp_path / "hub")
         assert "hf://org/name" in self.resolve("hf://not/a/name", tmp_path / "hub")
 
     @staticmethod
@@ -133,7 +133,7 @@ class TestHub:
 
 
 def test_a_volume_claim_says_that_it_needs_kubernetes() -> None:
-    with pytest.raises(BadInput, match=r"only inside a Kubernetes cluster.* file:///"):
+    with pytest.raises(BadInput, match=r"only in a Kubernetes cluster.* file:///"):
         resolve_model("pvc://models/tiny")
 
 
@@ -156,8 +156,8 @@ def test_an_unusable_tokenizer_is_bad_input(model: Path) -> None:
 def test_models_are_resolved_without_torch(tmp_path: Path) -> None:
     check = (
         "import sys; from pathlib import Path; from rljob_trainer.models.resolve import resolve_model\n"
-        "from rljob_trainer.models.checkpoint import model_shape; from rljob_trainer.models.checkpoint import *\n"
-        "directory = resolve_model('random://qwen3', Path(sys.argv[1])); model_shape(directory)\n"
+        "from rljob_trainer.models.checkpoint import model_dimensions; from rljob_trainer.models.checkpoint import *\n"
+        "directory = resolve_model('random://qwen3', Path(sys.argv[1])); model_dimensions(directory)\n"
         "load_tokenizer(directory); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", check, str(tmp_path)], check=True)

@@ -239,4 +239,4 @@ def test_a_failure_that_a_change_answers_is_marked_once(tmp_path: Path) -> None:
     (tmp_path / "policy-0-step9.json").write_text("torn")
     marks = timeline_marks([plan_change(60), plan_change(80, preventive=True)], tmp_path)
     assert [(mark.time - BEGUN, mark.failure) for mark in marks] == [(60, True), (80, False), (500, True)]
-    assert marks[-1].text == "out of memory: 3.00 GiB asked for"
+    assert marks[-1].text == "out of memory: 3.00 GiB requested"

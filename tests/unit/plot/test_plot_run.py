@@ -73,7 +73,7 @@ def test_a_directory_without_a_run_is_said_to_be_none(tmp_path: Path) -> None:
 
 def test_a_run_without_a_step_has_nothing_to_draw_yet(tmp_path: Path) -> None:
     write_ledger(tmp_path, [])
-    with pytest.raises(OutputUnavailable, match="no step is committed"):
+    with pytest.raises(OutputUnavailable, match="no committed step"):
         plot_run(tmp_path)
 
 

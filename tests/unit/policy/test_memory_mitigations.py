@@ -18,7 +18,7 @@ from rljob_trainer.errors import TrainerError
 from rljob_trainer.policy import optimizer as policy_optimizer
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.memory_mitigations import expandable_segments, weight_export
-from rljob_trainer.policy.memory_mitigations.cached_memory import WORTH_A_FLUSH_BYTES, cache_handed_back
+from rljob_trainer.policy.memory_mitigations.cached_memory import MIN_RELEASE_BYTES, cache_released_after
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
 from rljob_trainer.policy.optimizer import optimizer_on_device
@@ -189,7 +189,7 @@ def test_a_reserved_buffer_holds_the_largest_parameter_and_grows_but_does_not_sh
 @pytest.fixture
 def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that the allocator pretends to cache beside 7 that are in use."""
-    cached = [WORTH_A_FLUSH_BYTES]
+    cached = [MIN_RELEASE_BYTES]
     monkeypatch.setattr(
         torch.cuda,
         "memory_stats",
@@ -199,16 +199,16 @@ def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_cached_memory_goes_back_where_it_is_worth_a_flush(told: list[str], caching: list[int]) -> None:
-    for cached, flushes in ((WORTH_A_FLUSH_BYTES, ["flush"]), (WORTH_A_FLUSH_BYTES - 1, [])):
+    for cached, flushes in ((MIN_RELEASE_BYTES, ["flush"]), (MIN_RELEASE_BYTES - 1, [])):
         caching[0] = cached
-        with cache_handed_back(enabled=True):
+        with cache_released_after(enabled=True):
             pass
         assert told == flushes
         told.clear()
 
 
 def test_cached_memory_stays_where_the_plan_says_so(told: list[str], caching: list[int]) -> None:
-    with cache_handed_back(enabled=False):
+    with cache_released_after(enabled=False):
         pass
     assert told == []
 
@@ -223,7 +223,7 @@ def test_a_phase_that_failed_gives_back_what_it_held_though_its_error_is_kept(
         held.append(weakref.ref(activations))
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError) as kept, cache_handed_back(enabled=True):
+    with pytest.raises(RuntimeError) as kept, cache_released_after(enabled=True):
         phase()
     assert kept.value.__traceback__ is not None
     assert held[0]() is None

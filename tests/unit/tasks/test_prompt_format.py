@@ -30,5 +30,5 @@ def test_never_leaves_the_chat_template_out(chat_tokenizer: Any) -> None:
 def test_a_tokenizer_without_chat_template_is_refused_where_one_is_needed(
     tokenizer: Any, settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(BadInput, match="tokenizer has none"):
+    with pytest.raises(BadInput, match="tokenizer with a chat template, found none"):
         PromptFormat(tokenizer, **settings)

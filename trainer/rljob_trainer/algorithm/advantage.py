@@ -1,4 +1,4 @@
-"""How much better each completion was than its group: the advantage of GRPO."""
+"""The advantage of GRPO: the reward of each completion relative to its group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ _EPSILON = 1e-6
 
 
 def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> FloatArray:
-    """Advantage of each completion in its group: `(R − mean) / (std + 1e-6)`, or `R − mean` where not `scale`.
+    """Advantage of each completion in its group: `(R − mean) / (std + 1e-6)`, or `R − mean` if not `scale`.
 
     `rewards`: [completions], group-major, finite. Returns [completions], float32. The standard deviation is the
-    unbiased one (divisor n − 1). A group whose rewards are all equal gets exactly 0: it says nothing about better and
-    worse.
+    unbiased one (divisor n − 1). A group whose rewards are all equal gets exactly 0.
 
     Source: GRPO (arXiv 2402.03300, eq. 3 ff.); `scale=False` is Dr. GRPO (arXiv 2503.20783).
-    Raises `BadInput` on a reward that is not finite, `ValueError` where the rewards do not make whole groups.
+    Raises `BadInput` for a reward that is not finite, `ValueError` if the rewards do not form whole groups.
     """
     groups = _groups(rewards, group_size)
     centred = groups - groups.mean(axis=1, keepdims=True)
@@ -29,7 +28,7 @@ def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> Fl
 
 
 def uniform_groups(rewards: FloatArray, group_size: int) -> int:
-    """Number of groups whose rewards are all equal, from which nothing is learnt."""
+    """Number of groups whose rewards are all equal, so that the policy learns nothing from them."""
     groups = _groups(rewards, group_size)
     return int((groups == groups[:, :1]).all(axis=1).sum())
 

@@ -1,8 +1,8 @@
-"""Log-probability and entropy of each token without ever holding the [tokens, vocabulary] logits.
+"""Log-probability and entropy of each token, without storing the [tokens, vocabulary] logits.
 
-At a vocabulary of 150,000 the float32 logits of 16,000 tokens are 9 GiB, and their gradient as much again. Here the
-logits live for one chunk of tokens at a time: forward keeps two numbers a token, backward computes the chunk's logits
-anew.
+With a vocabulary of 150,000, the float32 logits of 16,000 tokens take 9 GiB, and their gradient as much again. Here the
+logits exist for one chunk of tokens at a time: forward keeps two numbers per token, backward recomputes the logits of
+each chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def chunked_logprobs(
 
     `hidden`: [T, H]. `weight`: [V, H], of the same dtype. `targets`: [T], int64. Returns two float32 tensors of [T], in
     nats; gradients flow through both to `hidden` and `weight`. At most `chunk_tokens` × V logits exist at a time. The
-    softmax is float32 whatever the dtype of the inputs.
+    softmax is computed in float32, whatever the dtype of the inputs.
 
     With p = softmax(z): ∂ log p[target] / ∂z = onehot − p, and ∂ entropy / ∂z = −p · (log p + entropy).
     """
@@ -52,7 +52,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs_grad, entropy_grad = output_grads
         logits_grad = _fused(_logits_grad) if hidden.is_cuda else _logits_grad
         hidden_grad = torch.empty_like(hidden)
-        # Chunks are summed in float32: in bfloat16 the later ones would be rounded away.
+        # Chunks are summed in float32: in bfloat16, later ones would be lost to rounding.
         weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for rows in _chunks(len(targets), ctx.chunk_tokens):
             grad = logits_grad(
@@ -71,7 +71,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _distribution(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a chunk of C tokens: log-probability of the target, entropy, and the logarithm of the normalizer, each [C]."""
+    """Log-probability of the target, entropy, and logarithm of the normalizer, for a chunk of C tokens; each [C]."""
     scaled = logits / temperature
     normalizer = scaled.logsumexp(1)
     log_softmax = scaled - normalizer[:, None]
@@ -102,9 +102,10 @@ def _logits_grad(
 
 @functools.cache
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled where it is first needed: the compiler's import takes seconds.
+    """Compile `function` on first use, since importing the compiler takes seconds.
 
-    Fused, it passes over the logits once or twice, not a dozen times: that halves the head's time on a GPU.
+    The fused kernel passes over the logits once or twice instead of a dozen times, which halves the time of the head on
+    a GPU.
     """
     compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
     return compiled

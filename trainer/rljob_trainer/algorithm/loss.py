@@ -1,7 +1,8 @@
-"""The loss of GRPO: PPO's clipped objective, corrected for the engine's and the policy's disagreement.
+"""The loss of GRPO: PPO's clipped objective, corrected for the mismatch between engine and policy.
 
-Everything is per token in, and summed with weights that were fixed from the whole batch (see `aggregation`): the losses
-of the micro-batches of all ranks add up to the loss of the batch, and so do the metrics.
+All inputs are per token. They are summed with weights that are computed from the whole batch (see
+`micro_batch.token_weights`), so that the losses and metrics of all micro-batches on all ranks add up to those of the
+batch.
 """
 
 from __future__ import annotations
@@ -19,33 +20,45 @@ _MAX_KL = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """What the loss needs of T response tokens, all [T] and float32; log-probabilities are natural.
-
-    `logprobs`, `entropy`: of the policy now, with gradient. `old_logprobs`: of the policy before the step's first
-    update. `rollout_logprobs`: of the engine. `reference_logprobs`: of the initial model, where there is a KL term.
-    `loss_weights`, `mean_weights`: what the token counts in the loss, and in a mean over the batch; 0 drops the token.
-    """
+    """Inputs of the loss for T response tokens: float32 tensors of [T]. Log-probabilities are natural."""
 
     logprobs: Tensor
+    """Of the current policy, with gradient."""
+
     entropy: Tensor
+    """Of the current policy, with gradient."""
+
     old_logprobs: Tensor
+    """Of the policy before the step's first update."""
+
     rollout_logprobs: Tensor
+    """Of the engine."""
+
     advantages: Tensor
+
     loss_weights: Tensor
+    """Weight of the token in the loss; 0 drops it."""
+
     mean_weights: Tensor
+    """Weight of the token in a mean over the batch; 0 drops it."""
+
     reference_logprobs: Tensor | None = None
+    """Of the initial model; None without a KL term."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossMetrics:
-    """Detached scalars. Over the parts of a batch, add the `sums` and take the maximum of the `maxima`."""
+    """Detached scalars, for one part of a batch."""
 
     sums: dict[str, Tensor]
+    """Metrics whose total over a batch is the sum over its parts."""
+
     maxima: dict[str, Tensor]
+    """Metrics whose total over a batch is the maximum over its parts."""
 
 
 def policy_loss(tokens: TokenValues, config: LossConfig) -> tuple[Tensor, LossMetrics]:
-    """This part's share of the batch's loss, a scalar with gradient, and what to log of it.
+    """This part's share of the loss of the batch, a scalar with gradient, and its metrics.
 
     `Σ loss_weight · (is_weight · clipped_objective + kl_coefficient · k3 − entropy_coefficient · entropy)`.
 
@@ -74,7 +87,7 @@ def policy_loss(tokens: TokenValues, config: LossConfig) -> tuple[Tensor, LossMe
 
 
 def importance_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, config: LossConfig) -> Tensor:
-    """Weight of each token, [T] without gradient, from the ratio policy / engine before the step's first update."""
+    """Weight of each token, [T] without gradient: from the ratio policy / engine before the step's first update."""
     if config.importance_sampling == "off":
         return torch.ones_like(rollout_logprobs)
     ratio = _ratio(old_logprobs.detach() - rollout_logprobs)
@@ -118,5 +131,5 @@ def _mean(values: Tensor, mean_weights: Tensor) -> Tensor:
 
 
 def _maximum(values: Tensor, kept: Tensor) -> Tensor:
-    """The largest of the kept values, which are not negative; 0 where there are none."""
+    """The largest of the kept values, which are not negative; 0 if there are none."""
     return torch.nn.functional.pad(values.detach() * kept, (0, 1)).amax()

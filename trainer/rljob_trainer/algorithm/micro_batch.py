@@ -1,5 +1,4 @@
-"""The arrays of one micro-batch: completions side by side, padded on the right, and what the loss needs of each
-token."""
+"""Micro-batches: completions grouped by length, padded on the right, with the weight of each token in the loss."""
 
 from __future__ import annotations
 
@@ -19,28 +18,41 @@ Number = TypeVar("Number", np.int64, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """B completions with T response tokens in all. All arrays of [T] are parallel, completion after completion.
+    """B completions with T response tokens in total. All arrays of [T] are parallel, completion after completion.
 
-    `completions`: [B] places in the batch. `response_lengths`: [B], T in sum. `input_ids`: [B, L] prompt and response;
-    the last response token is left out, since nothing is predicted from it. `hidden_rows`: [T] row of the [B × L]
-    hidden states that predicts the token. `targets`: [T] the response tokens. `rollout_logprobs`: [T], 0 where the
-    engine gave none that is finite. `loss_weights`, `mean_weights`: [T] what the token counts in the loss, and in a
-    mean over the tokens of the batch. An empty micro-batch (B = 0) has T = 0 and one row of one padding token: ranks
-    without a share still take part.
+    An empty micro-batch (B = 0) has T = 0 and one row with one padding token, so that a rank without a share still
+    takes part in the collectives.
     """
 
     completions: list[int]
+    """[B] Indices in the batch."""
+
     response_lengths: list[int]
+    """[B] Tokens of each response; T in total."""
+
     input_ids: IndexArray
+    """[B, L] Prompt and response, without the last response token, from which nothing is predicted."""
+
     hidden_rows: IndexArray
+    """[T] Row of the flattened [B × L] hidden states that predicts the token."""
+
     targets: IndexArray
+    """[T] The response tokens."""
+
     advantages: FloatArray
+    """[T]"""
+
     rollout_logprobs: FloatArray
+    """[T] Of the engine; 0 if its value is not finite."""
+
     loss_weights: FloatArray
+    """[T] Weight in the loss."""
+
     mean_weights: FloatArray
+    """[T] Weight in a mean over the tokens of the batch."""
 
     def by_completion(self, values: FloatArray) -> Iterator[tuple[int, FloatArray]]:
-        """`values` of [T] cut up: each completion's place in the batch and its own."""
+        """`values` of [T] by completion: its index in the batch, and its values."""
         stops = np.cumsum(self.response_lengths)
         for completion, length, stop in zip(self.completions, self.response_lengths, stops, strict=True):
             yield completion, values[stop - length : stop]
@@ -55,9 +67,9 @@ def micro_batches_of(
     budget_tokens: int,
     aggregation: Aggregation,
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of one update over `completions` of a scored batch; as many as every other rank has.
+    """This rank's micro-batches of one update over `completions` of a scored batch. All ranks have the same number.
 
-    The weights are over all of `completions`, so the micro-batches of all ranks add up to the whole.
+    The weights refer to all of `completions`, so that the micro-batches of all ranks add up to the whole.
     """
     logprobs = [batch.rollout_logprobs[completion] for completion in completions]
     loss_weights = dict(zip(completions, token_weights(logprobs, aggregation), strict=True))
@@ -70,7 +82,7 @@ def micro_batches_of(
 
 
 def completions_with_tokens(batch: RolloutBatch) -> list[int]:
-    """The completions that have a response token: an empty response takes no part in an update."""
+    """Indices of the completions with at least one response token. Empty responses are left out of updates."""
     return [completion for completion, response in enumerate(batch.response_ids) if len(response)]
 
 
@@ -118,10 +130,10 @@ def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[Number]) -> npt.NDArr
 def plan_micro_batches(lengths: Sequence[int], ranks: int, budget_tokens: int) -> list[list[list[int]]]:
     """Indices of the sequences of each micro-batch: `plan[rank][micro_batch]`.
 
-    `lengths`: tokens of each sequence. A micro-batch of n sequences holds n × (longest of them) ≤ `budget_tokens`
-    tokens, padding included; a sequence longer than the budget is alone in one. Every rank gets the same number of
-    micro-batches, at least one, since all ranks meet in the collectives of each; where a rank has fewer, empty ones
-    follow. The longest come first, so that a step that does not fit into memory fails early.
+    `lengths`: tokens of each sequence. A micro-batch of n sequences has n × (longest of them) ≤ `budget_tokens` tokens,
+    padding included. A sequence longer than the budget gets its own. Every rank gets the same number of micro-batches,
+    at least one, since each has collectives; empty ones fill up. The longest come first, so that a step that does not
+    fit into memory fails early.
     """
     packed = [_pack(share, lengths, budget_tokens) for share in _deal(lengths, ranks)]
     count = max(1, *(len(micro_batches) for micro_batches in packed))
@@ -129,12 +141,12 @@ def plan_micro_batches(lengths: Sequence[int], ranks: int, budget_tokens: int) -
 
 
 def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
-    """`completions` in order, cut into `updates` parts whose sizes differ by at most one: one optimizer step each."""
+    """Split `completions` in order into `updates` parts, one per optimizer step. Sizes differ by at most one."""
     return [part.tolist() for part in np.array_split(np.asarray(completions, np.int64), updates)]
 
 
 def _deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Sequences by falling length, dealt to the ranks forth and back, so that all get about the same tokens."""
+    """Deal the sequences to the ranks by decreasing length, back and forth, so that all get about the same tokens."""
     order = sorted(range(len(lengths)), key=lambda sequence: (-lengths[sequence], sequence))
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for place, sequence in enumerate(order):
@@ -144,7 +156,7 @@ def _deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def _pack(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Fill micro-batches one after the other. `share` is by falling length: the first of each is its longest."""
+    """Fill micro-batches one after the other. `share` has decreasing lengths: the first of each is its longest."""
     micro_batches: list[list[int]] = []
     for sequence in share:
         if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= budget_tokens:
@@ -155,11 +167,11 @@ def _pack(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> l
 
 
 def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregation) -> list[FloatArray]:
-    """Weight of each token of each completion of a batch; parallel to `rollout_logprobs`, summing to 1 over the batch.
+    """Weight of each token, parallel to `rollout_logprobs`. The weights of a batch sum to 1.
 
-    A token whose log-probability from the engine is not finite is dropped: it weighs 0 and is in no denominator.
-    `token-mean`: every remaining token 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `sequence-mean`: every
-    completion that has a token 1 / completions, shared evenly by its tokens (GRPO, arXiv 2402.03300 eq. 3).
+    A token whose log-probability from the engine is not finite is dropped: its weight is 0, and it is not counted.
+    `token-mean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `sequence-mean`:
+    every completion with a token gets 1 / completions, divided equally among its tokens (GRPO, arXiv 2402.03300 eq. 3).
     """
     lengths = np.array([len(logprobs) for logprobs in rollout_logprobs], np.int64)
     completion = np.repeat(np.arange(len(lengths)), lengths)
@@ -174,5 +186,5 @@ def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregati
 
 
 def dropped_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:
-    """Number of tokens that count nothing, since the engine gave no finite log-probability for them."""
+    """Number of tokens with weight 0, because the engine's log-probability is not finite."""
     return sum(int((~np.isfinite(logprobs)).sum()) for logprobs in rollout_logprobs)

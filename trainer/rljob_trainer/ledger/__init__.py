@@ -1,1 +1,1 @@
-"""What a run keeps on disk, and how it stays whole whatever moment the run is stopped at."""
+"""The files of a run, which stay consistent at whatever moment the run stops."""

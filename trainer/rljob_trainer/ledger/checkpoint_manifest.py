@@ -1,4 +1,4 @@
-"""`checkpoint.json`: which files a checkpoint consists of, and how to tell that they are as they were written."""
+"""`checkpoint.json`: the files of a checkpoint, with their sizes and checksums."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ MANIFEST_NAME = "checkpoint.json"
 
 
 class FileDigest(BaseModel):
+    """Size and checksum of one file."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     size_bytes: int
@@ -19,32 +21,37 @@ class FileDigest(BaseModel):
 
 
 class CheckpointManifest(BaseModel):
-    """`files`: by path relative to the checkpoint. `metadata`: what the writer wants to know at a resume."""
+    """Contents of `checkpoint.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
+    """The checkpoint holds the state after this step."""
+
     metadata: dict[str, Any]
+    """Data of the writer, for the resume."""
+
     files: dict[str, FileDigest]
+    """By path relative to the checkpoint."""
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
 
     @classmethod
     def load(cls, checkpoint: Path) -> CheckpointManifest:
-        """Raises `OSError` where there is none, pydantic's `ValidationError` where it is damaged."""
+        """Read it. Raises `OSError` if there is none, pydantic's `ValidationError` if it is damaged."""
         return cls.model_validate_json((checkpoint / MANIFEST_NAME).read_bytes())
 
 
 def describe(checkpoint: Path, step: int, metadata: dict[str, Any]) -> CheckpointManifest:
-    """The manifest of the files that lie in `checkpoint` now."""
+    """The manifest of the files in `checkpoint`."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     digests = {path.relative_to(checkpoint).as_posix(): _digest(path) for path in files}
     return CheckpointManifest(step=step, metadata=metadata, files=digests)
 
 
 def find_damage(checkpoint: Path, step: int) -> str | None:
-    """What is wrong with the checkpoint of `step`, in one clause; None where every byte is as it was written."""
+    """A description of the damage to the checkpoint of `step`; None if every byte is as it was written."""
     try:
         manifest = CheckpointManifest.load(checkpoint)
     except FileNotFoundError:
@@ -61,7 +68,7 @@ def _find_file_damage(path: Path, name: str, expected: FileDigest) -> str | None
     try:
         size_bytes = path.stat().st_size
         if size_bytes != expected.size_bytes:
-            return f"{name} has {size_bytes:,} bytes, {expected.size_bytes:,} were written"
+            return f"{name} has {size_bytes:,} bytes instead of {expected.size_bytes:,}"
         if _digest(path).sha256 != expected.sha256:
             return f"{name} is corrupt (its checksum differs)"
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: a directory `step-000010` is a whole checkpoint or a damaged one, never a half-written one.
+"""Checkpoints on disk. A directory `step-000010` is always completely written.
 
-A checkpoint is written under a temporary name. `commit` makes every byte durable, lists the files with their checksums
-in `checkpoint.json`, and gives it its final name by one rename. Whatever carries another name is a leftover.
+A checkpoint is written under a temporary name. `commit` lists its files with their checksums in `checkpoint.json`,
+makes every byte durable, and renames the directory. Directories with other names are leftovers.
 """
 
 from __future__ import annotations
@@ -31,23 +31,30 @@ _UNWANTED_NAME = re.compile(r"step-\d+\.(discarded|rejected)")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint: `path` holds its files, `step` is the step after which its state was taken."""
+    """A valid checkpoint."""
 
     path: Path
+    """Directory with its files."""
+
     step: int
+    """It holds the state after this step."""
+
     metadata: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """The newest whole checkpoint, if any, and a sentence for people about each newer one that could not be used."""
+    """The result of a search for a checkpoint."""
 
     checkpoint: Checkpoint | None
+    """The newest valid one; None: there is none."""
+
     problems: list[str]
+    """A message for people about each newer checkpoint that cannot be used."""
 
 
 class CheckpointStore:
-    """The newest `keep` checkpoints of a run. Used by the controller; the policy ranks write where `begin` says."""
+    """The newest `keep` checkpoints of a run. The controller uses it; the policy ranks write the files."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         if keep < 1:
@@ -60,9 +67,9 @@ class CheckpointStore:
     # --- write ---
 
     def begin(self, step: int) -> Path:
-        """An empty directory to write the checkpoint of `step` into; it counts once `commit(step)` has returned.
+        """Create an empty directory for the checkpoint of `step`, which becomes valid by `commit(step)`.
 
-        Raises `OutputUnavailable` where the disk has no room for another checkpoint of the newest one's size.
+        Raises `OutputUnavailable` if the disk has no space for another checkpoint of the newest one's size.
         """
         self._require_room_for_another(step)
         path = self._partial_path(step)
@@ -72,9 +79,9 @@ class CheckpointStore:
         return path
 
     def commit(self, step: int, metadata: Mapping[str, Any] | None = None) -> Checkpoint:
-        """Give the checkpoint that was written since `begin(step)` its final name, durably; then prune.
+        """Make the checkpoint of `begin(step)` durable and rename it; then prune old ones.
 
-        A checkpoint of the same step that is already there stays: it was checked when the run began.
+        An existing checkpoint of the same step is kept: it was verified when the run started.
         """
         partial, final = self._partial_path(step), self._final_path(step)
         if final.exists():
@@ -92,9 +99,9 @@ class CheckpointStore:
     # --- read ---
 
     def latest_valid(self, through: int | None = None) -> FoundCheckpoint:
-        """The newest checkpoint whose every byte is as it was written, no newer than step `through`.
+        """Find the newest checkpoint up to step `through` whose checksums match.
 
-        Newer ones are set aside as `step-….rejected` until the next commit, and named in `problems`. Leftovers of
+        Newer ones are renamed to `step-….rejected` until the next commit, and listed in `problems`. Leftovers of
         interrupted writes are removed.
         """
         self._remove_matching(_INTERRUPTED_NAME)
@@ -113,11 +120,11 @@ class CheckpointStore:
         return len(self._steps())
 
     def newest_step(self) -> int:
-        """0 where there is no checkpoint."""
+        """0 if there is no checkpoint."""
         return max(self._steps(), default=0)
 
     def oldest_step(self) -> int:
-        """0 where there is no checkpoint."""
+        """0 if there is no checkpoint."""
         return min(self._steps(), default=0)
 
     # --- how ---
@@ -126,7 +133,7 @@ class CheckpointStore:
         return self.directory / f"step-{step:06d}"
 
     def _partial_path(self, step: int) -> Path:
-        # A rank of a killed attempt may still be writing for a moment: it must not write into this attempt's files.
+        # A rank of a killed attempt may still be writing: it must not write into the files of this attempt.
         return self.directory / f"step-{step:06d}.partial-{os.getpid()}"
 
     def _steps(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Files that are either whole on disk or not there, and disk failures in words that help."""
+"""Atomic, durable writes, and helpful messages for disk failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @contextmanager
 def writing(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn an `OSError` of the block, which writes `path`, into `OutputUnavailable` with the cause and the cure."""
+    """Convert an `OSError` of the block, which writes `path`, to `OutputUnavailable` with cause and advice."""
     try:
         yield
     except OSError as error:
@@ -23,9 +23,9 @@ def writing(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `path` so that it holds either its old content or all of `data`, also after a crash.
+    """Write `path` so that it has either its old content or all of `data`, even after a crash.
 
-    Raises `OutputUnavailable` where it cannot be written; the old content is then still there.
+    Raises `OutputUnavailable` if it cannot be written; the old content then remains.
     """
     partial = path.with_name(path.name + ".partial")
     with writing(path, len(data)):
@@ -42,7 +42,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names inside the directory `path` durable: an fsynced file is lost if its name is not."""
+    """Make the names in the directory `path` durable. Without its name, even an fsynced file is lost."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -51,7 +51,7 @@ def sync_directory(path: Path) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user can still write on the file system of `path` or its nearest existing parent."""
+    """Free bytes for this user on the file system of `path` or of its nearest existing parent."""
     existing = next(p for p in (path, *path.absolute().parents) if p.exists())
     status = os.statvfs(existing)
     return status.f_bavail * status.f_frsize
@@ -61,7 +61,7 @@ def disk_full_message(path: Path, needed_bytes: int | None) -> str:
     needed = f"{path} needs {needed_bytes:,} bytes" if needed_bytes is not None else f"{path} could not be written"
     return (
         f"the disk is full: {needed}, {free_bytes(path):,} are free. "
-        "What was committed before is safe. Free some space and run the same command again."
+        "Committed steps are safe. Free some space and run the same command again."
     )
 
 

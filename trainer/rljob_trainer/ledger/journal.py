@@ -1,4 +1,4 @@
-"""The scored rollouts of the steps that no checkpoint covers yet: from them, committed updates can be done again."""
+"""The scored rollouts of the steps that no checkpoint covers yet, from which committed updates are replayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NPZ_OVERHEAD_BYTES = 4096
 
 
 class RolloutJournal:
-    """One file a step, `step-000011.npz`. A torn or corrupt file counts as absent until its step is committed."""
+    """One file per step, `step-000011.npz`. A corrupt file counts as absent until its step is committed."""
 
     def __init__(self, directory: Path) -> None:
         with writing(directory):
@@ -25,7 +25,7 @@ class RolloutJournal:
         self.directory = directory
 
     def save(self, batch: RolloutBatch) -> None:
-        """Durable when it returns. Raises `OutputUnavailable` where the disk is full; nothing is left behind then."""
+        """Write the batch durably. Raises `OutputUnavailable` if the disk is full, and then leaves no file."""
         path = self._path(batch.step)
         with writing(path, _size_bytes(batch)):
             try:
@@ -36,16 +36,16 @@ class RolloutJournal:
             sync_directory(self.directory)
 
     def has(self, step: int) -> bool:
-        """Whether the step's rollouts are there and whole; every byte is checked."""
+        """True if the rollouts of the step exist and are intact."""
         try:
             return RolloutBatch.load(self._path(step)).step == step
         except _DAMAGE:
             return False
 
     def load(self, step: int) -> RolloutBatch:
-        """The rollouts of a step that `has` says is there, or that is committed.
+        """The rollouts of a step that is committed, or that `has` found.
 
-        Raises `OutputUnavailable` where they are missing or corrupt: a committed step cannot be generated again.
+        Raises `OutputUnavailable` if they are missing or corrupt: a committed step cannot be generated again.
         """
         path = self._path(step)
         try:
@@ -58,7 +58,7 @@ class RolloutJournal:
         return batch
 
     def discard_through(self, step: int) -> None:
-        """Let go of all steps up to and including `step`, and of what interrupted writes left."""
+        """Delete all steps up to and including `step`, and leftovers of interrupted writes."""
         for path in self.directory.iterdir():
             if (found := _FILE_NAME.fullmatch(path.name)) and int(found["step"]) <= step:
                 path.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ def _size_bytes(batch: RolloutBatch) -> int:
 
 def _not_replayable(path: Path, step: int, found: str) -> OutputUnavailable:
     return OutputUnavailable(
-        f"expected the rollouts of the committed step {step} in {path}, found the file {found}. They are needed to do "
-        "the update again, since no checkpoint covers it. Restore the file from a copy, or start anew with another "
+        f"expected the rollouts of the committed step {step} in {path}, found the file {found}. They are needed to "
+        "replay the update, since no checkpoint covers it. Restore the file from a copy, or start over with another "
         "--output."
     )

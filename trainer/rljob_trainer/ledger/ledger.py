@@ -1,4 +1,4 @@
-"""The list of what is committed: one line a step, written and made durable before the next step begins."""
+"""The ledger of committed steps: one line per step, made durable before the next step starts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from rljob_trainer.ledger.records import (
 
 @dataclass(frozen=True, slots=True)
 class LedgerContents:
-    """The records of a ledger's whole lines, and how many bytes those lines are."""
+    """The complete lines of a ledger."""
 
     records: list[LedgerRecord]
+
     whole_bytes: int
+    """Length of these lines."""
 
 
 def read_ledger(path: Path) -> LedgerContents:
-    """Read a ledger without changing it, also one that a run is writing.
+    """Read a ledger without changing it, even while a run writes it.
 
-    A last line without its newline was torn by a crash, or is being written: it is not committed and left out.
-    Raises `OutputUnavailable` on any other damage, with the line's number.
+    A last line without newline was cut off by a crash, or is being written: it is not committed, and is left out.
+    Raises `OutputUnavailable` for any other damage, with the number of the line.
     """
     data = path.read_bytes() if path.exists() else b""
     whole_bytes = data.rfind(b"\n") + 1
@@ -56,12 +58,12 @@ def read_ledger(path: Path) -> LedgerContents:
 
 
 class Ledger:
-    """Append-only. What `commit` has returned for is on disk whatever happens next."""
+    """An append-only file. Once `commit` has returned, the record is on disk."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the ledger at `path`; a torn last line is cut away.
+        """Open or create the ledger at `path`. An incomplete last line is removed.
 
-        Only one process may have it open: `OutputDirectory.open` sees to that.
+        Only one process may open it: `OutputDirectory.open` ensures that.
         """
         self.path = path
         contents = read_ledger(path)
@@ -85,7 +87,7 @@ class Ledger:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    # --- what is committed ---
+    # --- read ---
 
     @property
     def last_step(self) -> int:
@@ -97,10 +99,10 @@ class Ledger:
         return self.last_step + 1
 
     def remaining(self, total: int) -> range:
-        """The steps of a job of `total` steps that are not committed now."""
+        """The uncommitted steps of a job with `total` steps."""
         return range(self.next_step, total + 1)
 
-    # --- what is added ---
+    # --- append ---
 
     def begin_attempt(
         self,
@@ -109,7 +111,7 @@ class Ledger:
         plan: Mapping[str, Any],
         processes: Mapping[str, int],
     ) -> AttemptRecord:
-        """Write the attempt's line, and return it with its number. `started_at`: seconds since the epoch."""
+        """Write the record of a new attempt, and return it. `started_at`: seconds since the epoch."""
         record = AttemptRecord(
             attempt=len(self.attempts) + 1,
             started_at=started_at,
@@ -123,7 +125,7 @@ class Ledger:
         return record
 
     def record(self, record: RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord) -> None:
-        """Make a record durable that commits no step."""
+        """Make a record durable that does not commit a step."""
         self._append(record)
 
     def commit(self, record: StepRecord) -> None:
@@ -165,5 +167,5 @@ def _parse_line(path: Path, number: int, line: bytes) -> LedgerRecord:
 def _corrupt(path: Path, number: int, expected: str, found: str) -> OutputUnavailable:
     return OutputUnavailable(
         f"{path}, line {number} is corrupt: expected {expected}, found {found}. "
-        "Restore the file from a copy, or start anew with another --output."
+        "Restore the file from a copy, or start over with another --output."
     )

@@ -1,4 +1,4 @@
-"""The directory of one run: where everything lies, that one run at a time writes there, and that it stays one job's."""
+"""The output directory of a run: its layout, its lock, and the check that it belongs to one job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rljob_trainer.ledger.durable_files import write_atomically, writing
 _IDENTITY_NAME = ".identity.json"
 _LOCK_NAME = ".lock"
 _NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot"}
-"""Names in a directory that no run has used yet: a volume's own, and what a run leaves that died at once."""
+"""Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at once."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What file systems answer that have no locks."""
+"""Errors of file systems without locks."""
 _LOCK_POLL_SECONDS = 1.0
 
 
 class OutputDirectory:
-    """The layout of a run's files. `open` it before writing anything."""
+    """The paths of a run's files. Call `open` before writing any."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,15 +44,14 @@ class OutputDirectory:
     def open(
         self, manifest: str, identity: Mapping[str, Any], *, pod: str | None = None, wait_seconds: float = 0.0
     ) -> Iterator[None]:
-        """Hold the directory for this run alone, for the length of the block; the end of the process lets go too.
+        """Lock the directory for this run within the block. The lock also ends with the process.
 
-        `manifest`: the text that `job.yaml` will hold. `identity`: what must not change between the runs of one job,
-        JSON values, nested or not.
-        Raises `OutputUnavailable` where another run holds the directory, where it holds another job or something else
-        than a run, or where it cannot be written.
+        `manifest`: text for `job.yaml`. `identity`: JSON values that must not change between the runs of one job.
+        `pod`: the pod of this process as `namespace/name`, to report to others who find the directory locked.
+        `wait_seconds`: time to wait for the lock; on a shared volume it may outlive the node of its holder.
 
-        `pod`: the pod of this process as `namespace/name`, for whoever finds the directory held. `wait_seconds`: how
-        long another run is given to let go; on a shared volume a lock may outlive its holder's node for a while.
+        Raises `OutputUnavailable` if another run has locked the directory, if it contains another job or other files,
+        or if it cannot be written.
         """
         self._create()
         lock = self._lock(pod, wait_seconds)
@@ -68,19 +67,19 @@ class OutputDirectory:
 
     def _create(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise OutputUnavailable(f"{self.path} is a file. Give a directory as --output.")
+            raise OutputUnavailable(f"expected a directory as --output, found the file {self.path}; give a directory")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            # Before the lock, so that not even a lock file is left in a directory that is somebody else's.
+            # Checked before locking, so that no lock file is left in an unrelated directory.
             foreign = sorted(path.name for path in self.path.iterdir() if path.name not in _NOT_OF_A_RUN)
         if foreign and not (self.path / _IDENTITY_NAME).exists():
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise OutputUnavailable(
-                f"{self.path} holds something else than a run ({shown}). Give a new or an empty directory as --output."
+                f"expected an empty directory, or that of a run, found {shown} in {self.path}; give another --output"
             )
 
     def _lock(self, pod: str | None, wait_seconds: float) -> int:
-        """The descriptor whose life is the lock's. Children do not inherit it: those of a killed run do not hold it."""
+        """Lock the directory. Closing the returned descriptor unlocks it. Child processes do not inherit it."""
         path = self.path / _LOCK_NAME
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         if pod is not None:
@@ -127,14 +126,14 @@ class OutputDirectory:
         differences = _differences(recorded, identity)
         if differences:
             raise OutputUnavailable(
-                f"{self.path} holds the run of another job; these differ:\n"
+                f"{self.path} holds the run of another job; these settings differ:\n"
                 + "".join(f"  {difference}\n" for difference in differences)
-                + "Set them back to continue that run, or give another --output to start anew."
+                + "Revert them to resume that run, or give another --output to start over."
             )
 
 
 def _take_lock(descriptor: int, wait_seconds: float) -> None:
-    """Raises BlockingIOError where another process still holds the lock after `wait_seconds`."""
+    """Lock the file. Raises BlockingIOError if another process still holds the lock after `wait_seconds`."""
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
@@ -145,14 +144,14 @@ def _take_lock(descriptor: int, wait_seconds: float) -> None:
                 raise
             time.sleep(_LOCK_POLL_SECONDS)
         except OSError as error:
-            # Without locks, what keeps two runs apart is that nobody starts two: the operator sees to it in a cluster.
+            # Without locks, nobody must start two runs: in a cluster, the operator ensures that.
             if error.errno not in _NO_LOCKS:
                 raise
             return
 
 
 def _differences(recorded: Any, given: Any) -> list[str]:
-    """One line a leaf that differs: `algorithm.groupSize: 8 in the run, 4 in the manifest`."""
+    """One line for each leaf that differs: `algorithm.groupSize: 8 in the run, 4 in the manifest`."""
     before, now = _leaves(recorded), _leaves(given)
     return [
         f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} in the manifest"

@@ -1,4 +1,4 @@
-"""The lines of `ledger.jsonl`. Each is one JSON object; `kind` says which."""
+"""The records of `ledger.jsonl`. Each line is one JSON object; `kind` is its type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
 
 PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
-"""The phases of a step, in their order."""
+"""The phases of a step, in order."""
 
 
 def role_of(actor: str) -> str:
@@ -23,64 +23,77 @@ def role_of(actor: str) -> str:
 
 
 class _Record(BaseModel):
-    # JSON has no NaN; a diverged loss must still be a valid line that other readers can parse.
+    # JSON has no NaN, but a line with a diverged loss must remain valid for other readers.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class AttemptRecord(_Record):
-    """One life of the job's processes. Its steps follow it.
-
-    `started_at`: seconds since the epoch. `resumed_from`: the last committed step when it began, 0 at the first start.
-    `plan`: the memory plan's values, its generation among them. `processes`: process id by actor name.
-    """
+    """The start of an attempt. The records of its steps follow."""
 
     kind: Literal["attempt"] = "attempt"
     attempt: int = Field(ge=1)
+
     started_at: float
+    """Seconds since the epoch."""
+
     resumed_from: int = Field(ge=0)
+    """The last committed step at that time; 0: none."""
+
     versions: dict[str, str] = {}
+    """By package."""
+
     plan: dict[str, Any] = {}
+    """The values of the memory plan, including its generation."""
+
     processes: dict[str, int] = {}
+    """Process id by actor name."""
 
 
 class RestoreRecord(_Record):
-    """How the policy came to the state after a step: a checkpoint, and updates replayed on top.
-
-    `checkpoint_step` is 0 where there was no checkpoint.
-    """
+    """A restore of the policy: a checkpoint, and updates that were replayed after it."""
 
     kind: Literal["restore"] = "restore"
     attempt: int = Field(ge=1)
+
     checkpoint_step: int = Field(ge=0)
+    """Step of the checkpoint; 0: there was none."""
+
     replayed_steps: int = Field(ge=0)
 
 
 class ReadyRecord(_Record):
-    """The attempt's roles are up, and work on a step. `seconds`: what each part of that took, from the attempt's start:
-    reading (model and task), ray, processes, policy, engine, checkpoint, replay, sync."""
+    """The attempt's roles are up and work on a step."""
 
     kind: Literal["ready"] = "ready"
     attempt: int = Field(ge=1)
+
     seconds: dict[str, float]
+    """Duration of each part of the start-up: reading (model and task), ray, processes, policy, engine, checkpoint,
+    replay, sync."""
 
 
 class PlanChangeRecord(_Record):
-    """One change of the memory plan, written before anything acts on it; and once more when the failed phase is done.
+    """A change of the memory plan. Written before it takes effect, and again when the failed phase has completed.
 
-    Of two with the same generation the later one counts: it knows what the change brought. `plan`: as it is from then
-    on. `evidence`: what it answers; absent for a change on an early warning. `seconds`: in the later one, what each
-    part of the recovery took, as in `ReadyRecord`; empty where it took a new attempt, or nothing but trying again.
+    The later record of a generation replaces the earlier one: it contains the observed effect.
     """
 
     kind: Literal["plan_change"] = "plan_change"
     change: PlanChange
+
     plan: MemoryPlan
+    """The changed plan."""
+
     evidence: Evidence | None = None
+    """Of the failure that it responds to; None for a preventive change."""
+
     seconds: dict[str, float] = {}
+    """In the later record, the duration of each part of the recovery, as in `ReadyRecord`. Empty if the recovery took a
+    new attempt, or only a retry."""
 
 
 class FaultRecord(_Record):
-    """One fault that was asked for and is given, written before it is: none is given once too often."""
+    """An injected fault. Written before the injection, so that none is injected too often."""
 
     kind: Literal["fault"] = "fault"
     attempt: int = Field(ge=1)
@@ -91,44 +104,59 @@ class FaultRecord(_Record):
 
 
 class RewardStatistics(_Record):
-    """Over all completions of the step; `std` is the population standard deviation (divisor n)."""
+    """Rewards over all completions of the step."""
 
     mean: float
+
     std: float
+    """Population standard deviation (divisor n)."""
+
     min: float
     max: float
 
 
 class ResponseStatistics(_Record):
-    """Tokens of the completions. `clipped_ratio`: the share of them that was cut at the limit, 0 to 1."""
+    """Lengths of the completions of the step, in tokens."""
 
     mean_tokens: float
     max_tokens: int
+
     clipped_ratio: float
+    """Fraction of the completions that were cut at the token limit, 0 to 1."""
 
 
 class StepRecord(_Record):
-    """One committed step.
-
-    `seconds`: by phase. `total_seconds`: wall time of the step, time between phases included. `tokens`: prompt and
-    response tokens that the policy learnt from. `metrics`: of the update (loss, grad_norm, …). `memory_bytes`: peak by
-    actor (`policy-0`) and phase; `memory_counts` says of what: `device` is what torch's allocator reserved on a GPU,
-    `host` is resident memory. `committed_at`: seconds since the epoch. `weights_version`: of what the engines now hold.
-    """
+    """A committed step."""
 
     kind: Literal["step"] = "step"
     step: int = Field(ge=1)
     attempt: int = Field(ge=1)
     reward: RewardStatistics
     response: ResponseStatistics
+
     seconds: dict[str, float]
+    """By phase."""
+
     total_seconds: float = Field(gt=0)
+    """Wall time of the step, including the time between phases."""
+
     tokens: int
+    """Prompt and response tokens that the policy processed."""
+
     metrics: dict[str, float] = {}
+    """Of the update: see `UpdateResult`."""
+
     memory_bytes: dict[str, dict[str, int]] = {}
+    """Peak memory by actor (`policy-0`) and phase."""
+
     memory_counts: Literal["device", "host"] = "host"
+    """Kind of memory. `device`: reserved by torch's allocator on a GPU. `host`: resident memory."""
+
     weights_version: int = Field(ge=0)
+    """Of the weights in the engines after the step."""
+
     committed_at: float = Field(default_factory=time.time)
+    """Seconds since the epoch."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -136,7 +164,7 @@ class StepRecord(_Record):
 
     @property
     def peak_memory_bytes(self) -> dict[str, int]:
-        """By role: the highest of its ranks and of all phases."""
+        """By role: the highest peak of its ranks, in any phase."""
         peaks: dict[str, int] = {}
         for actor, phases in self.memory_bytes.items():
             role = role_of(actor)
@@ -149,7 +177,7 @@ _RECORD: TypeAdapter[LedgerRecord] = TypeAdapter(Annotated[LedgerRecord, Field(d
 
 
 def parse_record(line: bytes) -> LedgerRecord:
-    """Raises pydantic's `ValidationError` on a line that is none of the records."""
+    """Parse a line. Raises pydantic's `ValidationError` if it is not a valid record."""
     return _RECORD.validate_json(line)
 
 
@@ -162,7 +190,7 @@ def attempt_records(records: Sequence[LedgerRecord]) -> list[AttemptRecord]:
 
 
 def plan_change_records(records: Sequence[LedgerRecord]) -> list[PlanChangeRecord]:
-    """The latest of each generation, in the order of the generations."""
+    """The latest record of each generation, by generation."""
     latest = {record.change.generation: record for record in records if isinstance(record, PlanChangeRecord)}
     return [latest[generation] for generation in sorted(latest)]
 

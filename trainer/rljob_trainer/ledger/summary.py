@@ -1,4 +1,4 @@
-"""How a run went, in the few numbers that people ask for first: `summary.json`."""
+"""The summary of a run: `summary.json`."""
 
 from __future__ import annotations
 
@@ -29,47 +29,69 @@ class _SummaryPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-class PhaseSeconds(_SummaryPart):
-    """`sum` over all committed steps; `mean` a step."""
+class DurationStatistics(_SummaryPart):
+    """Seconds over all committed steps."""
 
     sum: float
+
     mean: float
+    """Per step."""
 
 
 class PeakMemory(_SummaryPart):
-    """The highest peak of a role. `device`: what torch's allocator reserved on a GPU; `host`: resident memory."""
+    """The highest memory peak of a role."""
 
     gib: float
+
     counts: Literal["device", "host"]
+    """Kind of memory. `device`: reserved by torch's allocator on a GPU. `host`: resident memory."""
 
 
 class Summary(_SummaryPart):
-    """`first_reward`, `last_reward`: means of the first and the last five steps' mean rewards; null without a step.
-
-    `tokens`: prompt and response tokens of all committed steps; `tokens_per_second`: a second of the step loop.
-    `step_seconds`: whole steps, so more than the sum of the phases. `startup_seconds`: from the start of the last
-    attempt that committed a step to the beginning of its first step, replayed updates included; null without a step.
-    `replayed_steps`: updates done again from the journal, over all attempts. `plan_changes`: of the memory plan, oldest
-    first.
-    """
+    """Contents of `summary.json`."""
 
     job: str
     status: Literal["Complete", "Stopped", "Failed"]
     exit_code: int
+
     exit_reason: str
+    """For people."""
+
     steps: int
+    """Committed steps."""
+
     total_steps: int
     attempts: int
+
     replayed_steps: int
+    """Updates that were replayed from the journal, over all attempts."""
+
     first_reward: float | None
+    """Mean of the mean rewards of the first five steps; null without a step."""
+
     last_reward: float | None
+    """The same of the last five steps."""
+
     tokens: int
+    """Prompt and response tokens of all committed steps."""
+
     tokens_per_second: float
+    """Per second of the committed steps."""
+
     startup_seconds: float | None
-    step_seconds: PhaseSeconds | None
-    seconds_by_phase: dict[str, PhaseSeconds]
+    """From the start of the last attempt that committed a step to the start of its first step, including replayed
+    updates; null without a step."""
+
+    step_seconds: DurationStatistics | None
+    """Wall time of steps: more than the sum of the phases."""
+
+    seconds_by_phase: dict[str, DurationStatistics]
+
     peak_memory: dict[str, PeakMemory]
+    """By role."""
+
     plan_changes: list[PlanChange]
+    """Changes of the memory plan, oldest first."""
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
@@ -78,7 +100,7 @@ class Summary(_SummaryPart):
 def summarize(
     records: Sequence[LedgerRecord], *, job: str, total_steps: int, exit_code: ExitCode, exit_reason: str | None = None
 ) -> Summary:
-    """The summary of a ledger's records. `exit_reason`: one sentence; by default what the exit code means."""
+    """The summary of a ledger's records. `exit_reason`: a message for people; default: the meaning of the exit code."""
     steps = step_records(records)
     rewards = [step.reward.mean for step in steps]
     seconds = [step.total_seconds for step in steps]
@@ -97,7 +119,7 @@ def summarize(
         tokens=tokens,
         tokens_per_second=tokens / sum(seconds) if seconds else 0.0,
         startup_seconds=_startup_seconds(records),
-        step_seconds=PhaseSeconds(sum=sum(seconds), mean=fmean(seconds)) if seconds else None,
+        step_seconds=DurationStatistics(sum=sum(seconds), mean=fmean(seconds)) if seconds else None,
         seconds_by_phase=_seconds_by_phase(steps),
         peak_memory=_peak_memory(steps),
         plan_changes=[record.change for record in plan_change_records(records)],
@@ -119,10 +141,10 @@ def _startup_seconds(records: Sequence[LedgerRecord]) -> float | None:
     return first.committed_at - first.total_seconds - started[-1].started_at
 
 
-def _seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, PhaseSeconds]:
-    """A phase that most steps do without (a checkpoint) counts 0 in the mean for those."""
+def _seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, DurationStatistics]:
+    """A step without a phase, such as a checkpoint, counts as 0 seconds in its mean."""
     sums = {phase: sum(step.seconds.get(phase, 0.0) for step in steps) for phase in PHASES}
-    return {phase: PhaseSeconds(sum=total, mean=total / len(steps)) for phase, total in sums.items() if steps}
+    return {phase: DurationStatistics(sum=total, mean=total / len(steps)) for phase, total in sums.items() if steps}
 
 
 def _peak_memory(steps: Sequence[StepRecord]) -> dict[str, PeakMemory]:

@@ -1,6 +1,6 @@
-"""A local checkpoint in Hugging Face format: is it whole, and how big is its model?
+"""Local models in Hugging Face format: validation, dimensions and tokenizer.
 
-Reads headers only, never the weights, and needs no torch.
+Reads only the headers of the weights. Free of torch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What the memory of a model depends on. `parameters`: weights, a tied output layer counted once."""
+class ModelDimensions:
+    """Dimensions of a decoder-only model."""
 
     parameters: int
+    """Number of weights; a tied output layer counts once."""
+
     layers: int
     hidden: int
     heads: int
@@ -29,23 +31,27 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocabulary: int
+
     max_positions: int
+    """Maximum tokens of a sequence."""
+
     tied: bool
+    """The output layer shares its weight with the embedding."""
 
 
 def validate_checkpoint(directory: Path) -> None:
-    """Raise `BadInput` naming the file where `config.json`, the weights or the tokenizer is missing or unreadable."""
+    """Raise `BadInput`, with the name of the file, if configuration, weights or tokenizer are missing or unreadable."""
     _read_config(directory)
     weight_shapes(directory)
     _validate_tokenizer(directory)
 
 
-def model_shape(directory: Path) -> ModelShape:
-    """The shape of the model, from `config.json` and the headers of its weights."""
+def model_dimensions(directory: Path) -> ModelDimensions:
+    """The dimensions of the model, from `config.json` and the headers of its weights."""
     config = _read_config(directory)
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        return ModelShape(
+        return ModelDimensions(
             parameters=sum(map(math.prod, policy_weight_shapes(directory).values())),
             layers=config["num_hidden_layers"],
             hidden=hidden,
@@ -59,13 +65,12 @@ def model_shape(directory: Path) -> ModelShape:
         )
     except KeyError as error:
         raise BadInput(
-            f"expected the settings of a decoder-only language model in {directory / 'config.json'}, "
-            f"found none called {error}"
+            f"expected the settings of a decoder-only language model in {directory / 'config.json'}, found no {error}"
         ) from error
 
 
 def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The weights that training changes, by checkpoint name: without buffers and without a tied output layer."""
+    """Shapes of the trained weights by checkpoint name, without buffers and without a tied output layer."""
     tied = bool(_read_config(directory).get("tie_word_embeddings", False))
     return {
         name: shape
@@ -75,7 +80,7 @@ def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the checkpoint, by name. `BadInput` where a file is missing or truncated."""
+    """Shapes of all tensors by name. Raises `BadInput` if a file is missing or truncated."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(directory):
         shapes |= _shapes_in(file)
@@ -154,9 +159,9 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(model_directory: Path) -> Any:
-    """The model's fast tokenizer (`transformers.PreTrainedTokenizerFast`), with its chat template where it has one.
+    """The model's fast tokenizer (`transformers.PreTrainedTokenizerFast`), with its chat template, if any.
 
-    `AutoTokenizer` would import torch and every model class's registry: 8 seconds more.
+    `AutoTokenizer` would import torch and the registry of all models, which takes 8 seconds.
     """
     from transformers import PreTrainedTokenizerFast
 

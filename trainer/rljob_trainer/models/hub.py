@@ -1,6 +1,6 @@
-"""`hf://org/name[@revision]`: a model of the Hugging Face hub, through the hub's own cache and settings.
+"""`hf://org/name[@revision]`: a model of the Hugging Face Hub, in the cache of huggingface_hub.
 
-`HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `HF_ENDPOINT` and `HF_TOKEN` hold as everywhere.
+Its variables apply: `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `HF_ENDPOINT` and `HF_TOKEN`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_trainer.errors import BadInput
 
-# Weights once, as safetensors, and what a tokenizer is made of.
+# Only safetensors weights, and the files of the tokenizer.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -37,8 +37,8 @@ def resolve(location: str, _cache_directory: Path) -> Path:
         raise BadInput(f"expected a model of the hub as hf://org/name, found hf://{location} ({error})") from error
     except LocalEntryNotFoundError as error:
         raise BadInput(
-            f"hf://{location} is not in the hub's cache on this machine and the hub cannot be reached: check the "
-            f"network and HF_HUB_OFFLINE, or fetch the model once where there is one ({_first_line(error)})"
+            f"hf://{location} is not in the local cache, and the hub is not reachable: check the network and "
+            f"HF_HUB_OFFLINE, or download the model in advance ({_first_line(error)})"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise BadInput(f"cannot fetch hf://{location}: {_first_line(error)}") from error

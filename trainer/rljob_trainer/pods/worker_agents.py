@@ -56,7 +56,7 @@ class WorkerAgents:
         return results
 
     def answers(self, function: Callable[[], Result], timeout_seconds: float) -> dict[int, Result]:
-        """`function`'s result by worker, of those that answer in time."""
+        """The result of `function` by worker, for those that answer in time."""
         import ray
         from ray import exceptions
 

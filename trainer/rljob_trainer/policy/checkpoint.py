@@ -1,6 +1,6 @@
-"""The state of policy and optimizer on disk, written while the next steps run. Bit for bit what was in memory.
+"""Checkpoints of policy and optimizer, written while the next steps run. Bit-identical to the state in memory.
 
-There is no other state: the learning rate and the random numbers of a step follow from the step's number.
+There is no other state: the learning rate and the random numbers of a step follow from its number.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rljob_trainer.policy.model import PolicyModel
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in the background, through a process group of its own.
+    """Writes one checkpoint at a time in the background, through its own process group.
 
-    The default group is busy with the training's collectives, whose order on the ranks must not be disturbed.
+    The default group is used for training, and all ranks must run its collectives in the same order.
     """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")
-        # On a GPU it keeps its pinned memory: to pin that much anew for each checkpoint would take longer than to copy.
+        # On a GPU the pinned memory is kept: pinning it for each checkpoint would take longer than the copy.
         self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
         self._writing: Future[Any] | None = None
 
     def start(self, model: PolicyModel, optimizer: torch.optim.Optimizer, directory: Path) -> None:
-        """Copy the state to host memory, and begin to write it into `directory`. All ranks call it.
+        """Copy the state to host memory, and start writing it into `directory`. Collective.
 
         Raises `RuntimeError` while another checkpoint is being written.
         """
@@ -48,18 +48,18 @@ class CheckpointWriter:
         self._writing = upload if isinstance(upload, Future) else upload.upload_completion
 
     def written(self) -> bool:
-        """Whether `finish` would return at once."""
+        """True if `finish` would return at once."""
         return self._writing is None or self._writing.done()
 
     def finish(self) -> None:
-        """Return when the state is durable. Raises what went wrong while it was written."""
+        """Return when the state is durable. Raises any error of writing it."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
 
 def load_checkpoint(model: PolicyModel, optimizer: torch.optim.Optimizer, directory: Path) -> None:
-    """Set the state to that of `directory`. All ranks call it; they may be other in number than those that wrote it."""
+    """Load the state from `directory`. Collective; the number of ranks may differ from that of the writers."""
     state = _state(model, optimizer)
     load(state, storage_reader=FileSystemReader(directory))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -1,4 +1,4 @@
-"""What leaves the policy: its parameters one by one, their digest, the model in Hugging Face format."""
+"""Exports of the policy: full parameters one by one, their digest, the model in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel
 
 @torch.no_grad()
 def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter whole, in `dtype`, by its name in the Hugging Face checkpoint; a tied head is left out.
+    """Each full parameter in `dtype`, by its name in the Hugging Face checkpoint. A tied head is left out.
 
-    All ranks iterate in step: gathering is collective. One parameter is gathered at a time. A tensor may be the
-    parameter itself, where no cast and no gathering is needed: read it before the next update, and do not write to it.
+    Collective: all ranks iterate in step, and gather one parameter at a time. A tensor may be the parameter itself, if
+    it needs no cast and no gathering: read it before the next update, and do not write to it.
     """
     for name, parameter in model.named_parameters():
         # Cast first: half the bytes to gather.
@@ -29,7 +29,7 @@ def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[st
 
 
 def weights_digest(model: PolicyModel) -> str:
-    """SHA-256 over the names and the float32 bits of all parameters. All ranks call it, and get the same."""
+    """SHA-256 of the names and the float32 bits of all parameters; the same on every rank. Collective."""
     digest = hashlib.sha256()
     for name, parameter in full_parameters(model, torch.float32):
         digest.update(name.encode())
@@ -38,12 +38,12 @@ def weights_digest(model: PolicyModel) -> str:
 
 
 def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, directory: Path) -> None:
-    """Write the model in `dtype` to `directory`: safetensors, config, and the tokenizer's files of `source_dir`.
+    """Write the model in `dtype` to `directory`: safetensors, configuration, and the tokenizer files of `source_dir`.
 
-    All ranks call it; rank 0 writes.
+    Collective; rank 0 writes.
     """
     writes = dist.get_rank() == 0
-    # On the other ranks nothing is kept: each parameter is gathered and let go.
+    # The other ranks keep nothing: each parameter is gathered and dropped.
     parameters = {name: tensor.cpu() for name, tensor in full_parameters(model, dtype) if writes}
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, 
 
 
 def _copy_companions(source_dir: Path, directory: Path) -> None:
-    """The files beside the weights: tokenizer, chat template, generation settings, licence."""
+    """Copy the other files: tokenizer, chat template, generation settings, licence."""
     for file in source_dir.iterdir():
         weights = file.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"} or file.name.endswith(".index.json")
         if file.is_file() and not weights:

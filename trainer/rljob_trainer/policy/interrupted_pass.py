@@ -1,7 +1,7 @@
-"""What a forward or backward pass that raised leaves behind in FSDP2, and how to be rid of it.
+"""Resets FSDP2 after a forward or backward pass that raised.
 
-FSDP ends a pass in a callback of autograd, which is not called when the pass raises: parameters stay gathered, with the
-gradients of a half-done layer on them, and the next pass would take itself for a part of this one.
+FSDP ends a pass in an autograd callback, which is not called if the pass raises. Parameters then stay gathered, with
+the gradients of an incomplete layer, and the next pass would be treated as part of the failed one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def forget_interrupted_pass(model: nn.Module) -> None:
-    """Let the next pass begin as if the one that raised had not been; its gradients are lost.
+    """Discard the failed pass and its gradients, so that the next pass starts cleanly. Allocates no memory.
 
-    For a single rank: others may wait in a collective which this one will not enter. Takes no memory.
+    Only for a single rank: others may wait in a collective that this one will not enter.
     """
     if not isinstance(model, FSDPModule):
         return
@@ -36,7 +36,7 @@ def _drop_gathered_gradients(group: Any) -> None:
 
 
 def _end_pass(state: Any) -> None:
-    """What `reset_iter_state` does, for torch before 2.13: mostly the callback that autograd left out."""
+    """The equivalent of `reset_iter_state` for torch before 2.13: mainly the callback that was not called."""
     state._state_ctx.iter_forward_root = None
     state._comm_ctx.all_gather_state = None
     for each in state._state_ctx.all_states:

@@ -1,4 +1,4 @@
-"""The policy as a module: token ids in, log-probabilities out; and how it is read and sharded."""
+"""The policy as a module, from token ids to log-probabilities. Reads and shards it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rljob_trainer.algorithm.logprobs import chunked_logprobs
 from rljob_trainer.errors import BadInput
 
 CAUSAL_LM = "causal_lm."
-"""Prefix of the parameters' names here; behind it stand the names of the Hugging Face checkpoint."""
+"""Prefix of the parameter names in this module. The rest is the name in the Hugging Face checkpoint."""
 
 _ASKS_FOR_LENGTHS = "triton.mix_order_reduction"  # torch 2.10 and newer
 _UNSUPPORTED_HEADS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 class PolicyModel(nn.Module):
-    """A causal language model whose forward ends in log-probabilities, so that logits never leave it.
+    """A causal language model whose forward returns log-probabilities, so that logits never leave it.
 
-    The head is applied within this forward, where FSDP has its weight gathered, tied to the embedding or not.
+    The head is applied within this forward, while FSDP has gathered its weight, which may be tied to the embedding.
     """
 
     def __init__(self, causal_lm: Any, *, temperature: float, chunk_tokens: int) -> None:
@@ -35,7 +35,7 @@ class PolicyModel(nn.Module):
     def forward(self, input_ids: Tensor, hidden_rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each of `targets`, [T] float32.
 
-        `input_ids`: [B, L], padded on the right: no mask is passed, so attention keeps its fast causal kernel.
+        `input_ids`: [B, L], padded on the right. No mask is passed, so that attention uses its fast causal kernel.
         `hidden_rows`: [T], rows of the flattened [B × L] positions that predict the targets.
         """
         hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
@@ -56,14 +56,14 @@ class PolicyModel(nn.Module):
 def read_policy_model(model_dir: Path, *, temperature: float, chunk_tokens: int) -> PolicyModel:
     """The model in float32, on the CPU, in training mode, with dropout off.
 
-    Raises `BadInput` where the model cannot be read, or has a head other than one matrix.
+    Raises `BadInput` if the model cannot be read, or if its head is not a single matrix.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = AutoConfig.from_pretrained(model_dir)
         for name, value in config.to_dict().items():
-            # Dropout would make the policy disagree with the engine about what was sampled.
+            # With dropout, the log-probabilities of policy and engine would differ.
             if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
                 setattr(config, name, 0.0)
         causal_lm = AutoModelForCausalLM.from_pretrained(
@@ -76,7 +76,7 @@ def read_policy_model(model_dir: Path, *, temperature: float, chunk_tokens: int)
 
 
 def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
-    """Whether a layer keeps its input alone for backward, and runs a second time there, or keeps all it needs."""
+    """Enable or disable activation checkpointing: layers keep only their input, and run again in backward."""
     if enabled:
         model.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
     else:
@@ -84,11 +84,11 @@ def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
 
 
 def fuse_kernels(model: PolicyModel) -> None:
-    """Compile each decoder layer, for GPUs: norms, rotary embedding and activation become few kernels.
+    """Compile each decoder layer, for GPUs: norms, rotary embedding and activation are fused into few kernels.
 
-    That halves an update's time and saves a third of its memory. Lengths are symbolic: a new one compiles nothing. The
-    one fusion that asks how long they are is left out: it has a layer compiled anew on each side of its thresholds,
-    8 s on an H200 where a failed update is tried again with smaller micro-batches.
+    This halves the time of an update and saves a third of its memory. Lengths are symbolic, so that a new length needs
+    no compilation. One fusion depends on the length and is disabled: it recompiles a layer on each side of its
+    thresholds, which takes 8 s on an H200 when a failed update is retried with smaller micro-batches.
     """
     from torch._inductor import list_options
 
@@ -98,10 +98,10 @@ def fuse_kernels(model: PolicyModel) -> None:
 
 
 def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """FSDP2 over `mesh`: one group a decoder layer, one for the rest. Parameters move to the mesh's device.
+    """Apply FSDP2 over `mesh`: one group per decoder layer, one for the rest. Moves the parameters to its device.
 
     Parameters stay in float32; compute is in `dtype`; gradients are summed over the ranks in float32. A single rank
-    that computes in float32 has nothing to shard and nothing to cast: it is left as it is.
+    that computes in float32 needs neither sharding nor casts, and is left unchanged.
     """
     if mesh.size() == 1 and dtype == torch.float32:
         model.to(mesh.device_type)

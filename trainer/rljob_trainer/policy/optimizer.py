@@ -1,4 +1,4 @@
-"""The optimizer, with all the memory that it will ever take."""
+"""The optimizer, and the place of its state: on the GPU or in host memory (`optimizer_offload`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rljob_trainer.policy.model import PolicyModel
 def adamw(model: PolicyModel, config: PolicyConfig) -> torch.optim.AdamW:
     """AdamW over the model's parameters, as one fused kernel.
 
-    Its moments are made now rather than in the first step: what does not fit fails while nothing is lost, and a
-    checkpoint always has them to save. With `optimizer_offload` they are made in host memory.
+    Its moments are allocated now rather than in the first step: a shortage of memory then shows at the start, and a
+    checkpoint always contains them. With `optimizer_offload` they are allocated in host memory.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -38,7 +38,7 @@ def adamw(model: PolicyModel, config: PolicyConfig) -> torch.optim.AdamW:
 
 @contextmanager
 def optimizer_on_device(optimizer: torch.optim.Optimizer, device: torch.device, *, offload: bool) -> Iterator[None]:
-    """Within, the optimizer's state is on `device`; outside it is in host memory, where `offload`."""
+    """Keep the optimizer state on `device` within the block; outside in host memory, if `offload`."""
     if not offload:
         yield
         return

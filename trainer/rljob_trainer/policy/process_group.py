@@ -1,4 +1,4 @@
-"""How the policy ranks find each other."""
+"""The process group of the policy ranks, and the store through which they connect."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 
 class Rendezvous:
-    """A key-value store at which all ranks meet. Rank 0 serves it on a port that the system chose, so none is raced
-    for; a single rank needs no port."""
+    """A key-value store for all ranks.
+
+    Rank 0 serves it on a port that the system chooses, which avoids races. A single rank needs no port.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._alone = world_size == 1
         self._served: TCPStore | HashStore | None = None
 
     def serve(self) -> tuple[str, int]:
-        """Host and port at which the other ranks find the store."""
+        """Start the store. Returns host and port for the other ranks."""
         if self._alone:
             self._served = HashStore()
             return "", 0
@@ -29,6 +31,7 @@ class Rendezvous:
         return host, store.port
 
     def join(self, host: str, port: int) -> TCPStore | HashStore:
+        """The store, connected to that of rank 0."""
         return TCPStore(host, port, is_master=False) if self._served is None else self._served
 
 
@@ -44,12 +47,12 @@ def init_process_group(store: TCPStore | HashStore, rank: int, world_size: int, 
 
 
 def _address() -> str:
-    """The pod's address; outside a pod that of the route outwards, loopback where there is none. Nothing is sent."""
+    """Address of the pod; outside a pod, that of the default route, or loopback. Sends nothing."""
     if pod_ip := os.environ.get("POD_IP"):
         return pod_ip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737): nobody's
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])

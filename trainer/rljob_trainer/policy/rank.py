@@ -1,4 +1,4 @@
-"""One rank of the policy: a process that holds a shard of the trained model and of its optimizer."""
+"""One rank of the policy: a process with a shard of the trained model and of its optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.policy import checkpoint, export
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass
-from rljob_trainer.policy.memory_mitigations.cached_memory import cache_handed_back
+from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, fuse_kernels, read_policy_model, shard
@@ -35,9 +35,9 @@ from rljob_trainer.weight_sync.ipc import ReservedBuffer
 
 
 class PolicyRank:
-    """Rank `rank` of `world_size`. In order: `rendezvous` (on rank 0), `connect`, `load`, then the rest in any order.
+    """Rank `rank` of `world_size`. Call `rendezvous` (on rank 0), `connect` and `load`, then the rest in any order.
 
-    Every method after `rendezvous` is collective: all ranks call it, with the same arguments.
+    Every method after `rendezvous` is collective: all ranks call it with the same arguments.
     """
 
     def __init__(self, rank: int, world_size: int, config: PolicyConfig) -> None:
@@ -51,11 +51,11 @@ class PolicyRank:
         self._step = 0
 
     def rendezvous(self) -> tuple[str, int]:
-        """Host and port where the ranks meet; called on rank 0 before the others connect."""
+        """Host and port for `connect`. Called on rank 0 before the others connect."""
         return self._rendezvous.serve()
 
     def connect(self, master_address: str, master_port: int) -> None:
-        """Join the process group; returns when all ranks have."""
+        """Join the process group. Returns when all ranks have joined."""
         self._memory_log.begin_phase(self._step, "load")
         if self.config.device == "cuda":
             attach_out_of_memory_observer(
@@ -68,7 +68,7 @@ class PolicyRank:
         )
 
     def load(self) -> ModelInfo:
-        """Read and shard the model, and make its optimizer. Raises `BadInput` where the model cannot be used."""
+        """Read and shard the model, and create its optimizer. Raises `BadInput` if the model cannot be used."""
         self._model = self._sharded_model()
         if self.config.memory.activation_checkpointing:
             checkpoint_activations(self._model, enabled=True)
@@ -87,14 +87,14 @@ class PolicyRank:
         return self._model_info()
 
     def update(self, batch: RolloutBatch) -> UpdateResult:
-        """Learn from one step's scored rollouts, of which this rank takes its share. See `UpdateResult`."""
+        """Learn from the scored rollouts of one step, of which this rank processes its share."""
         begun = time.perf_counter()
         self._step = batch.step
-        # Random numbers, where a model draws any, follow from the step's number, so that a replayed step repeats.
+        # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
         torch.manual_seed(self.config.seed + batch.step)
         self._memory_log.begin_phase(batch.step, "update")
         self._update.parameters_touched = False
-        with self._cache_handed_back(), self._clean_afterwards():
+        with self._cache_released_after(), self._clean_afterwards():
             metrics = self._update.run(batch)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
@@ -103,7 +103,7 @@ class PolicyRank:
         """The policy's log-probabilities of all response tokens, parallel to `batch.response_ids`."""
         updates = self._update.micro_batches(batch)
         micro_batches = chain.from_iterable(updates)
-        with self._cache_handed_back():
+        with self._cache_released_after():
             mine = {
                 completion: part
                 for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(updates), strict=True)
@@ -117,21 +117,21 @@ class PolicyRank:
     # --- weights ---
 
     def named_full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter whole, in the engine's dtype, by its Hugging Face name; see `export.full_parameters`."""
+        """Each full parameter in the engine's dtype, by its Hugging Face name; see `export.full_parameters`."""
         return export.full_parameters(self._model, self._dtype)
 
     @contextmanager
     def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """`named_full_parameters`, within memory that another process can be given a handle of (CUDA IPC)."""
+        """`named_full_parameters`, in memory that another process can open (CUDA IPC)."""
         self._memory_log.begin_phase(self._step, "sync")
         exporting = self._weight_export.exporting() if self._on_gpu else nullcontext()
-        with self._cache_handed_back(), exporting:
+        with self._cache_released_after(), exporting:
             yield self.named_full_parameters()
         self._memory_log.record(self._step, "sync")
 
     @property
     def export_buffer(self) -> ReservedBuffer | None:
-        """Where exported weights are packed; None: in a buffer for each bucket."""
+        """The buffer for exported weights; None: a new one for each bucket."""
         return self._weight_export.buffer
 
     def weights_digest(self) -> str:
@@ -139,14 +139,14 @@ class PolicyRank:
         return export.weights_digest(self._model)
 
     def export_pretrained(self, directory: Path) -> None:
-        """Write the model in Hugging Face format, with the tokenizer of the model it came from."""
-        with self._cache_handed_back():
+        """Write the model in Hugging Face format, with the tokenizer of the initial model."""
+        with self._cache_released_after():
             export.export_pretrained(self._model, self._dtype, self.config.model_dir, directory)
 
     # --- the memory plan ---
 
     def change_memory(self, memory: MemoryPlan) -> None:
-        """Go on under other memory settings. The weights, and what is learnt from a batch, stay the same."""
+        """Apply other memory settings. They affect neither the weights nor the result of an update."""
         offload, checkpointing = memory.optimizer_offload, memory.activation_checkpointing
         if not memory.detach_metrics and self.config.memory.detach_metrics:
             allow_kept_graphs()
@@ -157,37 +157,37 @@ class PolicyRank:
         self._model.chunk_tokens = memory.logprob_chunk_tokens
         self.config = self._update.config = replace(self.config, memory=memory)
         if self._on_gpu:
-            with self._cache_handed_back():  # a new engine may be about to start
+            with self._cache_released_after():  # a new engine may start next
                 self._arrange_gpu_memory()
 
     def parameters_touched(self) -> bool:
-        """Whether the latest update, complete or not, has begun to write parameters.
+        """True if the latest update, complete or not, has started to change parameters.
 
-        If not, a single rank whose update raised can run it again: the result is that of a first run.
+        If False, a single rank can retry a failed update with the same result as a first run.
         """
         return self._update.parameters_touched
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
-        """Copy policy and optimizer, and begin to write the copy into `directory`; updates may go on meanwhile."""
+        """Copy policy and optimizer, and start writing the copy into `directory`. Updates may continue meanwhile."""
         self._memory_log.begin_phase(self._step, "checkpoint")
-        with self._cache_handed_back():
+        with self._cache_released_after():
             self._checkpoint_writer.start(self._model, self._optimizer, directory)
         self._memory_log.record(self._step, "checkpoint")
 
     def checkpoint_written(self) -> bool:
-        """Whether `finish_checkpoint` would return at once."""
+        """True if `finish_checkpoint` would return at once."""
         return self._checkpoint_writer.written()
 
     def finish_checkpoint(self) -> None:
-        """Return when the checkpoint that was started is durable."""
+        """Return when the checkpoint in progress is durable."""
         self._checkpoint_writer.finish()
 
     def load_checkpoint(self, directory: Path) -> None:
-        """Set policy and optimizer to a checkpoint, bit for bit."""
+        """Load policy and optimizer from a checkpoint, bit for bit."""
         offload = self.config.memory.optimizer_offload
-        with self._cache_handed_back(), optimizer_on_device(self._optimizer, self._device, offload=offload):
+        with self._cache_released_after(), optimizer_on_device(self._optimizer, self._device, offload=offload):
             checkpoint.load_checkpoint(self._model, self._optimizer, directory)
 
     # --- how ---
@@ -203,13 +203,13 @@ class PolicyRank:
         shard(model, init_device_mesh(self.config.device, (self.world_size,)), self._dtype)
         return model
 
-    def _cache_handed_back(self) -> AbstractContextManager[None]:
-        """Around what ends with the GPU in other hands: the engine's, the checkpoint's, another process's."""
-        return cache_handed_back(enabled=self._on_gpu and self.config.memory.empty_cache)
+    def _cache_released_after(self) -> AbstractContextManager[None]:
+        """For phases after which another process uses the GPU."""
+        return cache_released_after(enabled=self._on_gpu and self.config.memory.empty_cache)
 
     @contextmanager
     def _clean_afterwards(self) -> Iterator[None]:
-        """Afterwards there are no gradients, and a single rank can be given the next update, or this one again."""
+        """Drop gradients afterwards. A single rank can then run the next update, or retry a failed one."""
         try:
             yield
         except BaseException:
@@ -223,7 +223,7 @@ class PolicyRank:
         self._memory_log.record(self._step, "update", number)
 
     def _arrange_gpu_memory(self) -> None:
-        # First: a buffer that is kept for exports shall lie in classic memory, as the weights do.
+        # First, since a reserved export buffer must be in classic memory, as the weights are.
         self._weight_export.arrange(self.config.memory)
         wanted = self.config.memory.expandable_segments
         if wanted != self._segments.enabled:
@@ -244,8 +244,8 @@ class PolicyRank:
 
 
 def _make_deterministic() -> None:
-    """Same inputs, same bits: what a resumed run owes to an uninterrupted one."""
-    # As torch.use_deterministic_algorithms(True), which also imports the compiler that the CPU does without.
+    """Make results bit-reproducible, so that a resumed run equals an uninterrupted one."""
+    # Like torch.use_deterministic_algorithms(True), which would also import the compiler.
     torch.set_deterministic_debug_mode("error")
-    # Filling memory that is about to be overwritten would only cost time.
+    # The memory is overwritten anyway: filling it would only cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

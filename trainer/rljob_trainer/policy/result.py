@@ -1,4 +1,4 @@
-"""What a policy rank answers. Free of torch, so that the controller can read it."""
+"""Results of a policy rank. Free of torch, so that the controller can import them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from rljob_memory.sample import MemorySample
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`parameters`: numbers in the model, tied ones counted once. `vocabulary`: rows of the output embedding."""
+    """The loaded model."""
 
     architecture: str
+    """Name of its class in transformers."""
+
     parameters: int
+    """Number of parameters; tied ones count once."""
+
     layers: int
+
     vocabulary: int
+    """Rows of the output embedding."""
+
     tied_embeddings: bool
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """One step's update: metrics over the whole batch, the same on every rank; this rank's memory, with the update's
-    peaks.
-
-    `metrics`: loss, entropy, ppo_kl, kl (with a reference model), clip_fraction_{low,high,dual}, grad_norm (before
-    clipping), learning_rate, importance_weight_{mean,max}, logprob_diff_{mean,max} (between engine and policy), tokens,
-    dropped_tokens (the engine gave no finite log-probability), micro_batches (on each rank), skipped_updates (not
-    applied, since the gradient was not finite).
-    """
+    """The update of one step."""
 
     metrics: dict[str, float]
+    """Metrics of the whole batch, the same on every rank: loss, entropy, ppo_kl, kl (with a reference model),
+    clip_fraction_{low,high,dual}, grad_norm (before clipping), learning_rate, importance_weight_{mean,max},
+    logprob_diff_{mean,max} (between engine and policy), tokens, dropped_tokens (the engine's log-probability is not
+    finite), micro_batches (on each rank), skipped_updates (the gradient was not finite)."""
+
     memory: MemorySample
+    """Of this rank, with the peaks of the update."""
+
     seconds: float

@@ -30,25 +30,27 @@ from rljob_trainer.rollout_batch import RolloutBatch
 
 @dataclass(slots=True)
 class PolicyUpdate:
-    """Updates `model` from scored rollouts. Every rank is given the whole batch and takes its share of it.
-
-    `reference`: the initial model, where the loss has a KL term. `after_micro_batch`: called with the number of each
-    micro-batch of the step once its backward is done. `parameters_touched`: set by a run that comes as far as an
-    optimizer step.
-    """
+    """Updates `model` from scored rollouts. Every rank receives the whole batch and processes its share."""
 
     config: PolicyConfig
     model: PolicyModel
     optimizer: torch.optim.Optimizer
+
     reference: PolicyModel | None
+    """The initial model; None if the loss has no KL term."""
+
     device: torch.device
+
     after_micro_batch: Callable[[int], None]
+    """Called after the backward pass of each micro-batch, with its number in the step."""
+
     parameters_touched: bool = False
+    """Set by the first optimizer step of a run."""
 
     def run(self, batch: RolloutBatch) -> dict[str, float]:
-        """The step's updates; the metrics of `UpdateResult`, the same on every rank."""
+        """Run the updates of the step. Returns the metrics of `UpdateResult`, the same on every rank."""
         updates = [deque(micro_batches) for micro_batches in self.micro_batches(batch)]
-        # With one update a step, the policy before it is the policy itself.
+        # With one update per step, the policy before the update is the current policy.
         old_logprobs = deque(self.logprobs(updates) if len(updates) > 1 else [])
         self._set_learning_rate(batch.step)
 
@@ -57,7 +59,7 @@ class PolicyUpdate:
         number = 0
         for micro_batches in updates:
             while micro_batches:
-                # Taken out, so that nothing of it is left once its backward is done.
+                # Removed from the queue, so that it is freed after its backward pass.
                 metrics.add(self._backward(micro_batches.popleft(), old_logprobs.popleft() if old_logprobs else None))
                 self.after_micro_batch(number)
                 number += 1
@@ -75,7 +77,7 @@ class PolicyUpdate:
         }
 
     def micro_batches(self, batch: RolloutBatch) -> list[list[MicroBatch]]:
-        """This rank's micro-batches, of each of the step's updates."""
+        """This rank's micro-batches, for each update of the step."""
         completions = completions_with_tokens(batch)
         return [
             micro_batches_of(
@@ -95,9 +97,9 @@ class PolicyUpdate:
         return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
 
     def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
-        """Add the micro-batch's gradient to the parameters' gradients; nothing of its graph outlives the call.
+        """Add the gradient of the micro-batch to those of the parameters. Its graph is freed when the call returns.
 
-        But where metrics are not detached: then the graph stays, with all that it has saved for backward.
+        If metrics are not detached, the graph is kept, with all that it has saved for backward.
         """
         logprobs, entropy = self._forward(self.model, micro_batch)
         loss, metrics = policy_loss(
@@ -119,12 +121,12 @@ class PolicyUpdate:
         return replace(metrics, sums=metrics.sums | {"loss": loss}) if keeps_graph else metrics
 
     def _optimizer_step(self) -> float:
-        """Clip and apply the gradients; the norm before clipping. A gradient that is not finite is thrown away."""
+        """Clip and apply the gradients. Returns the norm before clipping. Gradients that are not finite are dropped."""
         parameters = list(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if math.isfinite(total):
-            # Only here, where no activations are left: the state need not lie beside them.
+            # Only here, after all activations are freed, does the state need to be on the device.
             with optimizer_on_device(self.optimizer, self.device, offload=self.config.memory.optimizer_offload):
                 self.parameters_touched = True
                 self.optimizer.step()

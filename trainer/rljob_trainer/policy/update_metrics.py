@@ -1,4 +1,4 @@
-"""The one place where metrics of an update are kept. They stay on the device and cross to the host once, at the end."""
+"""Collects the metrics of an update on the device, and copies them to the host once, at the end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from rljob_trainer.algorithm.loss import LossMetrics
 
 
 class UpdateMetrics:
-    """Adds up the metrics of micro-batches, then of ranks.
-
-    `detached`: it refuses tensors with gradient, each of which holds a whole graph. Otherwise it keeps them, and so
-    shows what a forgotten `detach` costs.
-    """
+    """Adds up the metrics of micro-batches, then those of ranks."""
 
     def __init__(self, *, detached: bool) -> None:
+        """`detached`: reject tensors with a gradient, which keep a graph alive. Otherwise keep them, to measure their
+        cost."""
         self._detached = detached
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
@@ -32,7 +30,7 @@ class UpdateMetrics:
             self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
     def over_ranks(self, updates: int) -> dict[str, float]:
-        """Sums over all ranks, as means over the step's `updates`, and maxima. Every rank has added the same names."""
+        """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names."""
         sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
         dist.all_reduce(sums, dist.ReduceOp.SUM)
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
@@ -49,9 +47,9 @@ def _require_detached(metrics: Mapping[str, Tensor]) -> None:
 
 
 def allow_kept_graphs() -> None:
-    """Compile the layers such that their graphs can outlive a backward pass; costs a new compilation.
+    """Recompile the layers so that their graphs can be kept after a backward pass (`detach_metrics` disabled).
 
-    Otherwise backward reuses the memory of what forward has saved, and torch refuses to keep such a graph.
+    Otherwise backward reuses the memory that forward has saved, and torch refuses to keep the graph.
     """
     torch._functorch.config.donated_buffer = False
     torch._dynamo.reset()

@@ -26,7 +26,7 @@ from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelShape, load_tokenizer, model_shape
+from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
@@ -103,12 +103,12 @@ class Attempt:
         with self.placement:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
-                model_dir, shape = self._model()
+                model_dir, dimensions = self._model()
                 task = self._task(model_dir)
             with clock.part("ray"):
                 hosts = self.placement.survey(self.display, self.stop)
                 _require_ranks(self.job, hosts.ranks)
-                changes, constraints = self._plan(shape, hosts)
+                changes, constraints = self._plan(dimensions, hosts)
                 self.placement.start_ray(self.display, object_store_bytes(changes.plan.sync_bucket_bytes))
 
             def settings_under(plan: MemoryPlan) -> RoleSettings:
@@ -118,7 +118,7 @@ class Attempt:
                     model_dir=model_dir,
                     output_dir=self.directory.path.absolute(),
                     hosts=hosts,
-                    parameters=shape.parameters,
+                    parameters=dimensions.parameters,
                     allocator_environments=self.supervision.allocator_environments,
                 )
 
@@ -175,11 +175,11 @@ class Attempt:
             plan=self.supervision.plan,
         )
 
-    def _model(self) -> tuple[Path, ModelShape]:
+    def _model(self) -> tuple[Path, ModelDimensions]:
         model_dir = resolve_model(self.job.spec.model.uri, mounted=self.mounted_model)
-        shape = model_shape(model_dir)
-        require_lengths_fit(self.job.spec.algorithm, shape)
-        return model_dir, shape
+        dimensions = model_dimensions(model_dir)
+        require_lengths_fit(self.job.spec.algorithm, dimensions)
+        return model_dir, dimensions
 
     def _task(self, model_dir: Path) -> Task:
         spec, algorithm = self.job.spec, self.job.spec.algorithm
@@ -189,11 +189,11 @@ class Attempt:
         try_out(task)
         return task
 
-    def _plan(self, shape: ModelShape, hosts: RoleHosts) -> tuple[PlanChanges, Constraints]:
+    def _plan(self, dimensions: ModelDimensions, hosts: RoleHosts) -> tuple[PlanChanges, Constraints]:
         """The initial memory plan of the attempt, and the constraints on its changes."""
         spec, supervision = self.job.spec, self.supervision
         hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
-        model = shape_for_plan(shape, spec, hosts.device)
+        model = shape_for_plan(dimensions, spec, hosts.device)
         profile = profile_of(
             hardware, model, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
         )

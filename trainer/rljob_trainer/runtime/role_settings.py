@@ -11,13 +11,12 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.roles import PolicySpec
 from rljob_api.status import Role
-from rljob_memory import workload as memory
 from rljob_memory.allocator import allocator_environment
-from rljob_memory.workload import Hardware, Workload
+from rljob_memory.workload import Hardware, ModelShape, Workload
 from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Device
-from rljob_trainer.models.checkpoint import ModelShape
+from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.roles.colocated import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
@@ -68,13 +67,13 @@ def policy_ranks(policy: PolicySpec) -> int:
     return policy.replicas * ranks_per_replica(policy)
 
 
-def require_lengths_fit(algorithm: AlgorithmSpec, shape: ModelShape) -> None:
+def require_lengths_fit(algorithm: AlgorithmSpec, dimensions: ModelDimensions) -> None:
     """Raise `BadInput` if prompt and response together can exceed the model's maximum length."""
     longest = algorithm.max_prompt_tokens + algorithm.max_response_tokens
-    if longest > shape.max_positions:
+    if longest > dimensions.max_positions:
         raise BadInput(
-            f"expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most {shape.max_positions}, "
-            f"the positions of the model, found {longest}; lower them"
+            "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
+            f"{dimensions.max_positions}, the maximum length of the model, found {longest}; lower them"
         )
 
 
@@ -87,14 +86,14 @@ def hardware_of(hosts: RoleHosts) -> Hardware:
     )
 
 
-def shape_for_plan(shape: ModelShape, spec: RLJobSpec, device: Device) -> memory.ModelShape:
-    return memory.ModelShape(
-        parameters=shape.parameters,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocabulary=shape.vocabulary,
+def shape_for_plan(dimensions: ModelDimensions, spec: RLJobSpec, device: Device) -> ModelShape:
+    return ModelShape(
+        parameters=dimensions.parameters,
+        layers=dimensions.layers,
+        hidden=dimensions.hidden,
+        kv_heads=dimensions.kv_heads,
+        head_dim=dimensions.head_dim,
+        vocabulary=dimensions.vocabulary,
         bytes_per_parameter=2 if _dtype(spec, device) == "bfloat16" else 4,
     )
 

@@ -1,1 +1,1 @@
-"""What the model is asked, and what its responses are worth. Runs in the controller, without torch."""
+"""Tasks: prompts and rewards. Runs in the controller, without torch."""

@@ -1,4 +1,4 @@
-"""From the manifest's task to a task that gives prompts and rewards."""
+"""Builds the task that the manifest describes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from rljob_trainer.tasks.task import ItemSource, PromptFormat, Reward, Task
 
 
 def build_task(spec: TaskSpec, tokenizer: Any, max_prompt_tokens: int, manifest_directory: Path, seed: int) -> Task:
-    """The task that `spec` describes. Files and Python modules are looked up from `manifest_directory`.
+    """The task that `spec` describes. Files and Python modules are relative to `manifest_directory`.
 
-    Raises `BadInput` where the task is empty, or its files, functions or arguments cannot be used.
+    Raises `BadInput` if the task is empty, or if its files, functions or arguments cannot be used.
     """
     items, own_reward = _items_and_own_reward(spec, tokenizer, manifest_directory, seed)
     reward = reward_from_manifest(spec.reward, spec.answer, manifest_directory) if spec.reward else own_reward
     if reward is None:
-        raise BadInput(f"the task {spec.name} needs a reward: write task.reward as module:function")
+        raise BadInput(
+            f"task.reward: expected a reward function for the task {spec.name}, found none; write module:function"
+        )
     return Task(
         name=spec.name,
         items=items,

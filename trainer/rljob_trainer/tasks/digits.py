@@ -1,6 +1,6 @@
-"""`digits`: shown a digit, the model repeats it. Ten prompts, learnt in half a minute by a tiny model.
+"""`digits`: the model repeats the digit in the prompt. Ten prompts, which a tiny model learns in half a minute.
 
-The reward is dense: the share of the response's tokens that are the digit, so that the first accidents already teach.
+The reward is dense: the fraction of the response tokens that are the digit, so that chance hits already give a signal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rljob_trainer.tasks.task import Item
 
 
 class Digits:
-    """`7:` and so on. The record holds the digit's token id."""
+    """Prompts such as `7:`. The record contains the token id of the digit."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._token_ids = [_only_token(tokenizer, str(digit)) for digit in range(10)]
@@ -28,7 +28,7 @@ class Digits:
 
 @dataclass(frozen=True, slots=True)
 class ShareOfDigit:
-    """1.0 where every token of the response is the digit, 0.0 for an empty response."""
+    """Fraction of the response tokens that are the digit; 0.0 for an empty response."""
 
     name: str = "digits"
 
@@ -41,5 +41,7 @@ class ShareOfDigit:
 def _only_token(tokenizer: Any, text: str) -> int:
     token_ids = tokenizer(text, add_special_tokens=False).input_ids
     if len(token_ids) != 1:
-        raise BadInput(f"the task digits needs a tokenizer with one token for {text!r}, found {len(token_ids)}")
+        raise BadInput(
+            f"task digits: expected a tokenizer with one token for {text!r}, found {len(token_ids)}; use another model"
+        )
     return int(token_ids[0])

@@ -1,4 +1,4 @@
-"""`jsonl`: prompts from a file, one JSON object a line."""
+"""`jsonl`: prompts from a file with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rljob_trainer.tasks.task import Item
 
 
 def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
-    """All items of the file. A record is the line's object, with the answer as `answer` where the line has one.
+    """All items of the file. A record is the object of the line, with the answer field, if any, as `answer`.
 
-    Empty lines are skipped. Raises `BadInput` with the line's number where a line is no JSON object with a prompt.
+    Skips empty lines. Raises `BadInput`, with the line number, for a line that is not a JSON object with a prompt.
     """
     file = manifest_directory / args.path
     try:

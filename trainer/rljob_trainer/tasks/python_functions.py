@@ -1,4 +1,4 @@
-"""A task of the user's own: a Python function that returns the items."""
+"""The user's Python functions: `module:function` references for items and rewards."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rljob_trainer.tasks.task import Item
 
 
 def call_for_items(reference: str, args: dict[str, Any], manifest_directory: Path) -> list[Item]:
-    """Items of `function(**args)`: an iterable of dicts with the prompt as `prompt`; a record is the whole dict.
+    """Items from `function(**args)`, which returns an iterable of dicts with a `prompt`. A record is the whole dict.
 
-    Every attempt must get the same items in the same order.
+    The function must return the same items in the same order in every attempt.
     """
     function = load_function(reference, manifest_directory)
     try:
         records = function(**args)
         records = list(records) if isinstance(records, Iterable) else records
-    except Exception as error:  # whatever the user's function does
+    except Exception as error:  # user code may raise anything
         raise BadInput(f"the task function {reference} raised {type(error).__name__}: {error}") from error
     if not isinstance(records, list):
         raise BadInput(f"expected a list of items from the task function {reference}, found {type(records).__name__}")
@@ -38,9 +38,9 @@ def _item(record: Any, index: int, reference: str) -> Item:
 
 
 def load_function(reference: str, directory: Path) -> Callable[..., Any]:
-    """The function that `reference` ("module:function") names. Modules in `directory` come first.
+    """The function of `reference` ("module:function"). Modules in `directory` take precedence.
 
-    `directory` stays on the import path, since the function may import its neighbours when it is called.
+    `directory` stays on the import path, since the function may import other modules from it later.
     """
     module_name, _, function_name = reference.partition(":")
     path = str(directory.resolve())
@@ -49,7 +49,7 @@ def load_function(reference: str, directory: Path) -> Callable[..., Any]:
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # user code may raise anything
         raise BadInput(
             f"cannot import {module_name} for {reference}: {type(error).__name__}: {error}; "
             f"expected {module_name.replace('.', '/')}.py in {directory} or an installed module"

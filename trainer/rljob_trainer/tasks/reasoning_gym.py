@@ -1,4 +1,4 @@
-"""`reasoning-gym`: procedural tasks with verifiers of their own."""
+"""`reasoning-gym`: procedurally generated tasks with verifiers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_trainer.tasks.task import Item
 
 
 class ReasoningGymItems:
-    """Items of one data set, made when they are asked for, from the data set's seed and their index."""
+    """Items of one data set, generated on access from the data set's seed and the index."""
 
     def __init__(self, args: ReasoningGymArgs, seed: int) -> None:
         self.dataset = _create(args, seed)
@@ -28,13 +28,13 @@ class ReasoningGymItems:
 
 
 def verifier(items: ReasoningGymItems, answer_spec: AnswerSpec | None) -> AnswerReward:
-    """The data set's own `score_answer`, from 0 to 1."""
+    """The `score_answer` of the data set, from 0 to 1."""
     return AnswerReward("reasoning-gym", items.dataset.score_answer, answer_spec)
 
 
 def _create(args: ReasoningGymArgs, seed: int) -> Any:
     with warnings.catch_warnings():
-        # A dependency warns of its own syntax when it is compiled for the first time.
+        # A dependency causes syntax warnings when it is first compiled.
         warnings.simplefilter("ignore", SyntaxWarning)
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -1,4 +1,4 @@
-"""Rewards that the manifest names: the user's function, called with the answer found in a response."""
+"""Rewards by a function of the answer in a response."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from rljob_trainer.tasks.python_functions import load_function
 
 @dataclass(frozen=True, slots=True)
 class AnswerReward:
-    """`function(answer, record)`: the answer is what `answer_spec` finds in the response; it may be empty."""
+    """Rewards a completion with `function(answer, record)`."""
 
     name: str
+    """For messages."""
+
     function: Callable[[str, dict[str, Any]], Any]
+
     answer_spec: AnswerSpec | None = None
+    """Extracts the answer from the response. An answer may be empty."""
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any:
         return self.function(extract_answer(completion.text, self.answer_spec), record)
 
 
 def reward_from_manifest(reference: str, answer_spec: AnswerSpec | None, manifest_directory: Path) -> AnswerReward:
-    """The reward that `task.reward` ("module:function") names."""
+    """The reward function of `task.reward` ("module:function")."""
     return AnswerReward(reference, load_function(reference, manifest_directory), answer_spec)
 
 
 def extract_answer(response: str, spec: AnswerSpec | None) -> str:
-    """The group of the first or last match of the manifest's pattern, stripped; empty where nothing matches.
+    """The group of the first or last match of the manifest's pattern, stripped; empty without a match.
 
     Without a spec, the whole response, stripped.
     """

@@ -15,14 +15,16 @@ from rljob_trainer.rollout_batch import Completion, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question, and the record that its responses are scored with."""
+    """One item of a task."""
 
     question: str
+
     record: dict[str, Any]
+    """Passed to the reward function."""
 
 
 class ItemSource(Protocol):
-    """Where the items of a task come from: item i is the same whenever it is asked for."""
+    """The items of a task. Item i must always be the same."""
 
     def __len__(self) -> int: ...
 
@@ -30,24 +32,29 @@ class ItemSource(Protocol):
 
 
 class Reward(Protocol):
-    """What a completion is worth. `name` is what people call it."""
+    """A reward function."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """For messages."""
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Everything the controller asks of a task. `max_prompt_tokens` bounds the prompts, special tokens included."""
+    """Prompts and rewards for the controller."""
 
     name: str
     items: ItemSource
     reward: Reward
     prompt_format: PromptFormat
+
     max_prompt_tokens: int
+    """Limit for each prompt, including special tokens."""
+
     seed: int
+    """Of the order of the items."""
 
     def __post_init__(self) -> None:
         if len(self.items) == 0:
@@ -57,11 +64,11 @@ class Task:
         return len(self.items)
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
-        """The prompts of `step`, counted from 1: the same in every attempt."""
+        """The prompts of `step`, counted from 1. They are the same in every attempt."""
         return [self.prompt(index) for index in prompts_of_step(step, count, len(self), self.seed)]
 
     def prompt(self, index: int) -> Prompt:
-        """Raises `BadInput` where the prompt is empty or longer than the limit."""
+        """The prompt of an item. Raises `BadInput` if it is empty or longer than the limit."""
         item = self.items[index]
         text, token_ids = self.prompt_format.tokens(item.question)
         if not token_ids:
@@ -74,11 +81,11 @@ class Task:
         return Prompt(index=index, token_ids=token_ids, text=text, item=item.record)
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
-        """The reward, finite. Raises `BadInput` where the reward function raises or returns something else."""
+        """The reward, finite. Raises `BadInput` if the reward function raises, or returns something else."""
         where = f"prompt {prompt.index} of the task {self.name} and the response {_short(completion.text)}"
         try:
             value = self.reward(prompt.item, completion)
-        except Exception as error:  # whatever the user's function does
+        except Exception as error:  # user code may raise anything
             raise BadInput(
                 f"the reward function {self.reward.name} raised {type(error).__name__}: {error} for {where}"
             ) from error
@@ -90,7 +97,7 @@ class Task:
 
 
 def try_out(task: Task) -> None:
-    """Make one prompt and score an empty response to it, so that what cannot work fails before anything is started."""
+    """Format one prompt and score an empty response, so that errors show before anything is started."""
     task.score(task.prompt(0), Completion(token_ids=[], logprobs=[], finished=True, text=""))
 
 
@@ -100,9 +107,11 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """`tokenizer`: a Hugging Face tokenizer; the other fields are the manifest's."""
+    """Formats questions as prompts. The fields, except the tokenizer, are those of the manifest."""
 
     tokenizer: Any
+    """A Hugging Face tokenizer."""
+
     template: str = "{question}"
     system_prompt: str | None = None
     chat_template: Literal["Auto", "Always", "Never"] = "Auto"
@@ -110,15 +119,17 @@ class PromptFormat:
     def __post_init__(self) -> None:
         has_template = bool(self.tokenizer.chat_template)
         if self.chat_template == "Always" and not has_template:
-            raise BadInput("task.chatTemplate is Always, but the model's tokenizer has none; write Auto or Never")
+            raise BadInput(
+                "task.chatTemplate: Always needs a tokenizer with a chat template, found none; write Auto or Never"
+            )
         if self.system_prompt is not None and not has_template:
             raise BadInput(
-                "task.systemPrompt needs a chat template, and the model's tokenizer has none; "
+                "task.systemPrompt: expected a tokenizer with a chat template, found none; "
                 "put the text into task.promptTemplate"
             )
 
     def tokens(self, question: str) -> tuple[str, list[int]]:
-        """The prompt as text and as token ids, with the template's or the tokenizer's own special tokens."""
+        """The prompt as text and as token ids, including the special tokens of template or tokenizer."""
         text = self.template.replace("{question}", question)
         if self.chat_template == "Never" or not self.tokenizer.chat_template:
             return text, list(self.tokenizer(text).input_ids)
@@ -126,15 +137,15 @@ class PromptFormat:
         if self.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         chat = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        # The template has written the special tokens already.
+        # The template has already added the special tokens.
         return chat, list(self.tokenizer(chat, add_special_tokens=False).input_ids)
 
 
 def prompts_of_step(step: int, prompts_per_step: int, size: int, seed: int) -> list[int]:
-    """Indices (0 … size - 1) of the items of `step`, counted from 1.
+    """Indices (0 … size - 1) of the items of `step`, counted from 1. A pure function, so that a step can be repeated.
 
-    The steps draw without gaps from an endless row of epochs, each a permutation of all items of its own; a step may
-    reach from one epoch into the next.
+    The steps draw consecutive items from an endless sequence of epochs, each with its own permutation of all items. A
+    step may span two or more epochs.
     """
     if step < 1 or size < 1:
         raise ValueError(f"expected step and size from 1, found step {step} and size {size}")

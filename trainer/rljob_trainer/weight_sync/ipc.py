@@ -1,7 +1,7 @@
-"""GPU backend, the policy's side: CUDA IPC from the policy's process to the engine's on the same GPU.
+"""GPU backend, the policy's side: CUDA IPC to the engine's process on the same GPU.
 
-The engine's side is vLLM's `ipc` backend, whose packed format this writes. The caller sees to it that expandable
-segments are off while buffers are made: legacy IPC cannot export them.
+The engine's side is vLLM's `ipc` backend, whose packed format this writes. The caller must disable expandable segments
+while buffers are allocated: legacy IPC cannot export them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 Handle = tuple[Any, ...]
-"""What another process on the same GPU opens a buffer with: arguments of torch's `rebuild_cuda_tensor`."""
+"""Arguments of torch's `rebuild_cuda_tensor`, with which another process on the same GPU opens a buffer."""
 
 
 class ReservedBuffer:
-    """A buffer of `capacity_bytes` that is kept and filled anew for each bucket. It is exported once.
+    """A buffer of `capacity_bytes` that is kept, exported once, and refilled for each bucket.
 
-    vLLM's engine gives the handle back once a bucket, so torch's count of uses does not add up and torch never frees
-    what was exported: right for a buffer that stays as long as the process.
+    vLLM's engine closes the handle once per bucket. torch's reference count is then wrong, and torch never frees the
+    buffer, which is acceptable because it lives as long as the process.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -35,17 +35,17 @@ class ReservedBuffer:
 
     @contextmanager
     def filled(self, bucket: NamedTensors) -> Iterator[Handle]:
-        """Within, the buffer begins with the bucket's bytes; every engine must have read them when it ends."""
+        """Fill the buffer with the bucket. Every engine must have read it when the block ends."""
         packed(bucket, into=self._memory)
         yield self._handle
 
 
 @contextmanager
 def fresh_buffer(bucket: NamedTensors) -> Iterator[Handle]:
-    """Within, a buffer of the bucket's bytes alone; afterwards it is freed, if the engines have let go of it.
+    """Allocate a buffer for the bucket. It is freed after the block, once the engines have closed it.
 
-    A handle of its own for each: of one that is opened more than once, torch would keep the buffer for good (see
-    `ReservedBuffer`), one more with every sync.
+    Each buffer has its own handle: torch never frees a buffer whose handle was opened more than once (see
+    `ReservedBuffer`), so that every sync would leak one.
     """
     import torch
 
@@ -63,10 +63,10 @@ def send(
     bucket_bytes: int,
     reserved: ReservedBuffer | None,
 ) -> None:
-    """Stage parameters bucket after bucket, each until all engines have read it.
+    """Stage parameters bucket after bucket. Each bucket stays until all engines have read it.
 
-    Every rank stages all of them on its own GPU; the rank that calls the engines tells them where. `reserved`: where to
-    stage; None: in a buffer for each bucket.
+    Every rank stages all parameters on its own GPU. The rank that calls the engines passes them the handles.
+    `reserved`: the buffer to use; None: a new one for each bucket.
     """
     import torch
     import torch.distributed as dist

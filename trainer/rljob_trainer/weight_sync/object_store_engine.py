@@ -1,4 +1,4 @@
-"""CPU backend, the engine's side. Imported by vLLM's factory alone, since it imports vLLM."""
+"""CPU backend, the engine's side. Imported only by vLLM's factory, since it imports vLLM."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 @dataclass
 class ObjectStoreInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on: Ray knows where the tensors are."""
+    """Empty: Ray locates the tensors."""
 
 
 @dataclass
 class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: its tensors end to end in `buffer`, which lies read-only in shared memory, and their layout."""
+    """One bucket of weights. The lists are parallel."""
 
     names: list[str]
+    """Checkpoint names."""
+
     dtype_names: list[str]
+
     shapes: list[list[int]]
+
     tensor_sizes: list[int]
+    """In bytes."""
+
     buffer: npt.NDArray[np.uint8]
+    """The tensors end to end, read-only in shared memory."""
 
 
 class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, ObjectStoreUpdateInfo]):
-    """Loads tensors that Ray's object store has mapped into this process."""
+    """Loads tensors that Ray's object store maps into this process."""
 
     init_info_cls = ObjectStoreInitInfo
     update_info_cls = ObjectStoreUpdateInfo
@@ -52,8 +59,8 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         if self.model_config.hf_config.tie_word_embeddings:
-            # On the CPU the output layer keeps a packed copy of its weight. Where it is the embedding's, the reload
-            # sees no weight arrive for it and leaves the old copy in place, without a word.
+            # On the CPU the output layer keeps a packed copy of its weight. If the weight is tied to the embedding, the
+            # reload receives none for this layer and silently keeps the old copy.
             dispatch_cpu_unquantized_gemm(self.model.lm_head, remove_weight=False)
 
     def shutdown(self) -> None:
@@ -62,7 +69,7 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
 
 def _unpacked(update: ObjectStoreUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
     with warnings.catch_warnings():
-        # torch has no tensors that are read-only; nobody writes to these.
+        # torch has no read-only tensors; nothing writes to these.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         parts = torch.from_numpy(update.buffer).split(update.tensor_sizes)
     for name, dtype, shape, part in zip(update.names, update.dtype_names, update.shapes, parts, strict=True):

@@ -1,4 +1,4 @@
-"""The engine's side of a weight sync, as far as vLLM leaves it to us."""
+"""The engine's side of a weight sync: registers the backend, and cleans up after an interrupted update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def weight_transfer_backend(device: Literal["cpu", "cuda"]) -> str:
-    """The name of vLLM's weight-transfer backend for `device`, known to vLLM from now on."""
+    """The name of the weight-transfer backend for `device`. Registers it with vLLM if necessary."""
     if device == "cuda":
         return "ipc"
     _register_object_store()
@@ -27,10 +27,10 @@ def _register_object_store() -> None:
 
 
 def drop_buffered_weights(model: torch.nn.Module) -> None:
-    """Forget the tensors that an interrupted update left waiting for the rest of their layer.
+    """Drop the tensors of incomplete layers after an interrupted update.
 
-    vLLM counts elements to see when a layer is complete: left there, they would complete it in the next update with
-    weights of both versions.
+    vLLM counts elements to decide when a layer is complete. Otherwise the next update would complete it with weights of
+    two versions.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 

@@ -22,12 +22,13 @@ def send_weights(
     rank: int,
     reserved: ReservedBuffer | None = None,
 ) -> None:
-    """Send every parameter to every engine; afterwards each generates with weights `version`.
+    """Send every parameter to every engine. Afterwards the engines generate with weights `version`.
 
-    `named_parameters`: checkpoint names and full tensors, on the device the engines use; `engines`: Ray actor handles
-    of `RolloutEngine`. All policy ranks call this together, since gathering a parameter is collective; rank 0 talks to
-    the engines. About `bucket_bytes` are staged at once; on GPUs in `reserved`, or in a new buffer for each bucket.
-    Where it raises, the engines refuse to generate until a later call completes.
+    `named_parameters`: checkpoint names and full tensors, on the device of the engines. `engines`: Ray actor handles of
+    `RolloutEngine`. `bucket_bytes`: approximate size of the weights that are staged at once. `reserved`: the staging
+    buffer on GPUs; None: a new one for each bucket.
+    Collective, since gathering a parameter is; rank 0 calls the engines. If it raises, the engines do not generate
+    until a later call completes.
     """
     parameters = iter(named_parameters)
     first = next(parameters)
@@ -52,7 +53,7 @@ def _send_through_object_store(
 
     for bucket in buckets(parameters, bucket_bytes):
         if calls.engines:
-            # One bucket is made while the engines read the one before.
+            # One bucket is packed while the engines read the previous one.
             calls.wait(until_left=1)
-            # Once into shared memory, whatever the number of engines: each maps it.
+            # Stored once, whatever the number of engines: each maps it.
             calls.begin("update_weights", ray.put({**layout(bucket), "buffer": packed(bucket).numpy()}))

@@ -1,4 +1,4 @@
-"""Both backends of the policy's side share this: parameters packed into buckets, and the calls that announce them."""
+"""Shared by both backends of the policy's side: packing of parameters into buckets, and calls to the engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NamedTensors = list[tuple[str, "torch.Tensor"]]
 
 
 def buckets(parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[NamedTensors]:
-    """Runs of parameters of at most `bucket_bytes`, in order; a larger parameter has a bucket to itself."""
+    """Group parameters in order into buckets of at most `bucket_bytes`. A larger parameter gets its own bucket."""
     bucket: NamedTensors = []
     filled = 0
     for name, tensor in parameters:
@@ -32,7 +32,7 @@ def buckets(parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -
 def packed(bucket: NamedTensors, into: torch.Tensor | None = None) -> torch.Tensor:
     """The bytes of all tensors of the bucket end to end, uint8, on their device.
 
-    `into`: a buffer of uint8, at whose start they are put; None: in a new one of their size.
+    `into`: a buffer of uint8, filled from its start; None: a new buffer of the required size.
     """
     import torch
 
@@ -42,7 +42,7 @@ def packed(bucket: NamedTensors, into: torch.Tensor | None = None) -> torch.Tens
 
 
 def layout(bucket: NamedTensors) -> dict[str, Any]:
-    """How to cut the packed buffer again, under the names of vLLM's update infos; `tensor_sizes` in bytes."""
+    """The layout of the packed buffer, with the field names of vLLM's update info. `tensor_sizes` are in bytes."""
     return {
         "names": [name for name, _ in bucket],
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
@@ -52,7 +52,7 @@ def layout(bucket: NamedTensors) -> dict[str, Any]:
 
 
 class EngineCalls:
-    """Calls to all engines at once. An engine serves them in order, so they need not be awaited one by one."""
+    """Calls all engines at once. An engine serves calls in order, so that they need not be awaited one by one."""
 
     def __init__(self, engines: Sequence[Any]) -> None:
         self.engines = engines
@@ -62,9 +62,9 @@ class EngineCalls:
         self._pending.append([getattr(engine, method).remote(*arguments) for engine in self.engines])
 
     def wait(self, *, until_left: int = 0) -> None:
-        """Return when at most `until_left` calls are under way; raises what the first failing one raised.
+        """Return when at most `until_left` calls are pending. Raises the error of the first failing call.
 
-        Raises `WorkerLost` where an engine has died.
+        Raises `WorkerLost` if an engine has died.
         """
         import ray
         from ray import exceptions

@@ -1,4 +1,4 @@
-"""`empty_cache`: what the caching allocator holds and does not use goes back to the device, for the engine."""
+"""`empty_cache`: releases the unused memory of the caching allocator, for the engine on the same GPU."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import contextmanager
 
 import torch
 
-WORTH_A_FLUSH_BYTES = 64 << 20
-"""Less than this stays cached: a flush waits for the device, and the next phase would have to ask for it again."""
+MIN_RELEASE_BYTES = 64 << 20
+"""Less than this stays cached: a release waits for the device, and the next phase would allocate again."""
 
 
 @contextmanager
-def cache_handed_back(*, enabled: bool) -> Iterator[None]:
-    """After the block, failed or not, the device has back what this process cached.
+def cache_released_after(*, enabled: bool) -> Iterator[None]:
+    """Release cached memory after the block, also if it fails.
 
-    Around a whole phase, never around a micro-batch: there it would only take away what the next one uses again.
+    For a whole phase, not for a micro-batch: the next micro-batch would allocate the same memory again.
     """
     try:
         yield
     except BaseException as error:
-        # What failed would keep its tensors alive for as long as anyone holds the error.
+        # Otherwise the error would keep the tensors of the failed frames alive.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
         if enabled:
-            hand_back_cached_memory()
+            release_cached_memory()
 
 
-def hand_back_cached_memory() -> None:
-    """Give cached memory back to the device; does nothing where that is less than `WORTH_A_FLUSH_BYTES`."""
+def release_cached_memory() -> None:
+    """Release cached memory to the device. Does nothing if it is less than `MIN_RELEASE_BYTES`."""
     gc.collect(generation=0)
     stats = torch.cuda.memory_stats()
     cached_bytes = stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)
-    if cached_bytes >= WORTH_A_FLUSH_BYTES:
+    if cached_bytes >= MIN_RELEASE_BYTES:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

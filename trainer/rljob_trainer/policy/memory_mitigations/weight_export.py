@@ -1,7 +1,7 @@
-"""`weight_export`: where the weights lie while another process reads them (CUDA IPC). In classic memory, in two ways.
+"""`weight_export`: classic memory for weights that another process reads (CUDA IPC).
 
-`SwitchSegments` makes a buffer for each bucket, with expandable segments off for as long as the sync takes.
-`ReservedBuffer` keeps one buffer for good, made while they were off: no switch, and no flush of the cache.
+`SwitchSegments` allocates a buffer for each bucket, and disables expandable segments during the sync.
+`ReservedBuffer` keeps one buffer, allocated while they were disabled: it neither switches nor releases the cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class WeightExport:
     """The memory for a policy rank's weight syncs on a GPU."""
 
     def __init__(self, segments: ExpandableSegments, largest_parameter_bytes: int) -> None:
-        """`largest_parameter_bytes`: as it is exported."""
+        """`largest_parameter_bytes`: in the exported dtype."""
         self._segments = segments
         self._largest_parameter_bytes = largest_parameter_bytes
         self.buffer: ReservedBuffer | None = None
 
     def arrange(self, memory: MemoryPlan) -> None:
-        """Make the buffer that `memory` asks for, or let go of it. One that is large enough is kept as it is."""
+        """Allocate or free the buffer as `memory` requires. A buffer that is large enough is kept."""
         if memory.weight_export != "ReservedBuffer":
             self.buffer = None
             return
@@ -38,7 +38,7 @@ class WeightExport:
 
     @contextmanager
     def exporting(self) -> Iterator[None]:
-        """Within, weights can be exported: from the kept buffer, or from whatever is allocated meanwhile."""
+        """Within the block, weights can be exported: from the kept buffer, or from new allocations."""
         if self.buffer is not None:
             yield
             return
@@ -50,9 +50,9 @@ class WeightExport:
 
 
 def _release_exported_memory() -> None:
-    """Give memory back whose handles other processes had, once they have let go of it.
+    """Release exported memory once other processes have closed its handles.
 
-    Left to the allocator, each export would strand another buffer: a small tensor that moves into it keeps it for good.
+    Otherwise each export would leave another buffer behind: a small tensor that is placed in it keeps it allocated.
     """
     gc.collect(generation=0)
     torch.cuda.ipc_collect()
