@@ -68,7 +68,7 @@ def test_an_archive_without_an_index_tells_none(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not an image")
-    with pytest.raises(ClusterError, match=r"image archive in .*notes\.txt"):
+    with pytest.raises(ClusterError, match=r"Docker archive in .*notes\.txt"):
         images_of(tmp_path / "notes.txt")
 
 
