@@ -1,5 +1,5 @@
-"""Says why a training process ran out of memory. Runs inside other people's programs: it may cost nothing, print
-nothing, raise nothing, and change nothing that they can see.
+"""Reports why a training process ran out of memory.
 
-`site/sitecustomize.py` is what Python finds on its path; `start.py` is where to read on.
+The probe runs inside other people's programs. It must not cost time, print, raise, or change their behavior. Python
+loads `site/sitecustomize.py`, which calls `start.py`.
 """

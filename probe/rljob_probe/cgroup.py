@@ -1,4 +1,4 @@
-"""What the container's cgroup says about memory, in version 2 and version 1 of cgroups."""
+"""Memory events and limits of the container's cgroup, in versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ ROOT = "/sys/fs/cgroup"
 _EVENTS = ("memory.events", "memory/memory.oom_control")
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 _NO_LIMIT_BYTES = 1 << 60
-"""Version 1 says that there is no limit by a number of this size."""
+"""In version 1, a number of at least this size means that there is no limit."""
 
 
 def oom_kills(root: str = ROOT) -> int:
-    """Processes that the kernel has killed in this cgroup for want of memory. 0 where that is not to be known."""
+    """Number of processes that the kernel's out-of-memory killer has killed in this cgroup. 0 if it is unknown."""
     for line in _first_readable(root, _EVENTS).splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill" and count.strip().isdigit():
@@ -19,7 +19,7 @@ def oom_kills(root: str = ROOT) -> int:
 
 
 def memory_limit_bytes(root: str = ROOT) -> int | None:
-    """None where there is no limit, or none to be known."""
+    """Memory limit of the cgroup. None if there is no limit, or it is unknown."""
     text = _first_readable(root, _LIMITS).strip()
     limit = int(text) if text.isdigit() else _NO_LIMIT_BYTES
     return limit if limit < _NO_LIMIT_BYTES else None

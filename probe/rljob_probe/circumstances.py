@@ -1,4 +1,4 @@
-"""Who a process is in its job, and what it was doing: as far as can be seen without having been told."""
+"""Role, rank, step and phase of a process, as far as it can find them out by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PHASE_OF_SOURCE = (
 
 
 def place() -> dict[str, Any]:
-    """Attempt, role and rank, from the environment that the operator and torchrun give."""
+    """Attempt, role and rank, from environment variables of the operator and of torchrun."""
     role = os.environ.get("RLJOB_ROLE", "")
     return {
         "attempt": max(_number("RLJOB_ATTEMPT"), 1),
@@ -32,8 +32,10 @@ def timestamp() -> str:
 
 
 def current_step() -> int:
-    """The optimizer step that the process is in, from 1: one more than its optimizers, or else its schedulers, have
-    behind them. Both continue from a checkpoint. Looks at every object there is: for when memory has run out only."""
+    """Current optimizer step, from 1: one more than the completed steps of the optimizers, or else of the schedulers.
+
+    Both counts continue from a checkpoint. Scans all objects of the process, so call it only after memory ran out.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return 1
@@ -46,7 +48,7 @@ def current_step() -> int:
 def _steps_done(optimizer_class: type, scheduler_class: type) -> int:
     optimizer_steps, scheduler_steps = 0, 0
     for thing in gc.get_objects():
-        ancestors = type(thing).__mro__  # not isinstance(): a proxy would answer for what it stands for
+        ancestors = type(thing).__mro__  # not isinstance(): a proxy would pretend to be its target
         if optimizer_class in ancestors:
             optimizer_steps = max(optimizer_steps, _steps_of(thing))
         elif scheduler_class in ancestors:
@@ -55,7 +57,7 @@ def _steps_done(optimizer_class: type, scheduler_class: type) -> int:
 
 
 def _steps_of(optimizer: Any) -> int:
-    """As Adam and its kin count them, unless they do it on a GPU, which is not to be waited for here."""
+    """Completed steps, as Adam-like optimizers count them. 0 if the count is on a GPU, where reading it would block."""
     for state in optimizer.state.values():
         step = state.get("step")
         on_gpu = getattr(getattr(step, "device", None), "type", "cpu") != "cpu"
@@ -64,8 +66,10 @@ def _steps_of(optimizer: Any) -> int:
 
 
 def phase_of(sources: Iterable[str]) -> str | None:
-    """The phase that the innermost telling one of these source files belongs to. No file at all: torch's own thread for
-    the backward pass, which has no Python on its stack."""
+    """Phase of the innermost of these source files that belongs to one.
+
+    Without any file it is the update: torch's thread for the backward pass has no Python frames on its stack.
+    """
     innermost_first = list(sources)
     if not innermost_first:
         return "update"
@@ -85,7 +89,7 @@ def sources_of_frames(frame: FrameType | None) -> Iterator[str]:
 
 
 def sources_of_traceback(traceback: TracebackType | None) -> Iterator[str]:
-    """Source files that an exception came through, innermost first."""
+    """Source files of a traceback, innermost first."""
     sources = []
     while traceback is not None:
         sources.append(traceback.tb_frame.f_code.co_filename)
@@ -94,7 +98,7 @@ def sources_of_traceback(traceback: TracebackType | None) -> Iterator[str]:
 
 
 def peak_rss_bytes() -> int:
-    """0 where there is no /proc."""
+    """Peak resident memory of the process. 0 without /proc."""
     try:
         with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""Whether an exception means that memory ran out, and which memory."""
+"""Recognition of exceptions that mean that memory ran out, and of the kind of memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from typing import Iterator, NamedTuple
 
 DEVICE, HOST, SHARED = 80, 81, 82
-"""As RLJob's exit codes name them: a GPU, the host or the container, /dev/shm."""
+"""RLJob's exit codes for out of memory on a GPU, on the host or in the container, and in /dev/shm."""
 
 _LONGEST_CHAIN = 64
 _LONGEST_TEXT = 8192
 
-# The wordings of torch, vLLM, NCCL, cuBLAS, CUDA, glibc, Ray and numpy; those of the operator's diagnosis are finer.
+# Messages of torch, vLLM, NCCL, cuBLAS, CUDA, glibc, Ray and numpy; the operator's diagnosis distinguishes more.
 _TEXTS = (
     (SHARED, r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,200}No space left on device"),
     (SHARED, r"unable to (?:write to file|open shared memory|allocate shared memory)[^\n]{0,30}</torch_"),
@@ -33,18 +33,18 @@ class MemoryFailure(NamedTuple):
     exit_code: int
     """DEVICE, HOST or SHARED."""
     text: str
-    """The error's type and words, from where they tell of memory."""
+    """Type and message of the error, from the line about memory."""
     error: BaseException
 
 
 def memory_failure(error: BaseException | None) -> MemoryFailure | None:
-    """The earliest error about memory among `error` and what led to it; None where memory has no part in it."""
+    """The earliest out-of-memory error among `error` and its causes; None if there is none."""
     found = [failure for link in _chain(error) if (failure := _failure_of(link)) is not None]
     return found[-1] if found else None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """`error`, what it came from, and the members of groups: each once, the latest first."""
+    """`error`, its causes, and the members of exception groups: each once, latest first."""
     waiting = [error] if error is not None else []
     seen: set[int] = set()
     while waiting and len(seen) < _LONGEST_CHAIN:
@@ -72,7 +72,8 @@ def _failure_of(error: BaseException) -> MemoryFailure | None:
 
 
 def _exit_code_of_type(type_: type[BaseException]) -> int | None:
-    """torch's, cupy's and Ray's classes have one name, so the module decides; cupy's is a MemoryError besides."""
+    """Exit code for a class of exceptions. The classes of torch, cupy and Ray share a name, so the module decides; that
+    of cupy is also a MemoryError."""
     for class_ in type_.__mro__:
         if class_.__name__ == "OutOfMemoryError":
             return HOST if class_.__module__.startswith("ray") else DEVICE

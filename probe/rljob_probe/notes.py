@@ -1,6 +1,6 @@
-"""What each process of the container notes when a GPU has no memory for it: it may end without a chance to tell.
+"""Notes about GPU out-of-memory errors, for processes that exit before they can report them.
 
-One file a process, under the directory that RLJOB_PROBE_NOTES names; without it, a process knows of its own alone.
+Each process has one file in the directory RLJOB_PROBE_NOTES. Without that variable, a process only has its own note.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 DIRECTORY = "RLJOB_PROBE_NOTES"
 STALE_SECONDS = 900
-"""Longer than ranks wait for one that is gone: NCCL ends them after ten minutes."""
+"""Maximum age of a note: longer than ranks wait for a lost one, which NCCL ends after ten minutes."""
 
 _own: tuple[int, Evidence] | None = None
-"""Pid, which tells a forked process that it is not its own, and what was noted."""
+"""Process id, which differs in a forked process, and the note."""
 
 
-def leave(evidence: Evidence) -> None:
-    """In place of the one that this process left before."""
+def save(evidence: Evidence) -> None:
+    """Save the note of this process, in place of an earlier one."""
     global _own
     _own = (os.getpid(), evidence)
     directory = os.environ.get(DIRECTORY)
@@ -35,8 +35,8 @@ def leave(evidence: Evidence) -> None:
             json.dump(evidence, file)
 
 
-def forget() -> None:
-    """This process has outlived it."""
+def discard() -> None:
+    """Discard the note of this process, which continued after the error."""
     global _own
     _own = None
     directory = os.environ.get(DIRECTORY)
@@ -44,8 +44,8 @@ def forget() -> None:
         os.remove(f"{directory}/{os.getpid()}.json")
 
 
-def left() -> bool:
-    """Whether any process has left one."""
+def has_any() -> bool:
+    """True if any process has saved a note."""
     directory = os.environ.get(DIRECTORY)
     return _own is not None or bool(directory and os.path.isdir(directory) and os.listdir(directory))
 
@@ -55,7 +55,7 @@ def own() -> Evidence | None:
 
 
 def earliest_of_others() -> Evidence | None:
-    """The earliest that another process left lately."""
+    """The earliest recent note of another process."""
     directory = os.environ.get(DIRECTORY, "")
     if not os.path.isdir(directory):
         return None

@@ -1,4 +1,4 @@
-"""Looks on as a GPU runs out of memory: torch calls the observer just before it raises, with the numbers at hand."""
+"""Observer of GPU out-of-memory errors, which torch calls with the numbers just before it raises."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rljob_probe import circumstances, notes
 
 
 def observe(torch: ModuleType) -> None:
-    """From CUDA's first use on, which is left to the program: attaching would begin to use it.
+    """Attach the observer when the program first uses CUDA; attaching it earlier would initialize CUDA.
 
-    Does nothing where this torch has no such observer (builds for the CPU), or its allocator has none.
+    Does nothing if torch does not support observers (builds for the CPU), or its allocator does not.
     """
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     when_cuda_is_used = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
@@ -22,9 +22,9 @@ def observe(torch: ModuleType) -> None:
     def on_out_of_memory(device: int, requested: int, total: int, free: int) -> None:
         try:
             sources = list(circumstances.sources_of_frames(sys._getframe(1)))
-            notes.leave(_evidence(torch.cuda.memory_stats(device), sources, device, requested, total, free))
+            notes.save(_evidence(torch.cuda.memory_stats(device), sources, device, requested, total, free))
         except Exception:
-            pass  # torch is about to raise: nothing else may
+            pass  # torch is about to raise its own error
 
     def attach_observer() -> None:
         try:
@@ -38,7 +38,7 @@ def observe(torch: ModuleType) -> None:
 def _evidence(
     stats: dict[str, int], sources: list[str], device: int, requested: int, total: int, free: int
 ) -> dict[str, Any]:
-    """As `rljob_api.step_report.Evidence` has it. `total`: of the device, or what of it torch may take."""
+    """`rljob_api.step_report.Evidence`, with its JSON names. `total`: memory of the GPU, or torch's share of it."""
     place, phase = circumstances.place(), circumstances.phase_of(sources)
     allocated, reserved = stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
     memory = {
@@ -63,7 +63,7 @@ def _evidence(
 
 
 def _message(device: int, requested: int, total: int, free: int, allocated: int, reserved: int) -> str:
-    """In torch's words, so that whoever reads torch's messages can read this one."""
+    """Message in the format of torch, so that parsers of torch's messages can read it."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(requested)}. "
         f"GPU {device} has a total capacity of {_size(total)} of which {_size(free)} is free. "
@@ -73,7 +73,7 @@ def _message(device: int, requested: int, total: int, free: int, allocated: int,
 
 
 def _size(size_bytes: int) -> str:
-    """As torch writes it: 2.00 GiB."""
+    """Size in the format of torch: 2.00 GiB."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {unit}"

@@ -1,7 +1,7 @@
-"""What happens in every Python process of the container as it starts: almost nothing.
+"""Start of the probe in every Python process of the container.
 
-It registers one function for the exit and one look at the imports, which waits for torch. Imported here is only what a
-bare interpreter has loaded already; the rest comes when memory has run out.
+It registers one function to run at exit, and one import hook that waits for torch. This module only imports modules
+that a bare interpreter has loaded already; the others are imported after memory ran out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 
 from rljob_probe import cgroup, notes
-from rljob_probe.torch_import import when_torch_is_there
+from rljob_probe.torch_import import when_torch_is_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 DEFAULT_LOG = "/dev/termination-log"
 FIRST_PROCESS = "RLJOB_PROBE_FIRST"
-"""Variable with the pid of the process that all others of the program come from."""
+"""Variable with the id of the process that started all others of the program."""
 
 
 def start() -> None:
-    """Does nothing where there is nowhere to write a termination message."""
+    """Start the probe. Does nothing if there is no termination log."""
     log = os.environ.get("RLJOB_TERMINATION_LOG", "")
     if not log and not os.path.exists(DEFAULT_LOG):
         return
     own_pid = str(os.getpid())
     first_pid = os.environ.setdefault(FIRST_PROCESS, own_pid)
     atexit.register(_at_exit, log or DEFAULT_LOG, first_pid, cgroup.oom_kills())
-    when_torch_is_there(_observe)
+    when_torch_is_imported(_observe)
 
 
 def _observe(torch: ModuleType) -> None:
@@ -40,14 +40,15 @@ def _observe(torch: ModuleType) -> None:
 
 
 def _at_exit(log: str, first_pid: str, kills_at_start: int) -> None:
-    """atexit and not sys.excepthook: programs replace that one, and what it is given is still there at the exit."""
+    """Report the exit. This uses atexit because programs replace sys.excepthook; sys.last_value is still set at
+    exit."""
     try:
         first = first_pid == str(os.getpid())
         kills = cgroup.oom_kills() - kills_at_start if first else 0
         error = getattr(sys, "last_value", None)
-        if error is not None or kills or notes.left():
-            from rljob_probe.account import tell_why_it_ended
+        if error is not None or kills or notes.has_any():
+            from rljob_probe.explanation import report_exit
 
-            tell_why_it_ended(log, error, first=first, kills=kills)
+            report_exit(log, error, first=first, kills=kills)
     except Exception:
         pass

@@ -10,25 +10,25 @@ from typing import Any
 MAX_MESSAGE_BYTES = 4096
 
 
-def tell(log: str, exit_code: int, sentence: str, evidence: dict[str, Any]) -> None:
-    """Writes it where the log is empty. What the program itself or another of its processes wrote first stays."""
-    message = encoded(exit_code, sentence, evidence)
+def write_message(log: str, exit_code: int, message: str, evidence: dict[str, Any]) -> None:
+    """Write the termination message if the log is empty. An earlier message of the program or its processes is kept."""
+    content = encoded(exit_code, message, evidence)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_size == 0:
-            os.write(descriptor, message)
+            os.write(descriptor, content)
     except BlockingIOError:
         pass  # another process is writing: it was first
     finally:
         os.close(descriptor)
 
 
-def encoded(exit_code: int, sentence: str, evidence: dict[str, Any]) -> bytes:
-    """The evidence's message is cut as far as needed."""
+def encoded(exit_code: int, message: str, evidence: dict[str, Any]) -> bytes:
+    """JSON of the termination message. The evidence's message is truncated as needed."""
     words = evidence["message"]
     while True:
-        document = {"exitCode": exit_code, "message": sentence, "evidence": {**evidence, "message": words}}
+        document = {"exitCode": exit_code, "message": message, "evidence": {**evidence, "message": words}}
         text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
         excess_bytes = len(text) - MAX_MESSAGE_BYTES
         if excess_bytes <= 0 or not words:

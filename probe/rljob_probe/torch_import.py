@@ -1,4 +1,4 @@
-"""Waits for torch to be imported, whoever imports it. Never imports it, and has no part in its import."""
+"""Import hook that waits for the program to import torch. It never imports torch and does not affect the import."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     Then = Callable[[ModuleType], None]
 
 
-def when_torch_is_there(then: Then) -> None:
-    """Calls `then` with torch once its part for CUDA is imported. What goes wrong in `then` is lost."""
-    sys.meta_path.insert(0, _Lookout(then))
+def when_torch_is_imported(then: Then) -> None:
+    """Call `then` with torch as soon as torch.cuda is imported. Exceptions of `then` are ignored."""
+    sys.meta_path.insert(0, _ImportWatcher(then))
 
 
-class _Lookout:
-    """Asked first for every module, finds none, and looks each time whether torch.cuda is there: torch itself imports
-    many modules after that one. A loader of its own would show in the tracebacks and warnings of torch's import."""
+class _ImportWatcher:
+    """First finder on sys.meta_path. It finds no module, but checks at each import whether torch.cuda is loaded: torch
+    imports many modules after that one. A loader would appear in tracebacks and warnings of torch's import."""
 
     def __init__(self, then: Then) -> None:
         self._then = then

@@ -1,5 +1,7 @@
-"""Python runs this as it starts, since its directory is on PYTHONPATH: starts the probe, then hands over to the
-sitecustomize that would have run without it. The syntax is Python 2's too: any interpreter may come by."""
+"""Starts the probe, then imports the sitecustomize that would have run without it.
+
+Python runs this module at startup because its directory is on PYTHONPATH. Its syntax is also valid in Python 2, since
+any interpreter may load it."""
 
 import os
 import sys
@@ -25,7 +27,7 @@ def _start_the_probe():
 
 def _hand_over():
     # type: () -> None
-    """Imports the next sitecustomize on the path in this one's place; its errors are its own, as ever."""
+    """Import the next sitecustomize on the path instead of this one. Its errors propagate as usual."""
     own_entries = [(place, entry) for place, entry in enumerate(sys.path) if entry == _HERE]
     this = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]

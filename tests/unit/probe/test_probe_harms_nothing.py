@@ -89,7 +89,7 @@ def test_a_damaged_probe_does_no_harm(program: ProbedProgram) -> None:
     shutil.copytree(SITE.parent, copy / "rljob_probe")
     site = {"PYTHONPATH": str(copy / "rljob_probe" / "site")}
     for damage in ("raise RuntimeError('damaged')", "this is no Python"):
-        (copy / "rljob_probe" / "account.py").write_text(damage)
+        (copy / "rljob_probe" / "explanation.py").write_text(damage)
         assert program.run("raise MemoryError", environment=site).errors.endswith("\nMemoryError\n")
         (copy / "rljob_probe" / "start.py").write_text(damage)
         assert program.run("print(1)", environment=site).errors == ""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, read_termination_message
-from rljob_probe.account import account_of
+from rljob_probe.explanation import explanation_of
 from rljob_probe.failure import memory_failure
 from rljob_probe.termination_log import encoded
 
@@ -22,8 +22,8 @@ def test_any_words_of_an_error_fit_and_are_read(words: str, exit_code: int) -> N
         "phase": "checkpoint", "message": words,
         "memory": {"role": "rollout", "rank": 10**6, "peakRssBytes": 1 << 60, "deviceFreeBytes": 1 << 60},
     }  # fmt: skip
-    account = account_of(exit_code, evidence)
-    text = encoded(account.exit_code, account.sentence, account.evidence)
+    explanation = explanation_of(exit_code, evidence)
+    text = encoded(explanation.exit_code, explanation.message, explanation.evidence)
     assert len(text) <= MAX_TERMINATION_MESSAGE_BYTES
     message = read_termination_message(text.decode())
     assert message is not None

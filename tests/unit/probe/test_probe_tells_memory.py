@@ -9,7 +9,7 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_memory.evidence.allocator_message import parse_allocator_message
 from rljob_probe import cgroup
-from rljob_probe.account import tell_why_it_ended
+from rljob_probe.explanation import report_exit
 from tests.unit.probe.probed_program import ProbedProgram
 
 GIB = 1 << 30
@@ -182,10 +182,10 @@ if __name__ == "__main__":
 
 
 def test_processes_that_the_kernel_killed_are_told_by_the_first_process_alone(program: ProbedProgram) -> None:
-    tell_why_it_ended(str(program.log), None, first=False, kills=2)
+    report_exit(str(program.log), None, first=False, kills=2)
     assert program.message is None
 
-    tell_why_it_ended(str(program.log), None, first=True, kills=2)
+    report_exit(str(program.log), None, first=True, kills=2)
     assert program.message is not None
     assert program.message.exit_code == ExitCode.HOST_OUT_OF_MEMORY
     assert "killed 2 process(es)" in program.message.message

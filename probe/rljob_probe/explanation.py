@@ -1,0 +1,93 @@
+"""The termination message of a program that ran out of memory, written once by a process that knows the cause."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rljob_probe import cgroup, circumstances, notes
+from rljob_probe.failure import DEVICE, HOST, SHARED, MemoryFailure, memory_failure
+from rljob_probe.termination_log import write_message
+
+_WHICH_MEMORY = {DEVICE: "GPU memory", HOST: "host memory", SHARED: "shared memory (/dev/shm)"}
+_LONGEST_MESSAGE, _LONGEST_LINE = 2500, 400
+
+
+class Explanation(NamedTuple):
+    """Explanation of an out-of-memory failure."""
+
+    exit_code: int
+    """DEVICE, HOST or SHARED: the memory that ran out. The process keeps its own exit code."""
+    message: str
+    """Summary for people."""
+    evidence: dict[str, Any]
+    """`rljob_api.step_report.Evidence`, with its JSON names."""
+
+
+def report_exit(log: str, error: BaseException | None, *, first: bool, kills: int) -> None:
+    """Write the termination message if memory caused the exit of this process.
+
+    `error`: the exception that ended the process, if any. `first`: True in the process that started all others of the
+    program; it also reports for processes that could not. `kills`: processes that the kernel killed since the start.
+    """
+    explanation = _of_error(error) or _of_own_note()
+    if explanation is None and first:
+        explanation = _of_others_note() or _of_kills(kills)
+    if explanation is not None:
+        write_message(log, explanation.exit_code, explanation.message, explanation.evidence)
+
+
+def _of_error(error: BaseException | None) -> Explanation | None:
+    failure = memory_failure(error)
+    if failure is None:
+        return None
+    noted = notes.own() if failure.exit_code == DEVICE else None
+    evidence = {**(noted or _evidence_of(failure)), "message": failure.text[:_LONGEST_MESSAGE]}
+    return explanation_of(failure.exit_code, evidence)
+
+
+def _of_own_note() -> Explanation | None:
+    """For a process that caught the error and exited nevertheless: no step was completed since."""
+    note = notes.own()
+    if note is None:
+        return None
+    if circumstances.current_step() > note["step"]:
+        notes.discard()
+        return None
+    return explanation_of(DEVICE, note)
+
+
+def _of_others_note() -> Explanation | None:
+    note = notes.earliest_of_others()
+    return explanation_of(DEVICE, note) if note is not None else None
+
+
+def _of_kills(kills: int) -> Explanation | None:
+    if kills <= 0:
+        return None
+    limit = cgroup.memory_limit_bytes()
+    at_limit = f" at its memory limit of {limit / (1 << 20):.0f} MiB" if limit is not None else ""
+    message = f"OOMKilled: the kernel killed {kills} process(es) of the container{at_limit}"
+    return explanation_of(HOST, {**_circumstances(), "message": message})
+
+
+def _evidence_of(failure: MemoryFailure) -> dict[str, Any]:
+    phase = circumstances.phase_of(circumstances.sources_of_traceback(failure.error.__traceback__))
+    return {**_circumstances(), **({"phase": phase} if phase else {})}
+
+
+def _circumstances() -> dict[str, Any]:
+    place = circumstances.place()
+    memory = {"role": place["role"], "rank": place["rank"], "peakRssBytes": circumstances.peak_rss_bytes()}
+    return {
+        "time": circumstances.timestamp(),
+        **place,
+        "step": circumstances.current_step(),
+        "memory": memory,
+    }
+
+
+def explanation_of(exit_code: int, evidence: dict[str, Any]) -> Explanation:
+    """Explanation with a message made from the evidence."""
+    first_line = evidence["message"].partition("\n")[0][:_LONGEST_LINE]
+    failure = f"rank {evidence['rank']} ran out of {_WHICH_MEMORY[exit_code]} in step {evidence['step']}"
+    return Explanation(exit_code, f"{failure}: {first_line}", evidence)
