@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 from contextlib import suppress
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +33,9 @@ def _examples(*commands: str) -> str:
 
 def _print_versions(wanted: bool) -> None:
     if wanted:
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
         for package in _PACKAGES:
             with suppress(PackageNotFoundError):
                 typer.echo(f"{package} {version(package)}")

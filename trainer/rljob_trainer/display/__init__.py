@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, the summary at the end, and where the libraries' logs went."""
+"""The output of a run on the terminal: progress, the summary, and the redirection of library logs."""

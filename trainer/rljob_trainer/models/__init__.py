@@ -1,1 +1,1 @@
-"""Where models come from: a URI becomes a local directory in Hugging Face format."""
+"""Models: resolves model URIs to local directories in Hugging Face format."""

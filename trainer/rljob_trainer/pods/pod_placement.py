@@ -46,7 +46,7 @@ class PodPlacement:
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
         self.workers_answer = True
-        """Whether all workers answered when they were last asked. One that does not cannot restart in place."""
+        """True if all workers answered when they were last asked. One that does not cannot restart in place."""
 
     def __enter__(self) -> Self:
         """Start the Ray head without waiting: it takes seconds, in which the model and the task can be read."""

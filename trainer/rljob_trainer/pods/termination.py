@@ -60,7 +60,7 @@ def report_silent_exit(variables: Mapping[str, str], exit_code: int) -> None:
 
 
 def _termination_log(variables: Mapping[str, str]) -> Path:
-    """From the variables themselves, since parsing the environment may have failed."""
+    """Read directly from the variables, since parsing the environment may have failed."""
     return Path(variables.get(TERMINATION_LOG_VARIABLE) or TERMINATION_LOG)
 
 

@@ -1,4 +1,4 @@
-"""How the policy's weights reach the rollout engines: vLLM's weight-transfer interface, one backend for each device.
+"""Weight transfer from the policy to the rollout engines: vLLM's weight-transfer interface, one backend per device.
 
 `send` is the policy's side, with `ipc` for GPUs. `receive` is the engine's, with `object_store_engine` for CPUs.
 """
