@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ LONGEST_FIRST = (
     "tests/integration/",
 )
 """By measured time (docs/develop.md); all others are short."""
+_NICENESS = pytest.StashKey[int]()
+"""Of the processes that run no test of the cluster. Those tests take longest, one after the other, and the kernel gives
+all of the cluster's processes together the share of one."""
 
 
 def scope_of(path: str) -> str:
@@ -53,6 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndFold
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest first, so that all processes end at about the same time."""
     if hasattr(config, "workerinput"):
+        config.stash[_NICENESS] = 10 if any(item.nodeid.startswith(CLUSTER) for item in items) else 0
         items.sort(key=lambda item: _place(scope_of(item.nodeid.partition("::")[0])))
 
 
@@ -60,3 +65,9 @@ def _place(scope: str) -> int:
     if scope in LONGEST_FIRST:
         return LONGEST_FIRST.index(scope)
     return len(LONGEST_FIRST) - scope.startswith(LONGEST_FIRST[-1])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    niceness = item.config.stash.get(_NICENESS, 0)
+    if not item.nodeid.startswith(CLUSTER):
+        os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
