@@ -39,20 +39,22 @@ def test_no_port_is_left_to_chance_and_none_is_given_twice() -> None:
     assert not set(ports) & set(range(int(head["min-worker-port"]) + 1, int(head["max-worker-port"]) + 1))
 
 
-def test_the_head_serves_no_drivers_from_elsewhere(tmp_path: Path) -> None:
+def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Path) -> None:
     """As `ray start` itself decides it, up to where it would start its processes."""
     program = (
-        "import ray.scripts.scripts as scripts\n"
+        "import sys\n"
         "from ray._private import node\n"
+        "from rljob_trainer.pods import ray_start\n"
         "def started(parameters, **_):\n"
-        "    raise SystemExit(f'client server: {parameters.ray_client_server_port}')\n"
+        "    served = [name for name in sys.modules if name.startswith('ray.serve.')]\n"
+        "    raise SystemExit(f'client server: {parameters.ray_client_server_port}, imported: {served}')\n"
         "node.Node = started\n"
-        "scripts.main()\n"
+        "ray_start.main()\n"
     )
     command = head_command(pod_ip="127.0.0.1", port=6379, ports=PORTS)
     begun = begin([command[0], "-c", program, *command[3:]], tmp_path / "log")
     begun.wait(60)
-    assert "client server: None" in (tmp_path / "log").read_text()
+    assert "client server: None, imported: ['ray.serve.scripts']" in (tmp_path / "log").read_text()
 
 
 def test_the_documented_ports_are_those_that_are_used() -> None:

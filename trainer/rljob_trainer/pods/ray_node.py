@@ -140,6 +140,6 @@ def _start(options: Mapping[str, Any]) -> list[str]:
         "disable-usage-stats": True,
     }
     return [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start"),
+        *(sys.executable, "-m", "rljob_trainer.pods.ray_start", "start"),
         *(f"--{name}" if value is True else f"--{name}={value}" for name, value in {**options, **common}.items()),
     ]
