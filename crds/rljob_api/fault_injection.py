@@ -47,7 +47,7 @@ class Fault(ApiModel):
     """Number of injections. The fault is injected again whenever the phase is retried."""
 
     rank: int = Field(default=0, ge=0)
-    """Number of the process within its role."""
+    """Number of the process within its role, from 0."""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -42,13 +42,13 @@ class RemedyStatus(ApiModel):
     """Changed setting, spelled as in spec.memory, or processes if the processes were only restarted."""
 
     before: str = Field(max_length=64)
-    """Value before the change, as the manifest writes it."""
+    """Value before the change, as the manifest writes it; default if it was not set."""
 
     after: str = Field(max_length=64)
     """Value after the change, as the manifest writes it."""
 
     expected_bytes: int | None = None
-    """Memory that the change was expected to free, in bytes."""
+    """Memory that the change was expected to free, or to add to a limit, in bytes."""
 
     observed_bytes: int | None = None
     """Memory that the change freed, in bytes. Absent until it is known."""
@@ -76,7 +76,7 @@ class PlanChange(ApiModel):
     """Role of the failed process."""
 
     rank: int = Field(default=0, ge=0)
-    """Number of the process within its role."""
+    """Number of the process within its role, from 0."""
 
     diagnosis: DiagnosisStatus
     """Cause of the failure."""

@@ -17,7 +17,7 @@ MAX_ATTEMPTS_KEPT = 20
 
 
 class Condition(ApiModel):
-    """A metav1.Condition."""
+    """A condition of the job, as a metav1.Condition."""
 
     type: str = Field(max_length=316)
     """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete or Failed."""

@@ -23,7 +23,7 @@ class RankMemory(ApiModel):
     """Role of the process: controller, policy or rollout."""
 
     rank: int = Field(ge=0)
-    """Number of the process within its role."""
+    """Number of the process within its role, from 0."""
 
     phase: Phase | None = None
     """Phase of the peaks. Absent: the whole step."""
@@ -88,7 +88,7 @@ class Evidence(ApiModel):
     """Role of the failed process."""
 
     rank: int = Field(ge=0)
-    """Number of the process within its role."""
+    """Number of the process within its role, from 0."""
 
     step: int = Field(ge=1)
     """Step of the failure."""
@@ -121,7 +121,7 @@ class MemoryPressure(ApiModel):
     """Role of the process."""
 
     rank: int = Field(default=0, ge=0)
-    """Number of the process within its role."""
+    """Number of the process within its role, from 0."""
 
     steps_left: int = Field(ge=0)
     """Steps until the projected failure, at the observed rate."""
