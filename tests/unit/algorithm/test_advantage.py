@@ -15,7 +15,7 @@ spread_rewards = arrays(np.float32, (3, GROUP), elements=st.integers(-50, 50).ma
 )
 
 
-def test_advantage_is_the_distance_from_the_groups_mean_in_standard_deviations() -> None:
+def test_advantages_are_standard_scores_within_the_group() -> None:
     rewards = np.array([1, 2, 3, 0, 0, 6], np.float32)
     # Group 1: mean 2, unbiased std 1. Group 2: mean 2, unbiased std sqrt((4 + 4 + 16) / 2) = sqrt(12).
     expected = [-1, 0, 1, -2 / 12**0.5, -2 / 12**0.5, 4 / 12**0.5]

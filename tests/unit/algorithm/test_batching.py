@@ -20,9 +20,7 @@ def test_every_sequence_is_in_exactly_one_micro_batch(lengths: list[int], ranks:
 
 
 @given(lengths_of_sequences, rank_counts, budgets)
-def test_a_micro_batch_stays_within_the_budget_unless_it_is_one_long_sequence(
-    lengths: list[int], ranks: int, budget: int
-) -> None:
+def test_only_a_single_long_sequence_may_exceed_the_budget(lengths: list[int], ranks: int, budget: int) -> None:
     for micro_batch in chain.from_iterable(plan_micro_batches(lengths, ranks, budget)):
         if len(micro_batch) > 1:
             assert len(micro_batch) * max(lengths[sequence] for sequence in micro_batch) <= budget
@@ -53,7 +51,7 @@ def test_the_longest_and_the_shortest_go_to_one_rank() -> None:
     assert plan_micro_batches([4, 3, 2, 1], 2, 100) == [[[0, 3]], [[1, 2]]]
 
 
-def test_sequences_of_like_length_share_a_micro_batch_and_the_longest_come_first() -> None:
+def test_similar_lengths_share_a_micro_batch_and_the_longest_come_first() -> None:
     assert plan_micro_batches([10, 100, 11, 99, 12], 1, 200) == [[[1, 3], [4, 2, 0]]]
 
 

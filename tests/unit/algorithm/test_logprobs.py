@@ -60,7 +60,7 @@ def test_bfloat16_inputs_get_a_float32_softmax_and_bfloat16_gradients() -> None:
     torch.testing.assert_close(weight.grad.float(), exact_weight.grad, atol=0.1, rtol=0.05)
 
 
-def test_no_tokens_still_reach_hidden_states_and_weight_with_a_zero_gradient() -> None:
+def test_without_tokens_all_gradients_are_zero() -> None:
     hidden, weight, targets = inputs(tokens=0)
     logprobs, _ = chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=4)
     logprobs.sum().backward()

@@ -56,7 +56,7 @@ def test_the_objective_is_clipped_on_the_side_where_it_would_run_away(
     assert counted == ({counted_as} if counted_as else set())
 
 
-def test_without_dual_clip_a_bad_token_that_became_likely_is_pushed_without_bound() -> None:
+def test_without_dual_clip_the_loss_of_a_likely_bad_token_is_unbounded() -> None:
     assert policy_loss(one_token(40.0, -2.0), replace(PPO, dual_clip=None))[0].item() == pytest.approx(80, rel=1e-5)
 
 

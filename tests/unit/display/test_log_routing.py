@@ -58,7 +58,7 @@ def test_structlog_writes_json_lines_with_the_job_s_name(tmp_path: Path) -> None
     assert event == {"job": "digits", "event": "loaded", "level": "info", "role": "policy"}
 
 
-def test_an_exception_leaves_its_traceback_in_the_log_and_the_terminal_restored(tmp_path: Path) -> None:
+def test_an_exception_is_logged_and_the_terminal_is_restored(tmp_path: Path) -> None:
     run = run_routed(tmp_path / "controller.log", end="raise ValueError('seven')")
     assert "ValueError: seven" in (tmp_path / "controller.log").read_text()
     assert "ValueError: seven" in run.stderr, "the interpreter's own report comes after the routing"

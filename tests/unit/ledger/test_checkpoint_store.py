@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(
     assert (store.newest_step(), store.oldest_step()) == (10, 10)
 
 
-def test_a_damaged_checkpoint_is_kept_aside_until_its_step_is_written_again(store: CheckpointStore) -> None:
+def test_a_damaged_checkpoint_is_kept_until_its_step_is_written_again(store: CheckpointStore) -> None:
     write_checkpoint(store, 10)
     (write_checkpoint(store, 20) / "optimizer.bin").unlink()
     store.latest_valid()

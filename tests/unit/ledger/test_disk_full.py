@@ -42,7 +42,7 @@ def fill(disk: Path, leave_bytes: int = 0) -> None:
         filler.truncate(filler.tell() - leave_bytes)
 
 
-def test_a_commit_on_a_full_disk_keeps_the_steps_before_and_can_be_repeated(small_disk: Path) -> None:
+def test_a_commit_on_a_full_disk_keeps_earlier_steps_and_can_be_retried(small_disk: Path) -> None:
     path = small_disk / "ledger.jsonl"
     with Ledger(path) as ledger:
         ledger.commit(step_record(1))

@@ -62,12 +62,12 @@ def test_a_file_of_another_step_counts_as_absent(journal: RolloutJournal) -> Non
         journal.load(4)
 
 
-def test_missing_rollouts_of_a_committed_step_are_an_error_that_names_the_file(journal: RolloutJournal) -> None:
+def test_missing_rollouts_of_a_committed_step_are_an_error_with_the_file(journal: RolloutJournal) -> None:
     with pytest.raises(OutputUnavailable, match=r"committed step 5 in .*step-000005\.npz, found the file missing"):
         journal.load(5)
 
 
-def test_corrupt_rollouts_of_a_committed_step_are_an_error_that_says_what_to_do(journal: RolloutJournal) -> None:
+def test_corrupt_rollouts_of_a_committed_step_are_an_error_with_advice(journal: RolloutJournal) -> None:
     journal.save(rollout_batch(5))
     (path,) = journal.directory.iterdir()
     path.write_bytes(path.read_bytes()[:100])

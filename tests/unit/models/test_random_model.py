@@ -68,7 +68,7 @@ def test_every_wrong_part_of_the_query_is_named(tmp_path: Path, uri: str, messag
     assert not list(tmp_path.iterdir())
 
 
-def test_processes_that_make_the_same_model_at_once_do_not_hinder_each_other(tmp_path: Path) -> None:
+def test_processes_can_write_the_same_model_at_once(tmp_path: Path) -> None:
     found: list[Path] = []
     threads = [
         threading.Thread(target=lambda: found.append(resolve_model("random://qwen3", tmp_path))) for _ in range(4)

@@ -153,7 +153,7 @@ lines = st.fixed_dictionaries(
     st.lists(st.tuples(st.sampled_from(["policy-0", "rollout-0", "policy-1", "odd"]), lines), max_size=30),
     st.lists(st.floats(0, 1e9), max_size=3),
 )
-def test_whatever_the_logs_hold_the_columns_cover_the_time_and_no_size_is_negative(
+def test_columns_cover_the_time_and_no_size_is_negative_for_any_logs(
     samples: list[tuple[str, dict[str, Any]]], attempts: list[float]
 ) -> None:
     timeline = memory_timeline([(actor, sample(one)) for actor, one in samples], attempts)
@@ -208,7 +208,7 @@ def failed_run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_that_failed_in_its_first_step_has_a_timeline_with_the_failure(failed_run: Path) -> None:
+def test_a_run_that_failed_in_its_first_step_has_a_timeline(failed_run: Path) -> None:
     paths = plot_run(failed_run)
     assert [path.name for path in paths] == ["memory_timeline.png", "memory_timeline.svg"]
     picture = paths[1].read_text()

@@ -44,7 +44,7 @@ def test_a_raylet_that_ends_beside_a_head_is(watch: HeadWatch) -> None:
     assert ending.exit_code == ExitCode.WORKER_LOST
 
 
-def test_after_the_controllers_word_a_worker_stays_until_the_head_is_gone_and_then_ends_well(watch: HeadWatch) -> None:
+def test_a_worker_completes_once_an_announced_exit_of_the_head_happens(watch: HeadWatch) -> None:
     assert watch.check(seen(controller_ended=True), 101) is None
     assert watch.check(seen(controller_ended=True, raylet=False), 102) is None
     ending = watch.check(seen(controller_ended=True, head=False, raylet=False), 103)
@@ -53,7 +53,7 @@ def test_after_the_controllers_word_a_worker_stays_until_the_head_is_gone_and_th
 
 
 def test_a_kill_by_the_kernel_is_the_cause_of_the_end_of_ray(watch: HeadWatch) -> None:
-    ending = watch.check(Observed(head=True, raylet=False, controller_ended=False, kills=2), 101)
+    ending = watch.check(Observed(head=True, raylet=False, controller_ended=False, oom_kills=2), 101)
     assert ending is not None
     assert ending.exit_code == ExitCode.HOST_OUT_OF_MEMORY
     assert "the kernel killed 2 of this container's processes" in ending.message

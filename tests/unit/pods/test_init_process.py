@@ -104,7 +104,7 @@ def test_a_signal_reaches_the_program_which_decides(number: signal.Signals) -> N
     assert process.wait(timeout=60) == 143
 
 
-def test_processes_that_outlive_their_parent_are_collected_when_they_end_and_none_stays_behind(tmp_path: Path) -> None:
+def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> None:
     """As `ray start` does: it ends, and its servers go on."""
     orphans = tmp_path / "orphans"
     process = start(

@@ -100,7 +100,7 @@ def test_a_life_begins_without_what_the_last_one_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_containers_that_came_too_early_for_their_new_environment_are_restarted_once_more(tmp_path: Path) -> None:
+def test_containers_with_a_stale_environment_are_restarted_again(tmp_path: Path) -> None:
     prepare_pod(environment(tmp_path, attempt=3))
     with pytest.raises(StaleEnvironment) as caught:
         prepare_pod(environment(tmp_path, attempt=3))

@@ -49,7 +49,7 @@ def test_a_worker_says_what_it_waits_for_and_gives_up_in_the_end(tmp_path: Path,
     assert not (tmp_path / "run" / "ready").exists()
 
 
-def test_a_name_that_does_not_resolve_yet_is_waited_for_and_sigterm_ends_the_wait(tmp_path: Path) -> None:
+def test_a_worker_waits_for_dns_until_sigterm(tmp_path: Path) -> None:
     worker = start(tmp_path, "digits-controller.train.invalid:6379")
     assert worker.stdout is not None
     lines = iter(worker.stdout.readline, "")

@@ -58,7 +58,7 @@ def test_the_whole_settings_string_is_kept_with_one_key_changed() -> None:
     assert settings_with("", OLD_TORCH, expandable_segments=False) == OFF
 
 
-def test_expandable_segments_grow_by_large_pages_where_torch_can_and_nobody_chose_otherwise() -> None:
+def test_expandable_segments_use_large_pages_by_default_if_torch_can() -> None:
     def settings(inherited: str, enabled: bool) -> str:
         made = settings_with(inherited, NEW_TORCH, expandable_segments=enabled)
         assert setting_problems(made, NEW_TORCH) == []
@@ -104,7 +104,7 @@ def test_the_state_at_the_start_is_that_of_the_environment(told: list[str], monk
     assert told == [f"max_split_size_mb:64,{OFF}", "flush", f"max_split_size_mb:64,{ON}"]
 
 
-def test_a_switch_off_that_fails_ends_the_sync_with_a_sentence_and_one_on_only_warns(
+def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segments = expandable()
@@ -146,7 +146,7 @@ def reserving(bucket_bytes: int) -> MemoryPlan:
     return memory_plan(sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
 
 
-def test_switching_makes_classic_memory_for_the_sync_alone_and_gives_it_back(told: list[str]) -> None:
+def test_switching_uses_classic_memory_only_for_the_sync(told: list[str]) -> None:
     export = WeightExport(expandable(), largest_parameter_bytes=10)
     export.arrange(memory_plan(weight_export="SwitchSegments"))
     with export.exporting():
@@ -155,7 +155,7 @@ def test_switching_makes_classic_memory_for_the_sync_alone_and_gives_it_back(tol
     assert export.buffer is None
 
 
-def test_a_reserved_buffer_is_classic_memory_and_a_sync_from_it_switches_and_flushes_nothing(
+def test_a_sync_from_a_reserved_buffer_neither_switches_nor_flushes(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_export, "ReservedBuffer", lambda size: told.append("allocate") or KeptBuffer(size))
@@ -168,7 +168,7 @@ def test_a_reserved_buffer_is_classic_memory_and_a_sync_from_it_switches_and_flu
     assert told == []
 
 
-def test_a_reserved_buffer_holds_the_largest_parameter_and_grows_but_does_not_shrink(
+def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_export, "ReservedBuffer", KeptBuffer)
@@ -213,9 +213,7 @@ def test_cached_memory_stays_where_the_plan_says_so(told: list[str], caching: li
     assert told == []
 
 
-def test_a_phase_that_failed_gives_back_what_it_held_though_its_error_is_kept(
-    told: list[str], caching: list[int]
-) -> None:
+def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(told: list[str], caching: list[int]) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def phase() -> None:
@@ -260,7 +258,7 @@ def test_an_offloaded_optimizer_state_is_on_the_device_only_within() -> None:
         assert state["exp_avg"].device.type == "meta"
 
 
-def test_an_optimizer_state_that_does_not_fit_on_the_device_is_in_host_memory_again(
+def test_an_optimizer_state_that_does_not_fit_returns_to_host_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moves: list[str] = []

@@ -24,7 +24,7 @@ def arguments(**settings: Any) -> dict[str, Any]:
     return engine_arguments(RolloutConfig(**(defaults | settings)), VLLM_ARGUMENTS)
 
 
-def test_the_checkpoint_is_not_read_and_log_probabilities_are_those_of_the_policy() -> None:
+def test_weights_are_not_read_and_logprobs_match_the_policy() -> None:
     assert arguments()["load_format"] == "dummy"
     assert arguments()["logprobs_mode"] == "processed_logprobs"
 

@@ -54,16 +54,14 @@ def a_night(made: RolloutEngine) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"sleep_level": 0}, {"sleep_level": 2, "device": "cpu", "dtype": "float32"}])
-def test_an_engine_that_stands_alone_does_nothing_when_told_to_sleep_and_to_wake(
-    model_dir: Path, settings: dict[str, object]
-) -> None:
+def test_sleep_and_wake_have_no_effect_on_the_cpu_and_at_level_0(model_dir: Path, settings: dict[str, object]) -> None:
     made, llm = engine(model_dir, **settings)
     a_night(made)
     assert llm.told == []
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_an_engine_beside_a_policy_sleeps_at_its_level_and_wakes_each_part_once(model_dir: Path, level: int) -> None:
+def test_an_engine_sleeps_at_its_level_and_wakes_each_part_once(model_dir: Path, level: int) -> None:
     made, llm = engine(model_dir, sleep_level=level)
     a_night(made)
     assert llm.told == [level, ["weights"], ["kv_cache"]]
@@ -75,7 +73,7 @@ def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path)
         made.generate([[1, 2]], 1, [0])
 
 
-def test_a_rollout_process_loads_neither_the_policys_module_nor_an_optimizer() -> None:
+def test_a_rollout_process_imports_neither_policy_nor_optimizer() -> None:
     program = (
         "import rljob_trainer.roles.rollout_actor, sys;"
         "print([name for name in sys.modules if name.startswith(('rljob_trainer.policy', 'torch.optim'))])"

@@ -180,7 +180,7 @@ class TestReward:
             ("1 / 0", "raised ZeroDivisionError"),
         ],
     )
-    def test_a_reward_that_is_no_finite_number_is_refused_with_prompt_and_response(
+    def test_a_reward_that_is_not_finite_is_refused_with_its_prompt(
         self, tokenizer: Any, tmp_path: Path, expression: str, message: str
     ) -> None:
         name = module(tmp_path, f"def reward(answer, record):\n    return {expression}\n")

@@ -52,7 +52,7 @@ def test_stack_of_the_exception_shows_the_activity(tmp_path: Path) -> None:
     assert (evidence.attempt, evidence.role, evidence.rank, evidence.step) == (2, "policy", 0, 7)
 
 
-def test_the_processs_memory_log_tells_the_micro_batch_and_the_message_the_numbers(tmp_path: Path) -> None:
+def test_the_memory_log_has_the_micro_batch_and_the_message_the_numbers(tmp_path: Path) -> None:
     write_memory_log(tmp_path, step=7, phase="update", micro_batch=3)
     evidence = gathered(out_of_memory("policy-0"), tmp_path)
     assert evidence is not None

@@ -41,7 +41,7 @@ def schedule(ledger: Ledger, roles: Roles, *faults: str) -> FaultSchedule:
     return FaultSchedule([Fault.parse(fault) for fault in faults], ledger, cast(Any, roles), lambda _text: None)
 
 
-def test_a_fault_is_given_in_its_phase_from_its_step_on_and_no_more_often_than_asked(tmp_path: Path) -> None:
+def test_a_fault_is_injected_from_its_step_on_as_often_as_requested(tmp_path: Path) -> None:
     roles = Roles()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.begin_attempt(0.0, {}, {}, {})
@@ -110,7 +110,7 @@ class FailingRole:
     "fault_class",
     ["Fragmentation", "AllocatorCache", "ActivationSpike", "KVCacheOversized", "WeightSyncSpike", "OptimizerState"],
 )
-def test_on_a_cpu_a_process_fails_in_torchs_words_and_says_that_it_was_asked_to(fault_class: str) -> None:
+def test_on_a_cpu_a_fault_has_torchs_message_and_is_marked_as_injected(fault_class: str) -> None:
     import torch
 
     phase = "rollout" if fault_class == "KVCacheOversized" else "sync"

@@ -129,7 +129,7 @@ def test_the_engine_may_not_use_expandable_segments() -> None:
     assert made.policy.memory.expandable_segments
 
 
-def test_an_allocator_environment_that_is_given_for_a_role_replaces_the_built_in_one() -> None:
+def test_a_given_allocator_environment_replaces_the_default() -> None:
     given = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     made = settings("cuda", TWO_GPUS, allocator_environments={"policy": given, "rollout": {}})
     assert made.policy_environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"

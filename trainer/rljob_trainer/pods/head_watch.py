@@ -26,7 +26,7 @@ class Observed:
     to_restart: bool = False
     """The controller has announced a restart of the pods in place."""
 
-    kills: int = 0
+    oom_kills: int = 0
     """Processes of this container that the kernel has OOM-killed."""
 
 
@@ -53,7 +53,7 @@ class HeadWatch:
         if seen.head:
             self._last_answer = now
             # A raylet exits by itself after its head. If the head still answers, the exit is a failure.
-            return None if seen.raylet or seen.controller_ended else _without_ray(seen.kills)
+            return None if seen.raylet or seen.controller_ended else _without_ray(seen.oom_kills)
         if seen.to_restart:  # only after the head is gone: it must not be joined again
             return WorkerExit(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
         if seen.controller_ended:

@@ -119,7 +119,7 @@ def _stay(environment: WorkerEnvironment, head: Address) -> WorkerExit:
             raylet=_answers(raylet),
             controller_ended=environment.controller_ended_file.exists(),
             to_restart=environment.restart_file.exists(),
-            kills=host_memory().oom_kills - kills_before,
+            oom_kills=host_memory().oom_kills - kills_before,
         )
         if (result := watch.check(observed, time.monotonic())) is not None:
             return result
