@@ -60,7 +60,7 @@ def test_without_last_words_the_sentence_has_the_code_its_meaning_and_where_to_l
     cluster.tick(20)
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller ended with exit code 83 (a policy rank or a rollout engine died, or Ray did not come up); "
+        "pod demo-controller ended with exit code 83 (a policy rank or a rollout engine died, or Ray did not start); "
         "kubectl logs demo-controller has more"
     )
 
@@ -213,6 +213,18 @@ def test_a_controller_that_lost_a_worker_leaves_it_time_to_say_why() -> None:
     cluster.end(POLICY_0, 137, reason="OOMKilled")
     cluster.round()
     assert cluster.attempt.reason == "HostOutOfMemory"
+
+
+def test_a_kill_that_a_lost_worker_reports_is_diagnosed() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-0 died while updating", step=4)
+    cluster.settle()
+    cluster.tick(3)
+    cluster.end(POLICY_0, ExitCode.HOST_OUT_OF_MEMORY, sentence="the kernel killed 1 of this container's processes")
+    cluster.round()
+    assert cluster.attempt.reason == "HostOutOfMemory"
+    assert cluster.attempt.diagnosis is not None
+    assert cluster.attempt.diagnosis.class_name == "HostMemory"
 
 
 def test_workers_that_go_on_do_not_hold_up_what_the_controller_says_for_ever() -> None:
