@@ -13,20 +13,18 @@ import structlog
 from rljob_operator.apply.carry_out import Executor
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.node_labels import NodeLabels
-from rljob_operator.kopf_shell import run_kopf
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection
 from rljob_operator.kube.errors import ApiError
 from rljob_operator.kube.lease import LeaderElection, LeadershipLost
 from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.kube.watch import Reflector
 from rljob_operator.metrics import LEADER
-from rljob_operator.observe.job_feed import JobFeed
 from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import reflectors
 from rljob_operator.probes import Health
 from rljob_operator.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime.kopf_runtime import run_in_kopf
 from rljob_operator.settings import OperatorSettings
 from rljob_operator.work_queue import WorkQueue
 
@@ -57,11 +55,11 @@ class Leader:
         self._health = health
         guard = election.guard if election else None
         self._client = ApiClient(connection, concurrency=settings.api_concurrency, guard=guard)
-        self._watch_client = ApiClient(connection, concurrency=4 + 2 * len(settings.namespaces))
+        watches = 1 + 3 * max(1, len(settings.namespaces))  # each keeps a connection
+        self._watch_client = ApiClient(connection, concurrency=watches + 2)
         self._event_client = ApiClient(connection, concurrency=1, retry=RetryPolicy(attempts=2), guard=guard)
         self._queue = WorkQueue()
         self._observer = Observer(settings.gpu_resources, self._queue.add)
-        self._feed = JobFeed(self._watch_client, self._observer.jobs, settings.namespaces)
         self._recorder = EventRecorder(self._event_client, instance=identity)
         self._node_labels = NodeLabels(self._client)
         executor = Executor(self._client, self._recorder, self._observer.saw)
@@ -75,14 +73,7 @@ class Leader:
     async def lead(self) -> None:
         """Until a signal. Raises what made it impossible to go on."""
         try:
-            await run_kopf(
-                self._connection,
-                self._feed,
-                self._settings.namespaces,
-                start=self._begin,
-                stop=self._hand_over,
-                stop_flag=self._stop,
-            )
+            await run_in_kopf(self._connection, start=self._begin, stop=self._hand_over, stop_flag=self._stop)
         finally:
             await self._hand_over()
         if self._failure:
@@ -98,13 +89,12 @@ class Leader:
             self._in_background(self._node_labels.run())
         if self._election:
             self._in_background(self._election.hold())
-        sources: list[Reflector | JobFeed] = [*watches, self._feed]
-        for source in sources:
-            self._in_background(source.run())
-        self._health.watching(sources)
+        for watch in watches:
+            self._in_background(watch.run())
+        self._health.watching(watches)
         self._in_background(self._recorder.run())
         self._in_background(self._read_api_groups())
-        filled = [source.synced for source in sources]
+        filled = [watch.synced for watch in watches]
         self._reconciling = self._in_background(self._reconcile([*filled, self._api_groups_read]))
 
     async def _reconcile(self, prerequisites: list[asyncio.Event]) -> None:

@@ -1,4 +1,9 @@
-"""Where the API server is and who is asking: from the pod's service account, or from a kubeconfig."""
+"""The API server's address and the operator's credentials: from the pod's service account, or from a kubeconfig.
+
+The package `kubernetes` is only needed for kubeconfigs that run a program for their token (`rljob-operator[kubeconfig]`).
+The operator's requests go through `kube.client`: a ready client of `kubernetes.aio` 37 takes 61 MiB, and decoding 2,000
+pods into its models takes 0.85 s and 108 MiB, against 0.1 s and 38 MiB as plain JSON.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,10 @@ from pathlib import Path
 
 import aiohttp
 import kopf
-from yarl import URL
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _LOGGER = logging.getLogger(__name__)
-
-OnAnswer = Callable[[URL, int], None]
-"""Told of each answer's address and HTTP status as its headers arrive."""
 
 
 class NoConnection(Exception):
@@ -51,18 +52,15 @@ class Connection:
     tls: ssl.SSLContext = field(repr=False)
     headers: Callable[[], dict[str, str]] = field(repr=False)
 
-    def session(self, connections: int, on_answer: OnAnswer | None = None) -> aiohttp.ClientSession:
-        """A session of at most `connections` connections that authenticates each request. The caller closes it."""
+    def session(self, connections: int) -> aiohttp.ClientSession:
+        """A session that authenticates each request. `connections`: limit, 0 for none. The caller closes it."""
 
         async def authenticate(
             request: aiohttp.ClientRequest,
             send: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
         ) -> aiohttp.ClientResponse:
             request.headers.update(self.headers())
-            response = await send(request)
-            if on_answer is not None:
-                on_answer(request.url, response.status)
-            return response
+            return await send(request)
 
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, ssl=self.tls, ttl_dns_cache=60),
