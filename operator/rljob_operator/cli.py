@@ -86,15 +86,15 @@ def _explanation(error: ValidationError) -> str:
 
 def _run(settings: OperatorSettings) -> int:
     """The exit code of a replica with these settings, once it has stopped."""
-    from rljob_operator.logs import set_up_logs
-    from rljob_operator.operator import run_operator
     from rljob_operator.reconcile.reconcile import reconcile
+    from rljob_operator.runtime.logs import set_up_logs
+    from rljob_operator.runtime.replica import run_replica
 
     set_up_logs(settings.log_format, settings.log_level)
     log = structlog.get_logger("rljob_operator")
     log.info("starting", trainer_image=settings.trainer_image, namespaces=settings.namespaces or "all")
     try:
-        run_operator(settings, reconcile)
+        run_replica(settings, reconcile)
     except Exception as error:
         log.exception("the operator cannot continue", error=str(error))
         return 1

@@ -1,8 +1,8 @@
 """The API server's address and the operator's credentials: from the pod's service account, or from a kubeconfig.
 
-The package `kubernetes` is only needed for kubeconfigs that run a program for their token (`rljob-operator[kubeconfig]`).
-The operator's requests go through `kube.client`: a ready client of `kubernetes.aio` 37 takes 61 MiB, and decoding 2,000
-pods into its models takes 0.85 s and 108 MiB, against 0.1 s and 38 MiB as plain JSON.
+Kubeconfigs that run a program for their token need the package `kubernetes`: `rljob-operator[kubeconfig]`. Requests go
+through `kube.client`: a ready client of `kubernetes.aio` 37 takes 61 MiB, and decoding 2,000 pods into its models takes
+0.85 s and 108 MiB, against 0.1 s and 38 MiB as plain JSON.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.resources import PODS, Resource
 from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.metrics_endpoint import TokenCheck, metrics_app
-from rljob_operator.probes import Health, probes_app
+from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
 

@@ -16,9 +16,9 @@ from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
-from rljob_operator.work_queue import WorkQueue
 from tests.unit.operator.observe.objects import job
 
 SUMS = ("research", "sums")

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rljob_operator import work_queue
-from rljob_operator.work_queue import WorkQueue
+from rljob_operator.runtime import work_queue
+from rljob_operator.runtime.work_queue import WorkQueue
 
 A, B = ("research", "a"), ("research", "b")
 

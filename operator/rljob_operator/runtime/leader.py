@@ -22,11 +22,11 @@ from rljob_operator.metrics import LEADER
 from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import reflectors
-from rljob_operator.probes import Health
-from rljob_operator.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime.endpoints import Health
 from rljob_operator.runtime.kopf_runtime import run_in_kopf
+from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
-from rljob_operator.work_queue import WorkQueue
 
 EXIT_LEADERSHIP_LOST = 3
 

@@ -17,10 +17,9 @@ from rljob_operator.kube.connection import Connection, connect
 from rljob_operator.kube.errors import ApiError
 from rljob_operator.kube.lease import LeaderElection
 from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.leader import Leader
-from rljob_operator.metrics_endpoint import TokenCheck, metrics_app
-from rljob_operator.probes import Health, probes_app
-from rljob_operator.reconcile_loop import Reconcile
+from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
+from rljob_operator.runtime.leader import Leader
+from rljob_operator.runtime.reconcile_loop import Reconcile
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
@@ -29,7 +28,7 @@ _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 """For the Lease: an answer is of no use later."""
 
 
-def run_operator(settings: OperatorSettings, reconcile: Reconcile) -> None:
+def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
     """Run one replica until SIGTERM or SIGINT. Raises what made it impossible to go on.
 
     Where the leadership is lost the process ends at once, with code 3: another replica may lead already.

@@ -17,9 +17,9 @@ from rljob_operator.metrics import RECONCILE_ERRORS, RECONCILE_SECONDS
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
+from rljob_operator.runtime.job_metrics import count
+from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
-from rljob_operator.status_metrics import count
-from rljob_operator.work_queue import WorkQueue
 
 _log = structlog.get_logger(__name__)
 
