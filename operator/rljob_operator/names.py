@@ -14,13 +14,6 @@ def worker_pod_name(job: str, role: Role, index: int) -> str:
     return f"{job}-{role}-{index}"
 
 
-def pod_names(job: str, policy_replicas: int, rollout_replicas: int) -> list[str]:
-    """All pods of an attempt. An attempt's pods have the names of the last attempt's: two never run side by side."""
-    workers = [worker_pod_name(job, "policy", index) for index in range(policy_replicas)]
-    workers += [worker_pod_name(job, "rollout", index) for index in range(rollout_replicas)]
-    return [controller_pod_name(job), *workers]
-
-
 def service_name(job: str) -> str:
     """Headless Service in front of the controller pod: the address of the Ray head."""
     return f"{job}-controller"

@@ -15,7 +15,8 @@ from rljob_memory.allocator import (
 )
 from rljob_memory.allocator_settings import allocator_options, setting_problems
 from rljob_operator.event_note import EventNote
-from rljob_operator.objects.attempt import JobAttempt, WorkerGroup
+from rljob_operator.objects.attempt import JobAttempt
+from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_parts import CONTAINER
 from rljob_operator.objects.pod_template import with_container_names
 

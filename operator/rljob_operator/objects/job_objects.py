@@ -15,24 +15,26 @@ from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels
 from rljob_operator.event_note import EventNote
 from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
-from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt, WorkerGroup
-from rljob_operator.objects.checkpoint_claim import build_checkpoint_claim
-from rljob_operator.objects.config_map import build_config_map
-from rljob_operator.objects.controller_pod import build_controller_pod
-from rljob_operator.objects.gpu_requests import refuse_gpus, require_gpus
-from rljob_operator.objects.kueue import queue_pod
+from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt
+from rljob_operator.objects.gang_scheduling import build_pod_group, group_pod, queue_pod
 from rljob_operator.objects.metadata import Manifest
-from rljob_operator.objects.network_policy import build_network_policy
 from rljob_operator.objects.placement import keep_off, place_controller, tolerate_gpu_nodes
-from rljob_operator.objects.planned_memory import give_planned_memory
-from rljob_operator.objects.pod_group import build_pod_group, group_pod
+from rljob_operator.objects.pod_layout import WorkerGroup
+from rljob_operator.objects.pod_resources import give_planned_memory, refuse_gpus, require_gpus
 from rljob_operator.objects.pod_template import merge_template
+from rljob_operator.objects.pods import build_controller_pod, build_worker_pod
 from rljob_operator.objects.probe import add_probe
-from rljob_operator.objects.ray_token_secret import build_ray_token_secret
-from rljob_operator.objects.service import build_service
-from rljob_operator.objects.service_account import build_role, build_role_binding, build_service_account
-from rljob_operator.objects.step_report import build_step_report
-from rljob_operator.objects.worker_pod import build_worker_pod
+from rljob_operator.objects.supporting_objects import (
+    build_checkpoint_claim,
+    build_config_map,
+    build_network_policy,
+    build_ray_token_secret,
+    build_role,
+    build_role_binding,
+    build_service,
+    build_service_account,
+    build_step_report,
+)
 from rljob_operator.settings import OperatorSettings
 
 
@@ -78,7 +80,7 @@ def build_job_objects(
         tuple(plan_changes),
         restarts_in_place,
     )
-    allocators = {group.role: role_allocator(this, group) for group in this.worker_groups()}
+    allocators = {group.role: role_allocator(this, group) for group in this.layout.workers}
     pods = [*_controller_pods(this), *_worker_pods(this, allocators)]
     for pod in pods:
         _join_gang(this, pod)
@@ -105,7 +107,7 @@ def _controller_pods(this: JobAttempt) -> list[Manifest]:
 def _worker_pods(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[Manifest]:
     return [
         _worker_pod(this, group, index, allocators[group.role])
-        for group in this.worker_groups()
+        for group in this.layout.workers
         for index in range(group.replicas)
     ]
 

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from pydantic.alias_generators import to_snake
+
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
+from rljob_memory.recovery.plan_text import name_of
 from rljob_operator import names
-from rljob_operator.objects import config_map
-from rljob_operator.objects.attempt import JobAttempt, WorkerGroup
-from rljob_operator.objects.model_volume import MODEL_DIRECTORY, has_model_volume
-from rljob_operator.objects.pod_volumes import HOME, MANIFEST_DIRECTORY, output_directory
-from rljob_operator.objects.ray_token_secret import TOKEN_KEY
-from rljob_operator.objects.service import RAY_PORT, RENDEZVOUS_PORT, service_host
+from rljob_operator.objects.attempt import JobAttempt
+from rljob_operator.objects.pod_layout import WorkerGroup
+from rljob_operator.objects.pod_volumes import (
+    HOME,
+    MANIFEST_DIRECTORY,
+    MODEL_DIRECTORY,
+    has_model_volume,
+    output_directory,
+)
+from rljob_operator.objects.supporting_objects import (
+    ATTEMPT_KEY,
+    MANIFEST_KEY,
+    MEMORY_PLAN_KEY,
+    PLAN_CHANGES_KEY,
+    POLICY_ENVIRONMENT_KEY,
+    RAY_PORT,
+    RENDEZVOUS_PORT,
+    ROLLOUT_ENVIRONMENT_KEY,
+    TOKEN_KEY,
+    service_host,
+)
 
 EnvironmentEntries = list[dict[str, Any]]
 
@@ -30,8 +49,8 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
         "RLJOB_UID": attempt.uid,
         "RLJOB_ROLE": role,
         "RLJOB_INDEX": str(index),
-        "RLJOB_WORKERS": str(attempt.workers),
-        "RLJOB_MANIFEST": f"{MANIFEST_DIRECTORY}/{config_map.MANIFEST_KEY}",
+        "RLJOB_WORKERS": str(attempt.layout.worker_count),
+        "RLJOB_MANIFEST": f"{MANIFEST_DIRECTORY}/{MANIFEST_KEY}",
         "RLJOB_OUTPUT": output_directory(attempt),
     }
     if has_model_volume(attempt):
@@ -39,9 +58,9 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
     home = {"HOME": HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{HOME}/.cache"}
     return [
         *literal_entries(variables),
-        _from_config_map("RLJOB_ATTEMPT", attempt, config_map.ATTEMPT_KEY),
-        _from_config_map("RLJOB_MEMORY_PLAN", attempt, config_map.MEMORY_PLAN_KEY),
-        _from_config_map("RLJOB_PLAN_CHANGES", attempt, config_map.PLAN_CHANGES_KEY),
+        _from_config_map("RLJOB_ATTEMPT", attempt, ATTEMPT_KEY),
+        _from_config_map("RLJOB_MEMORY_PLAN", attempt, MEMORY_PLAN_KEY),
+        _from_config_map("RLJOB_PLAN_CHANGES", attempt, PLAN_CHANGES_KEY),
         _from_pod("POD_IP", "status.podIP"),
         _from_pod("NODE_NAME", "spec.nodeName"),
         *literal_entries(home),
@@ -54,8 +73,8 @@ def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
         *literal_entries({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
-        _from_config_map("RLJOB_POLICY_ENVIRONMENT", attempt, config_map.POLICY_ENVIRONMENT_KEY),
-        _from_config_map("RLJOB_ROLLOUT_ENVIRONMENT", attempt, config_map.ROLLOUT_ENVIRONMENT_KEY),
+        _from_config_map("RLJOB_POLICY_ENVIRONMENT", attempt, POLICY_ENVIRONMENT_KEY),
+        _from_config_map("RLJOB_ROLLOUT_ENVIRONMENT", attempt, ROLLOUT_ENVIRONMENT_KEY),
         {"name": "RAY_AUTH_MODE", "value": "token"},
         {"name": "RAY_AUTH_TOKEN", "valueFrom": token},
     ]
@@ -81,3 +100,25 @@ def _from_config_map(variable: str, attempt: JobAttempt, key: str) -> dict[str, 
 
 def _from_pod(variable: str, field: str) -> dict[str, Any]:
     return {"name": variable, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": field}}}
+
+
+_BY_THE_ALLOCATOR = "expandable_segments"
+"""torch reads this one by itself, from PYTORCH_CUDA_ALLOC_CONF."""
+
+
+def plan_variables(plan: MemoryPlan | None, supported_settings: Collection[str]) -> dict[str, str]:
+    """Variables such as RLJOB_PLAN_MICRO_BATCH_TOKENS, for the settings whose names are in `supported_settings`.
+
+    Switches are "1" and "0", sizes are bytes. Empty if there is no plan yet.
+    """
+    if plan is None:
+        return {}
+    return {
+        f"RLJOB_PLAN_{to_snake(name_of(name)).upper()}": _text(getattr(plan, name))
+        for name, field in MemoryPlan.model_fields.items()
+        if field.alias in supported_settings and name != _BY_THE_ALLOCATOR
+    }
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

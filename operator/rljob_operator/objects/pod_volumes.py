@@ -7,8 +7,8 @@ from typing import Any
 from rljob_api.quantity import byte_quantity
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.config_map import MANIFEST_KEY
-from rljob_operator.objects.model_volume import has_model_volume, model_volume
+from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.supporting_objects import MANIFEST_KEY
 
 SHARED_MEMORY_VOLUME = "shm"
 HOME = "/home/rljob"
@@ -69,3 +69,25 @@ def _checkpoint_source(attempt: JobAttempt) -> dict[str, Any]:
     if attempt.spec.checkpoint.volume is not None:
         return {source: value for source, value in attempt.spec.checkpoint.volume.items() if source != "name"}
     return {"persistentVolumeClaim": {"claimName": names.checkpoint_claim_name(attempt.name)}}
+
+
+MODEL_VOLUME = "model"
+MODEL_DIRECTORY = "/var/lib/rljob-model"
+
+
+def has_model_volume(attempt: JobAttempt) -> bool:
+    return attempt.spec.model.uri.startswith(("oci://", "pvc://"))
+
+
+def model_volume(attempt: JobAttempt) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The volume and its read-only mount, for oci://registry/name:tag and pvc://claim/path/within."""
+    scheme, _, location = attempt.spec.model.uri.partition("://")
+    mount = {"name": MODEL_VOLUME, "mountPath": MODEL_DIRECTORY, "readOnly": True}
+    if scheme == "oci":
+        return {"name": MODEL_VOLUME, "image": {"reference": location, "pullPolicy": "IfNotPresent"}}, mount
+    claim, _, path = location.partition("/")
+    if not claim or ".." in path.split("/"):
+        raise InvalidTemplate(f"spec.model.uri: expected pvc://claim/path without .., found {attempt.spec.model.uri}")
+    if path.strip("/"):
+        mount["subPath"] = path.strip("/")
+    return {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, mount

@@ -11,7 +11,6 @@ from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
-from rljob_operator.reconcile.pod_ranks import first_rank, place_of
 from rljob_operator.reconcile.progress import committed_steps
 from rljob_operator.reconcile.view import JobView
 
@@ -56,7 +55,7 @@ def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedP
     """
     if evidence.role == "controller" and _is_about_shared_memory(evidence):
         return min(view.pods, key=lambda pod: pod.shared_memory_bytes or math.inf)
-    place = place_of(evidence.role, evidence.rank, view.spec)
+    place = view.layout.pod_of(evidence.role, evidence.rank)
     return next((pod for pod in view.pods if (pod.role, pod.index) == place), said_by)
 
 
@@ -95,7 +94,7 @@ def _made(
         time=end.finished_at or view.now,
         attempt=view.attempt.number,
         role=role,
-        rank=first_rank(pod, view.spec),
+        rank=view.layout.first_rank(pod.role, pod.index),
         step=min((committed_steps(view) or 0) + 1, view.spec.algorithm.steps),
         phase=_phase(view),
         message=sentence,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rljob_operator.reconcile.pod_ranks import gpus_of_a_pod
 from rljob_operator.reconcile.view import JobView
 
 
@@ -15,17 +14,10 @@ def can_leave(node: str, view: JobView) -> bool:
     """
     left_out = {node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
     others = [other for other in view.observed.nodes if other.usable and other.name not in left_out]
-    wanted = _gpus_of_workers(view)
+    wanted = view.layout.worker_gpus
     if not any(wanted):
         return any(not other.tainted for other in others)
     return _hold((other.gpus for other in others), wanted)
-
-
-def _gpus_of_workers(view: JobView) -> list[int]:
-    spec = view.spec
-    policy = [gpus_of_a_pod("policy", spec)] * spec.policy.replicas
-    apart = view.own_trainer and spec.topology == "Disaggregated"
-    return policy + [gpus_of_a_pod("rollout", spec)] * (spec.rollout.replicas or 1) if apart else policy
 
 
 def _hold(nodes: Iterable[int], pods: Iterable[int]) -> bool:

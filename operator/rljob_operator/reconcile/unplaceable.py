@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rljob_operator.reconcile.pod_ranks import gpus_of_a_pod
 from rljob_operator.reconcile.view import JobView
 
 
@@ -28,29 +25,11 @@ def _lacking_gpus(view: JobView) -> str | None:
     if not nodes:
         return None
     largest = max(nodes, key=lambda node: node.gpus)
-    requests = _gpu_requests(view)
-    for request in requests:
-        if request.gpus > largest.gpus:
+    for group in view.layout.workers:
+        if group.gpus > largest.gpus:
             has = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
-            return f"no node has {request.gpus} {resource}: {has}; lower {request.field}, or add a node"
-    wanted, total = sum(request.pods * request.gpus for request in requests), sum(node.gpus for node in nodes)
+            return f"no node has {group.gpus} {resource}: {has}; lower {group.role}.gpusPerReplica, or add a node"
+    wanted, total = sum(view.layout.worker_gpus), sum(node.gpus for node in nodes)
     if wanted > total:
         return f"the job asks for {wanted} {resource}, all usable nodes together have {total}: add nodes"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _GpuRequest:
-    field: str
-    pods: int
-    gpus: int
-    """GPUs of one pod."""
-
-
-def _gpu_requests(view: JobView) -> list[_GpuRequest]:
-    spec = view.spec
-    requests = [_GpuRequest("policy.gpusPerReplica", spec.policy.replicas, gpus_of_a_pod("policy", spec))]
-    if view.own_trainer and spec.topology == "Disaggregated":
-        rollout_gpus = gpus_of_a_pod("rollout", spec)
-        requests.append(_GpuRequest("rollout.gpusPerReplica", spec.rollout.replicas or 1, rollout_gpus))
-    return requests

@@ -11,7 +11,7 @@ from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
 from rljob_api.step_report import PendingExit, StepReport
-from rljob_operator.names import controller_pod_name, worker_pod_name
+from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.observed import Observed, ObservedPod
 from rljob_operator.reconcile.stored_status import trusted_status
 from rljob_operator.reconcile.trainer_report import usable_report
@@ -61,6 +61,10 @@ class JobView:
     @property
     def spec(self) -> RLJobSpec:
         return self.job.spec
+
+    @property
+    def layout(self) -> PodLayout:
+        return PodLayout.of(self.spec)
 
     @property
     def own_trainer(self) -> bool:
@@ -120,7 +124,7 @@ def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: dat
     old = [pod for pod in observed.pods if pod.attempt == made_for and _is_to_restart(pod, attempt)]
     pods = [_as_before_its_restart(pod) if pod in old else pod for pod in observed.pods if pod.attempt == made_for]
     names = {pod.name for pod in pods}
-    expected = _pods_of_an_attempt(observed.name, job.spec)
+    expected = PodLayout.of(job.spec).pods(observed.name)
     return JobView(
         observed=observed,
         job=job,
@@ -147,17 +151,6 @@ def _is_to_restart(pod: ObservedPod, attempt: AttemptStatus | None) -> bool:
 def _as_before_its_restart(pod: ObservedPod) -> ObservedPod:
     """What its container was or did is none of the attempt that it is about to be restarted for."""
     return replace(pod, ready=False, end=pod.end if pod.ended else None)
-
-
-def _pods_of_an_attempt(job: str, spec: RLJobSpec) -> list[tuple[str, Role]]:
-    policy: list[tuple[str, Role]] = [
-        (worker_pod_name(job, "policy", i), "policy") for i in range(spec.policy.replicas)
-    ]
-    if spec.trainer is not None:
-        return policy
-    rollouts = (spec.rollout.replicas or 1) if spec.topology == "Disaggregated" else 0
-    controller: list[tuple[str, Role]] = [(controller_pod_name(job), "controller")]
-    return controller + policy + [(worker_pod_name(job, "rollout", i), "rollout") for i in range(rollouts)]
 
 
 def condition_of(status: RLJobStatus, type_: ConditionType) -> Condition | None:

@@ -8,7 +8,7 @@ from typing import get_args
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.roles import SupportedSetting
-from rljob_operator.objects.plan_variables import plan_variables
+from rljob_operator.objects.pod_environment import plan_variables
 from tests.unit.operator.objects.builders import PLAN
 
 PAGE = (Path(__file__).parents[3] / "docs" / "other-trainers.md").read_text()

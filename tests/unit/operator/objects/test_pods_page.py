@@ -12,9 +12,8 @@ import yaml
 from rljob_api.manifest import load_manifest
 from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
-from rljob_operator.objects.controller_pod import REQUESTS
 from rljob_operator.objects.placement import GPU_NODE_LABELS
-from rljob_operator.objects.worker_pod import CPUS_PER_GPU, MEMORY_GIB_PER_GPU
+from rljob_operator.objects.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, REQUESTS
 from tests.unit.operator.objects.builders import container_of, job, mounts_of, objects, pod_of
 
 PAGE = (Path(__file__).parents[4] / "docs" / "pods.md").read_text()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.quantity import byte_quantity
-from rljob_operator.objects.quantities import total_quantity
+from rljob_operator.objects.container_resources import total_quantity
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.names import MAX_JOB_NAME_LENGTH
 from rljob_operator import names
+from rljob_operator.objects.pod_layout import PodLayout
 from tests.unit.operator.objects.builders import (
     NAMESPACE,
     UID,
@@ -139,9 +140,11 @@ def test_the_names_of_the_longest_job_are_still_names() -> None:
     assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in found)
 
 
-def test_pod_names_are_those_that_the_names_module_tells() -> None:
+def test_pods_are_those_of_the_layout() -> None:
     spec: Object = {"topology": "Disaggregated", "policy": {"replicas": 2}, "rollout": {"replicas": 2}}
-    assert [pod["metadata"]["name"] for pod in objects(job(**spec)).pods] == names.pod_names("sums", 2, 2)
+    this = job(**spec)
+    expected = [name for name, _ in PodLayout.of(this.spec).pods("sums")]
+    assert [pod["metadata"]["name"] for pod in objects(this).pods] == expected
 
 
 def test_every_volume_that_is_mounted_is_there() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
-from rljob_operator.reconcile.pod_ranks import first_rank, place_of
+from rljob_operator.objects.pod_layout import PodLayout
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_1, SimulatedCluster, job_spec
 from tests.unit.operator.reconcile.memory_failures import evidence, running, status_of
 
@@ -75,13 +75,13 @@ def test_the_limit_of_the_pod_that_the_engine_is_in_is_raised() -> None:
 @pytest.mark.parametrize("spec", [COLOCATED, disaggregated(gpusPerReplica=4), disaggregated(gpusPerReplica=2)])
 def test_every_pod_is_where_its_first_rank_is(spec: dict[str, Any]) -> None:
     cluster = running(**spec)
-    parsed = RLJobSpec.model_validate(job_spec(**spec))
+    layout = PodLayout.of(RLJobSpec.model_validate(job_spec(**spec)))
     for pod in cluster.pods.values():
-        assert place_of(pod.role, first_rank(pod, parsed), parsed) == (pod.role, pod.index)
+        assert layout.pod_of(pod.role, layout.first_rank(pod.role, pod.index)) == (pod.role, pod.index)
 
 
 def test_a_colocated_engine_is_in_the_pod_of_its_policy_rank() -> None:
-    parsed = RLJobSpec.model_validate(job_spec(**COLOCATED))
-    assert [place_of("rollout", rank, parsed) for rank in (7, 8, 15)] == [("policy", 0), ("policy", 1), ("policy", 1)]
-    shared = RLJobSpec.model_validate(job_spec(**COLOCATED, rollout={"tensorParallelSize": 4}))
-    assert [place_of("rollout", rank, shared) for rank in (1, 2)] == [("policy", 0), ("policy", 1)]
+    layout = PodLayout.of(RLJobSpec.model_validate(job_spec(**COLOCATED)))
+    assert [layout.pod_of("rollout", rank) for rank in (7, 8, 15)] == [("policy", 0), ("policy", 1), ("policy", 1)]
+    shared = PodLayout.of(RLJobSpec.model_validate(job_spec(**COLOCATED, rollout={"tensorParallelSize": 4})))
+    assert [shared.pod_of("rollout", rank) for rank in (1, 2)] == [("policy", 0), ("policy", 1)]

@@ -1,4 +1,4 @@
-"""A worker pod: holds policy ranks, rollout engines, or both, and the GPUs they work on."""
+"""Controller and worker pods, before the user's template and before placement."""
 
 from __future__ import annotations
 
@@ -7,11 +7,41 @@ from typing import Any
 
 from rljob_memory.allocator import NO_GPU
 from rljob_operator import names
-from rljob_operator.objects.attempt import JobAttempt, WorkerGroup
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest
-from rljob_operator.objects.plan_variables import plan_variables
-from rljob_operator.objects.pod_environment import job_entries, literal_entries, ray_entries, rendezvous_entries
+from rljob_operator.objects.pod_environment import (
+    job_entries,
+    literal_entries,
+    plan_variables,
+    ray_entries,
+    rendezvous_entries,
+)
+from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_parts import container_frame, own_trainer, pod_frame
+from rljob_operator.objects.supporting_objects import RAY_PORT
+
+REQUESTS = {"cpu": "500m", "memory": "2Gi"}
+"""Ray's head, its object store apart, and one process without torch."""
+
+
+def build_controller_pod(attempt: JobAttempt) -> Manifest:
+    """Before the user's template, and before placement."""
+    environment = [
+        *job_entries(attempt, "controller", 0),
+        {"name": "RLJOB_STEP_REPORT", "value": names.step_report_name(attempt.name)},
+        *ray_entries(attempt),
+        *literal_entries(NO_GPU),
+    ]
+    container = {
+        **container_frame(attempt, environment, {"requests": dict(REQUESTS)}, read_only_root=True),
+        **own_trainer(attempt, "controller"),
+        "ports": [{"name": "ray", "containerPort": RAY_PORT, "protocol": "TCP"}],
+    }
+    pod = pod_frame(attempt, names.controller_pod_name(attempt.name), "controller", 0, container)
+    pod["spec"]["serviceAccountName"] = names.service_account_name(attempt.name)
+    pod["spec"]["automountServiceAccountToken"] = True
+    return pod
+
 
 CPUS_PER_GPU = 1
 MEMORY_GIB_PER_GPU = 4
