@@ -1,6 +1,6 @@
-"""Takes the operator's finalizer off all RLJobs, once no operator is there to do it: part of an uninstall.
+"""Removes the operator's finalizer from all RLJobs: part of an uninstall.
 
-Without it, a job that is deleted after the operator has gone would hang for ever. Pods that run go on running.
+Otherwise jobs that are deleted after the operator would stay in deletion for ever. Running pods are not affected.
 
 python -m rljob_operator.remove_finalizers [NAMESPACE …]
 """
@@ -23,9 +23,9 @@ _CONCURRENCY = 4
 
 
 async def remove_finalizers(client: ApiClient, namespaces: Sequence[str]) -> int:
-    """How many jobs had it. `namespaces` empty: all. Finalizers of others stay.
+    """Remove the finalizer and return the number of jobs that had it. All namespaces if `namespaces` is empty.
 
-    Raises ApiError where the API server refuses, or where jobs change again and again meanwhile.
+    Other finalizers stay. Raises ApiError if the API server refuses, or if jobs keep changing.
     """
     removed = 0
     for _ in range(_PASSES):
@@ -33,10 +33,10 @@ async def remove_finalizers(client: ApiClient, namespaces: Sequence[str]) -> int
         if not jobs:
             return removed
         for job in jobs:
-            with suppress(NotFound, Conflict):  # gone, or changed since: the next pass sees
+            with suppress(NotFound, Conflict):  # gone, or changed since: the next pass handles it
                 await _remove_from(client, job)
                 removed += 1
-    raise ApiError(f"{len(jobs)} RLJobs changed again and again; end what writes to them and try again")
+    raise ApiError(f"{len(jobs)} RLJobs kept changing; stop the clients that write to them and try again")
 
 
 async def _jobs_with_finalizer(client: ApiClient, namespaces: Sequence[str]) -> AsyncIterator[Object]:
@@ -48,7 +48,7 @@ async def _jobs_with_finalizer(client: ApiClient, namespaces: Sequence[str]) -> 
                     if FINALIZER in job["metadata"].get("finalizers", ()):
                         yield job
         except NotFound:
-            return  # the CRD has gone, and with it all jobs
+            return  # the CRD is gone, and all jobs with it
 
 
 async def _remove_from(client: ApiClient, job: Object) -> None:
@@ -70,9 +70,9 @@ def main() -> int:
     try:
         removed = asyncio.run(_run(sys.argv[1:]))
     except ApiError as error:
-        print(f"the finalizer {FINALIZER} could not be taken off: {error}", file=sys.stderr)
+        print(f"cannot remove the finalizer {FINALIZER}: {error}", file=sys.stderr)
         return 1
-    print(f"took the finalizer {FINALIZER} off {removed} RLJobs")
+    print(f"removed the finalizer {FINALIZER} from {removed} RLJobs")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes Events about jobs: best effort, equal ones counted, and never so many that they are a burden."""
+"""Kubernetes Events about jobs: best effort, repeated ones counted in a series, and rate-limited."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Value = TypeVar("Value")
 REPORTING_CONTROLLER = "rljob.dev/operator"
 
 _MAX_NOTE_BYTES = 1024
-"""Of UTF-8, as the API server counts."""
+"""Limit of the API server, in bytes of UTF-8."""
 _MAX_WAITING = 1000
 _MAX_SERIES_KNOWN = 4096
 _SERIES_ENDS_AFTER_SECONDS = 360.0
-"""As in client-go: what happens again after so long is a new Event."""
+"""As in client-go: after this time, a repetition is a new Event."""
 _BURST = 25
-_SECONDS_A_TOKEN = 300.0
-"""As in client-go: a job may have 25 Events at once, and one more every five minutes."""
+_SECONDS_PER_TOKEN = 300.0
+"""As in client-go: 25 Events of a job at once, then one every five minutes."""
 
 
 @dataclass(slots=True)
@@ -44,18 +44,18 @@ class _Series:
 
 
 class Tokens:
-    """A bucket of tokens: `burst` at once, then one every `seconds_a_token`."""
+    """A token bucket: `burst` at once, then one every `seconds_per_token`."""
 
-    def __init__(self, burst: int, seconds_a_token: float) -> None:
+    def __init__(self, burst: int, seconds_per_token: float) -> None:
         self._burst = burst
-        self._seconds_a_token = seconds_a_token
+        self._seconds_per_token = seconds_per_token
         self._left = float(burst)
         self._at: float | None = None
 
     def take(self, now: float) -> bool:
-        """Whether there was one to take."""
+        """Take a token; False if there is none."""
         if self._at is not None:
-            self._left = min(self._burst, self._left + (now - self._at) / self._seconds_a_token)
+            self._left = min(self._burst, self._left + (now - self._at) / self._seconds_per_token)
         self._at = now
         if self._left < 1:
             return False
@@ -64,7 +64,7 @@ class Tokens:
 
 
 class EventRecorder:
-    """Takes notes at once and writes them as Events in the background. `instance`: this process, such as its pod."""
+    """Queues notes and writes them as Events in the background. `instance` names this process, usually its pod."""
 
     def __init__(self, client: ApiClient, instance: str) -> None:
         self._client = client
@@ -74,33 +74,33 @@ class EventRecorder:
         self._tokens: OrderedDict[str, Tokens] = OrderedDict()
 
     def record(self, job: Observed, note: EventNote) -> None:
-        """Never waits and never fails: over the limits, notes are dropped and counted."""
+        """Queue a note. Never waits and never fails: notes beyond the limits are dropped and counted."""
         try:
             self._waiting.put_nowait((job, note))
         except asyncio.QueueFull:
             EVENTS_DROPPED.inc()
 
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Write Events until cancelled."""
         while True:
             job, note = await self._waiting.get()
             try:
                 await self._write(job, note)
             except ApiError as error:
                 EVENTS_DROPPED.inc()
-                _log.warning("event not recorded", job=job.name, namespace=job.namespace, error=error.sentence)
+                _log.warning("event not recorded", job=job.name, namespace=job.namespace, error=error.message)
             finally:
                 self._waiting.task_done()
 
     async def flush(self) -> None:
-        """Returns when all notes are written or dropped."""
+        """Return when all notes are written or dropped."""
         await self._waiting.join()
 
     async def _write(self, job: Observed, note: EventNote) -> None:
         now = time.monotonic()
         key = hashlib.sha256("\0".join((job.uid, note.type, note.reason, note.message)).encode()).hexdigest()
         series = self._series.get(key)
-        if not _remembered(self._tokens, job.uid, Tokens(_BURST, _SECONDS_A_TOKEN)).take(now):
+        if not _remembered(self._tokens, job.uid, Tokens(_BURST, _SECONDS_PER_TOKEN)).take(now):
             EVENTS_DROPPED.inc()
             return
         if series and now - series.seen_at < _SERIES_ENDS_AFTER_SECONDS:

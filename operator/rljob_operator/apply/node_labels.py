@@ -1,4 +1,4 @@
-"""Keeps the label of nodes with GPUs true to what the nodes have, so that controllers can be kept off them."""
+"""Maintains the label of nodes with GPUs, which keeps controller pods off them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NodeLabels:
                 except NotFound:
                     continue
                 except ApiError as error:
-                    _log.warning("node not labelled", node=node, error=error.sentence)
+                    _log.warning("node not labelled", node=node, error=error.message)
                     self._wrong.setdefault(node, has_gpus)
                     await asyncio.sleep(_WAIT_AFTER_ERROR_SECONDS)
 

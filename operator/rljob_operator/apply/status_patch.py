@@ -1,4 +1,4 @@
-"""The smallest write that turns one status into another."""
+"""The minimal patch between two statuses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rljob_operator.kube.resources import Object
 
 
 def status_object(status: RLJobStatus) -> Object:
-    """A status as it is stored."""
+    """The status in its stored form."""
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def merge_patch(before: Object, after: Object) -> Object:
-    """The JSON merge patch (RFC 7386) that turns `before` into `after`; empty where they are equal."""
+    """The JSON merge patch (RFC 7386) that turns `before` into `after`; empty if they are equal."""
     patch: Object = {name: None for name in before if name not in after}
     for name, value in after.items():
         known: Any = before.get(name)

@@ -1,4 +1,7 @@
-"""Requests to the API server, on plain dictionaries: a few verbs, typed errors, retries, and never too many at once."""
+"""Requests to the API server on plain dictionaries: typed errors, retries and a limit on concurrency.
+
+The reason for not using the package `kubernetes` is in `kube.connection`.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ _APPLY = "application/apply-patch+yaml"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 PAGE = 100
-"""Objects of a list that are fetched at a time: their bodies are in memory together."""
+"""Objects per page of a list; the bodies of a page are in memory together."""
 
 
 class ApiClient:
-    """A client with a pool of connections of its own; requests beyond `concurrency` wait their turn, first come first.
+    """A client with its own pool of connections. Requests beyond `concurrency` wait, first in, first out.
 
     `guard` is called before each write and may raise: an operator that is no longer the leader must not write.
-    Every write may be sent twice where an answer was lost. That does no harm: objects have given names, patches carry
-    the revision that they were made for, deletions the uid.
+    A write whose response was lost is sent again. That is safe: names are fixed, patches name the resourceVersion
+    that they were made for, deletions name the uid.
     """
 
     def __init__(
@@ -55,13 +58,13 @@ class ApiClient:
     # --- reads ---
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
-        """Raises NotFound and the other errors of `kube.errors`, as all of these do."""
+        """Return the object. All methods raise the errors of `kube.errors`."""
         return await self._request("get", resource, resource.path(namespace, name))
 
     async def list_pages(
         self, resource: Resource, namespace: str | None = None, label_selector: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        """The objects as they are at one moment, page by page, each page with the resourceVersion of that moment."""
+        """Pages of a consistent list, each with the resourceVersion of the list."""
         query = {"limit": str(PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
         path = resource.path(namespace)
         while True:
@@ -73,19 +76,19 @@ class ApiClient:
             query["continue"] = metadata["continue"]
 
     async def api_groups(self) -> frozenset[str]:
-        """Names of the API groups that the cluster serves."""
+        """Names of the API groups that the API server serves."""
         groups = await self._request("get", None, "/apis")
         return frozenset(group["name"] for group in groups.get("groups") or ())
 
     # --- writes ---
 
     async def create(self, resource: Resource, manifest: Object, namespace: str | None = None) -> Object:
-        """Raises AlreadyExists where the name is taken."""
+        """Create the object. Raises AlreadyExists if the name is taken."""
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("create", resource, resource.path(namespace), query, manifest, _JSON)
 
     async def apply(self, manifest: Object) -> Object:
-        """Server-side apply of the manifest, which names its namespace; takes over fields that others wrote."""
+        """Server-side apply of the manifest, which names its namespace; forces ownership of its fields."""
         resource, metadata = resource_of(manifest), manifest["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
@@ -94,12 +97,12 @@ class ApiClient:
     async def patch(
         self, resource: Resource, name: str, patch: Object, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
-        """JSON merge patch. With a resourceVersion in it: raises Conflict where the object has another one."""
+        """JSON merge patch. Raises Conflict if the patch names a resourceVersion that is not the current one."""
         path = resource.path(namespace, name, subresource)
         return await self._request("patch", resource, path, {"fieldManager": FIELD_MANAGER}, patch, _MERGE_PATCH)
 
     async def update(self, resource: Resource, name: str, manifest: Object, namespace: str | None = None) -> Object:
-        """Replace the object. Raises Conflict where it has another resourceVersion than the manifest."""
+        """Replace the object. Raises Conflict if the manifest does not have the current resourceVersion."""
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("update", resource, resource.path(namespace, name), query, manifest, _JSON)
 
@@ -112,16 +115,16 @@ class ApiClient:
         uid: str | None = None,
         grace_seconds: int | None = None,
     ) -> Object:
-        """Delete the object. Raises NotFound where there is none, Conflict where it has another `uid`."""
+        """Delete the object. Raises NotFound, and Conflict if the object has another `uid`."""
         options: Object = {"preconditions": {"uid": uid}} if uid else {}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         return await self._request("delete", resource, resource.path(namespace, name), {}, options, _JSON)
 
-    # --- how ---
+    # --- requests ---
 
     async def watch(self, resource: Resource, namespace: str | None, query: dict[str, str]) -> aiohttp.ClientResponse:
-        """An open stream of watch events, one JSON object a line. The caller reads and closes it."""
+        """Open a stream of watch events, one JSON object per line. The caller reads and closes it."""
         url = self._url(resource.path(namespace), query | {"watch": "true"})
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=None)
         try:
@@ -197,7 +200,7 @@ def _no_answer(error: Exception) -> Unavailable:
 
 
 async def _body(response: aiohttp.ClientResponse) -> Any:
-    """The answer as JSON, or as text where it is something else, such as a proxy's page."""
+    """The response as JSON, or as text if it is not JSON, such as a page of a proxy."""
     data = await response.read()
     try:
         return json.loads(data)

@@ -23,11 +23,11 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class NoConnection(Exception):
-    """The process cannot tell which cluster it is to work on."""
+    """No cluster to connect to was found."""
 
 
 class TokenFile:
-    """A token that the kubelet replaces before it expires: read again whenever the file has changed."""
+    """A token that the kubelet replaces before it expires; it is read again when the file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,10 +45,11 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An API server and the credentials for it. `namespace`: the operator's own."""
+    """An API server and the credentials for it."""
 
     server: str
     namespace: str
+    """The operator's own namespace."""
     tls: ssl.SSLContext = field(repr=False)
     headers: Callable[[], dict[str, str]] = field(repr=False)
 
@@ -71,7 +72,7 @@ class Connection:
 
 
 def connect(service_account: Path = SERVICE_ACCOUNT) -> Connection:
-    """The connection to the cluster: KUBECONFIG where it is set, else the pod's service account, else ~/.kube/config.
+    """Connect by KUBECONFIG if it is set, else by the pod's service account, else by ~/.kube/config.
 
     Raises NoConnection.
     """
@@ -93,18 +94,16 @@ def _in_cluster(service_account: Path) -> Connection:
 
 
 def _from_kubeconfig() -> Connection:
-    """Kopf reads kubeconfigs; those that run a program for the token need the package `kubernetes` beside it."""
+    """Connection by a kubeconfig, which kopf reads; by the package `kubernetes` if the kubeconfig runs a program."""
     settings = kopf.OperatorSettings()
     try:
         login = kopf.login_with_kubeconfig(settings=settings)
         if login is not None and not (login.token or login.certificate_path or login.certificate_data):
             login = kopf.login_via_client(settings=settings, logger=_LOGGER) or login
     except (OSError, kopf.LoginError) as error:
-        raise NoConnection(f"the kubeconfig cannot be used: {error}") from error
+        raise NoConnection(f"cannot use the kubeconfig: {error}") from error
     if login is None:
-        raise NoConnection(
-            "expected a cluster to work on, found neither a pod's service account nor a kubeconfig; set KUBECONFIG"
-        )
+        raise NoConnection("expected a pod's service account or a kubeconfig, found neither; set KUBECONFIG")
     headers = login.as_http_headers()
     return Connection(
         server=login.server.rstrip("/"),

@@ -1,18 +1,18 @@
-"""What can come back from the API server instead of an answer, by what there is to do about it."""
+"""Errors of requests to the API server, classified by how to handle them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_MAX_SENTENCE = 1024
+_MAX_MESSAGE = 1024
 
 
 class ApiError(Exception):
-    """The API server said no. `sentence` is its own; `code` the HTTP status; `causes` the reasons of its details."""
+    """The API server refused. `message` is its own, `code` the HTTP status, `causes` the reasons in its details."""
 
-    def __init__(self, sentence: str, code: int = 0, causes: frozenset[str] = frozenset()) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+    def __init__(self, message: str, code: int = 0, causes: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.message = message
         self.code = code
         self.causes = causes
 
@@ -26,41 +26,39 @@ class AlreadyExists(ApiError):
 
 
 class Conflict(ApiError):
-    """The object has changed since it was observed, or it is another one of the same name: look again."""
+    """The object has changed since it was observed, or another one has its name: observe it again."""
 
 
 class Forbidden(ApiError):
-    """Rights, a quota or an admission policy stand in the way."""
+    """RBAC, a quota or an admission policy refused the request."""
 
 
 class NamespaceTerminating(Forbidden):
-    """Nothing can be made in a namespace that is being deleted."""
+    """Nothing can be created in a namespace that is being deleted."""
 
 
 class Invalid(ApiError):
-    """The object is not valid: it will be refused again."""
+    """The object is not valid; a retry would be refused too."""
 
 
 class Gone(ApiError):
-    """The revision to go on from is too old: list again."""
+    """The resourceVersion is too old: list again."""
 
 
 class Unavailable(ApiError):
-    """Nobody answered, or the API server is overloaded or broken: the same may work later.
-
-    `retry_after_seconds`: what the API server asks for.
-    """
+    """No answer, or the API server is overloaded or broken: a retry may work."""
 
     retry_after_seconds: float | None = None
+    """Wait that the API server asks for."""
 
 
 def error_of(code: int, status: Any, retry_after: str | None = None) -> ApiError:
-    """The error for an answer with HTTP status `code`; `status`: its body, a metav1.Status where all is well."""
+    """The error for a response with HTTP status `code` and body `status`, usually a metav1.Status."""
     body = status if isinstance(status, dict) else {}
     details = body.get("details") or {}
     causes = frozenset(str(cause.get("reason")) for cause in details.get("causes") or ())
-    sentence = str(body.get("message") or status or f"HTTP status {code}")[:_MAX_SENTENCE]
-    error = _kind_of(code, str(body.get("reason")), causes)(sentence, code, causes)
+    message = str(body.get("message") or status or f"HTTP status {code}")[:_MAX_MESSAGE]
+    error = _kind_of(code, str(body.get("reason")), causes)(message, code, causes)
     if isinstance(error, Unavailable):
         error.retry_after_seconds = _seconds(retry_after or details.get("retryAfterSeconds"))
     return error

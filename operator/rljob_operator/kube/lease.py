@@ -1,4 +1,4 @@
-"""Leader election on a Lease, with client-go's rules and times: of all replicas one acts, the others wait."""
+"""Leader election on a Lease, with the rules and times of client-go."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _log = structlog.get_logger(__name__)
 
 
 class LeadershipLost(Exception):
-    """Another replica leads, or may soon: this process must end without another write."""
+    """Another replica leads, or may soon: this process must exit without another write."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionTimes:
-    """Seconds. The leader gives up `renew_deadline` after its last renewal, before others may take over."""
+    """Times in seconds. The leader gives up `renew_deadline` after its last renewal, before others may take over."""
 
     lease_duration: float = 15.0
     renew_deadline: float = 10.0
@@ -33,10 +33,10 @@ class ElectionTimes:
 
 
 def decide(spec: Object | None, identity: str, unchanged_seconds: float) -> Literal["Create", "Take", "Renew", "Wait"]:
-    """What a replica may do with the Lease that has this spec (None: there is none).
+    """Next action of a replica on the Lease with this spec; None if there is no Lease.
 
-    `unchanged_seconds`: how long this replica has seen the very same Lease, by its own clock. The times in the Lease
-    are never compared to it: clocks of two machines differ.
+    `unchanged_seconds`: time since this replica saw the Lease change, by its own clock. It is never compared with the
+    times in the Lease, because clocks of machines differ.
     """
     if spec is None:
         return "Create"
@@ -49,7 +49,7 @@ def decide(spec: Object | None, identity: str, unchanged_seconds: float) -> Lite
 
 
 def held_spec(spec: Object | None, identity: str, times: ElectionTimes, now: datetime) -> Object:
-    """The Lease's spec when `identity` has taken it, or renewed it if it was its own."""
+    """The spec of the Lease after `identity` has acquired or renewed it."""
     renewed = spec is not None and spec.get("holderIdentity") == identity
     before = spec or {}
     return {
@@ -62,7 +62,7 @@ def held_spec(spec: Object | None, identity: str, times: ElectionTimes, now: dat
 
 
 class LeaderElection:
-    """One replica's part in the election. Wait in `acquire`, then keep `hold` running; `guard` before each write."""
+    """The election as seen by one replica: wait in `acquire`, keep `hold` running, call `guard` before each write."""
 
     def __init__(
         self, client: ApiClient, *, name: str, namespace: str, identity: str, times: ElectionTimes | None = None
@@ -75,32 +75,32 @@ class LeaderElection:
         self._lease: Object | None = None
         self._seen_at = 0.0
         self._renewed_at = float("-inf")
-        self._trouble = ""
+        self._problem = ""
 
     @property
     def leading(self) -> bool:
-        """Whether no other replica can have taken over yet."""
+        """No other replica can have taken over yet."""
         return time.monotonic() < self._renewed_at + self._times.lease_duration
 
     def guard(self) -> None:
-        """Raises LeadershipLost where a write might come too late."""
+        """Raise LeadershipLost if a write might come too late."""
         if not self.leading:
             raise LeadershipLost(f"the Lease {self._namespace}/{self._name} was not renewed in time")
 
     async def acquire(self, standing_by: Callable[[], None] = lambda: None) -> None:
-        """Returns as soon as this replica is the leader. `standing_by` is called when another one is found to lead."""
-        said: str | None = None
+        """Return once this replica leads. `standing_by` is called each time another leader is found."""
+        logged: str | None = None
         while not await self._try():
             leader = self._spec().get("holderIdentity")
-            if leader and leader != said:
+            if leader and leader != logged:
                 _log.info("standing by", leader=leader)
-                said = leader
+                logged = leader
                 standing_by()
             await self._pause()
         _log.info("leading", lease=f"{self._namespace}/{self._name}", identity=self._identity)
 
     async def hold(self) -> None:
-        """Renews until cancelled. Raises LeadershipLost."""
+        """Renew the Lease until cancelled. Raises LeadershipLost."""
         while True:
             await self._pause()
             if not await self._try() and self._spec().get("holderIdentity") not in (self._identity, None):
@@ -109,7 +109,7 @@ class LeaderElection:
                 raise LeadershipLost(f"the Lease was not renewed for {self._times.renew_deadline:g} s")
 
     async def release(self) -> None:
-        """Lets the next replica take over at once. Best effort."""
+        """Let another replica take over at once. Best effort."""
         if not self.leading or self._lease is None:
             return
         self._renewed_at = float("-inf")
@@ -118,28 +118,28 @@ class LeaderElection:
             async with asyncio.timeout(self._times.retry_period):
                 await self._client.update(LEASES, self._name, self._lease | {"spec": spec}, self._namespace)
         except (ApiError, TimeoutError) as error:
-            _log.warning("the lease could not be released", error=str(error) or type(error).__name__)
+            _log.warning("cannot release the lease", error=str(error) or type(error).__name__)
 
     async def _try(self) -> bool:
-        """One look at the Lease and, where allowed, one attempt to have it. False: another has it, or no answer."""
+        """Read the Lease and, if allowed, try to acquire it. False if another replica has it, or without an answer."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._times.renew_deadline / 2):
                 if not self.leading:
-                    await self._look()
+                    await self._read()
                 if not await self._write():
                     return False
         except (ApiError, TimeoutError) as error:
-            trouble = str(error) or type(error).__name__
-            if trouble != self._trouble:
-                _log.warning("the lease could not be had", error=trouble)
-            self._trouble = trouble
+            problem = str(error) or type(error).__name__
+            if problem != self._problem:
+                _log.warning("cannot acquire the lease", error=problem)
+            self._problem = problem
             return False
         self._renewed_at = began
-        self._trouble = ""
+        self._problem = ""
         return True
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         try:
             lease = await self._client.get(LEASES, self._name, self._namespace)
         except NotFound:
@@ -165,7 +165,7 @@ class LeaderElection:
             else:
                 self._lease = await self._client.update(LEASES, self._name, lease, self._namespace)
         except (AlreadyExists, Conflict):
-            await self._look()
+            await self._read()
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+"""Kinds of objects that the operator reads and writes, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api.names import GROUP, VERSION
 
 Object = dict[str, Any]
-"""An object as the API server gives it."""
+"""An object as plain data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether and when a request is sent again."""
+"""Retries of requests, with back-off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RetryPolicy:
     longest_retry_after_seconds: float = 30.0
 
     def wait_seconds(self, tries: int, error: Unavailable) -> float | None:
-        """Seconds until the next try, after `tries` of them; None: give up. The API server's own wish is honoured."""
+        """Seconds until the next try, after `tries` tries; at least what the API server asks for. None to give up."""
         if tries >= self.attempts:
             return None
         backoff = min(self.first_seconds * 2.0 ** (tries - 1), self.longest_seconds)

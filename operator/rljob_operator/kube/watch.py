@@ -1,4 +1,4 @@
-"""Keeps a local copy of one kind of object as new as it can be: list once, then watch, for ever."""
+"""A reflector: keeps a local copy of one kind of object up to date by listing once and then watching."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Key = tuple[str, str]
 """Namespace (empty for cluster-wide objects) and name."""
 
 INACTIVITY_SECONDS = 70.0
-"""Bookmarks come about once a minute. A stream that is silent for longer is dead, whatever TCP says."""
+"""Bookmarks arrive about once a minute. A stream that is silent for longer is dead, even if TCP keeps it open."""
 
 _SERVER_TIMEOUT_SECONDS = (300, 600)
 _LONGEST_WAIT_SECONDS = 15.0
 
 
 class Sink(Protocol):
-    """Where the objects go."""
+    """Receiver of objects."""
 
     def put(self, obj: Object) -> None:
-        """An object as it is now; the same one may come again."""
+        """Take an object in its present state; the same state may arrive more than once."""
 
     def remove(self, obj: Object) -> None:
-        """An object as it was when it was deleted."""
+        """Remove an object, given its last state."""
 
     def keep_only(self, keys: set[Key], resource_version: str, namespace: str | None) -> None:
-        """All objects that there were at this revision, in this namespace: others are gone."""
+        """Remove all objects of the namespace that are not in `keys`, which a listing at this revision returned."""
 
 
 def key_of(obj: Object) -> Key:
@@ -49,7 +49,7 @@ def key_of(obj: Object) -> Key:
 async def list_into(
     sink: Sink, client: ApiClient, resource: Resource, namespace: str | None = None, label_selector: str = ""
 ) -> str:
-    """Bring the sink to the state at one moment; returns that moment's resourceVersion."""
+    """List all objects into the sink, and return the resourceVersion of the list."""
     keys, version = set[Key](), ""
     async for page, page_version in client.list_pages(resource, namespace, label_selector):
         version = page_version
@@ -61,7 +61,7 @@ async def list_into(
 
 
 class Reflector:
-    """Feeds a sink with the objects of one resource, in one namespace or in all."""
+    """Feeds a sink with the objects of one resource, from one namespace or from all."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Reflector:
     ) -> None:
         self.resource = resource
         self.synced = asyncio.Event()
-        """Set when the first listing is in the sink."""
+        """Set once the first listing is in the sink."""
         self._client = client
         self._sink = sink
         self._namespace = namespace
@@ -85,16 +85,16 @@ class Reflector:
         self._reconnect_seconds = reconnect_seconds
         self._heard_at = time.monotonic()
         self._version = ""
-        """Revision that the sink is at; empty: unknown."""
+        """resourceVersion of the sink; empty if unknown."""
         self._failures = 0
 
     @property
     def age_seconds(self) -> float:
-        """Time since the API server was last heard: an event, a bookmark, a listing."""
+        """Time since the last event, bookmark or listing."""
         return time.monotonic() - self._heard_at
 
     async def run(self) -> None:
-        """List and watch until cancelled. Errors are logged and tried again, with growing waits."""
+        """List and watch until cancelled. Errors are logged, and retried with back-off."""
         while True:
             try:
                 if not self._version:
@@ -118,7 +118,7 @@ class Reflector:
         self.synced.set()
 
     async def _watch(self) -> None:
-        """Feeds the sink from one stream until it ends."""
+        """Feed the sink from one stream until it closes."""
         query = {
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
@@ -148,7 +148,7 @@ class Reflector:
 
 
 async def _lines(response: aiohttp.ClientResponse, inactivity_seconds: float) -> AsyncIterator[bytes]:
-    """Lines of any length. Raises TimeoutError where nothing comes for so long."""
+    """Lines of any length. Raises TimeoutError if the stream is silent for `inactivity_seconds`."""
     rest = b""
     while True:
         async with asyncio.timeout(inactivity_seconds):

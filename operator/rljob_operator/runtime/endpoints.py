@@ -19,41 +19,41 @@ from rljob_operator.metrics import REGISTRY, WATCH_AGE_SECONDS
 
 
 class Watched(Protocol):
-    """Something that keeps a cache fresh."""
+    """A watch that keeps a cache up to date."""
 
     resource: Resource
 
     @property
     def age_seconds(self) -> float:
-        """Time since the API server was last heard."""
+        """Time since the last message from the API server."""
 
 
 class Health:
-    """What the probes say. Nothing is watched until `watching` is called: a replica that stands by is healthy."""
+    """State behind the probes. A standby replica has no watches, and is healthy."""
 
     def __init__(self, stale_watch_seconds: float) -> None:
         self._stale_watch_seconds = stale_watch_seconds
         self._watches: tuple[Watched, ...] = ()
         self.ready = False
-        """The operator leads with full caches, or knows that another replica leads."""
+        """This replica leads with full caches, or knows that another replica leads."""
 
     def standing_by(self) -> None:
-        """Another replica leads."""
+        """Report ready: another replica leads."""
         self.ready = True
 
     def watching(self, watches: Iterable[Watched]) -> None:
-        """From now on these watches must be heard."""
+        """Monitor these watches from now on."""
         self._watches = tuple(watches)
         for watched in self._watches:
             WATCH_AGE_SECONDS.labels(watched.resource.plural).set_function(partial(self._age, watched.resource))
 
     def problem(self) -> str | None:
-        """Why the process should be replaced, in a sentence; None: it is well."""
+        """Reason to replace the process; None if it is healthy."""
         for watched in self._watches:
             if watched.age_seconds > self._stale_watch_seconds:
                 return (
-                    f"nothing was heard on the watch of {watched.resource.plural} for {watched.age_seconds:.0f} s, "
-                    f"at most {self._stale_watch_seconds:.0f} s are expected"
+                    f"the watch of {watched.resource.plural} has been silent for {watched.age_seconds:.0f} s; "
+                    f"expected a message within {self._stale_watch_seconds:.0f} s"
                 )
         return None
 
@@ -62,13 +62,13 @@ class Health:
 
 
 def probes_app(health: Health) -> web.Application:
-    """Both probes. That they answer at all shows that the event loop runs."""
+    """Both probes. Any answer shows that the event loop runs."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health.problem())
 
     async def readyz(_: web.Request) -> web.Response:
-        return _answer(None if health.ready else "neither are the caches filled nor is another replica known to lead")
+        return _answer(None if health.ready else "the caches are not filled, and no other replica is known to lead")
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)
@@ -85,11 +85,11 @@ _REMEMBERED_SECONDS = 60.0
 _MAX_REMEMBERED = 1024
 
 MayRead = Callable[[str], Awaitable[int]]
-"""From a bearer token to the HTTP status that it earns: 200, 401, 403, or 503 where nobody could say."""
+"""Maps a bearer token to an HTTP status: 200, 401, 403, or 503 if the API server did not answer."""
 
 
 class TokenCheck:
-    """Asks by TokenReview and SubjectAccessReview; answers are remembered for a minute, tokens never."""
+    """Authorizes by TokenReview and SubjectAccessReview. Answers are cached for a minute, by the hash of the token."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -134,7 +134,7 @@ class TokenCheck:
 
 
 def metrics_app(may_read: MayRead | None) -> web.Application:
-    """The endpoint; `may_read` None: everybody may."""
+    """The endpoint /metrics, open to everyone if `may_read` is None."""
 
     async def metrics(request: web.Request) -> web.Response:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -149,7 +149,7 @@ def metrics_app(may_read: MayRead | None) -> web.Application:
 
 
 _REFUSALS = {
-    401: "expected a bearer token that the API server knows\n",
-    403: "expected a caller who may `get /metrics`: bind a ClusterRole with nonResourceURLs: [/metrics] to him\n",
-    503: "the API server could not be asked\n",
+    401: "expected a bearer token that the API server accepts\n",
+    403: "the caller may not `get /metrics`; bind a ClusterRole with nonResourceURLs: [/metrics] to it\n",
+    503: "the API server did not answer; try again\n",
 }

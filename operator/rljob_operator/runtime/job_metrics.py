@@ -1,4 +1,4 @@
-"""Counts what happened to a job, from what a write of its status has changed."""
+"""Counters of job outcomes, derived from the difference between two statuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_operator.metrics import ADJUSTMENTS, JOB_RESTARTS, JOBS_FINISHED, OUT
 
 
 def count(before: Object, written: RLJobStatus | None) -> None:
-    """`before`: the status as it was stored. `written`: None where it was left as it was."""
+    """Count the changes from status `before` (as stored) to `written`; None if no status was written."""
     if written is None:
         return
     restarts = written.restarts - int(before.get("restarts") or 0)
@@ -24,7 +24,7 @@ def count(before: Object, written: RLJobStatus | None) -> None:
     for change in written.plan_changes:
         _count_change(known.get(change.generation), change)
     if set(known) >= {change.generation for change in written.plan_changes}:
-        _count_unanswered_failure(before, written)
+        _count_failure_without_change(before, written)
 
 
 def _count_change(before: Object | None, change: PlanChange) -> None:
@@ -37,8 +37,8 @@ def _count_change(before: Object | None, change: PlanChange) -> None:
         SECONDS_TO_RECOVER.observe(change.seconds_to_recover)
 
 
-def _count_unanswered_failure(before: Object, written: RLJobStatus) -> None:
-    """One after which nothing was changed."""
+def _count_failure_without_change(before: Object, written: RLJobStatus) -> None:
+    """Count an out-of-memory failure after which the plan was not changed."""
     latest = written.last_out_of_memory
     if latest and latest.model_dump(mode="json", by_alias=True, exclude_none=True) != before.get("lastOutOfMemory"):
         OUT_OF_MEMORY.labels(_class_of(latest.diagnosis)).inc()

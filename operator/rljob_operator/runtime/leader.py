@@ -1,4 +1,4 @@
-"""The replica that acts: it fills the caches, looks after the jobs, and hands over."""
+"""The leading replica: fills the caches, reconciles jobs, and hands over."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 
-from rljob_operator.apply.carry_out import Executor
 from rljob_operator.apply.event_recorder import EventRecorder
+from rljob_operator.apply.executor import Executor
 from rljob_operator.apply.node_labels import NodeLabels
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection
@@ -38,7 +38,7 @@ _EVENTS_WRITTEN_WITHIN_SECONDS = 2.0
 
 
 class Leader:
-    """The replica that acts. `identity` is its name in Events."""
+    """The leading replica. `identity` is its name in Events."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Leader:
         self._failure: BaseException | None = None
 
     async def lead(self) -> None:
-        """Until a signal. Raises what made it impossible to go on."""
+        """Lead until a signal. Raises the error that stopped it."""
         try:
             await run_in_kopf(self._connection, start=self._begin, stop=self._hand_over, stop_flag=self._stop)
         finally:
@@ -106,7 +106,7 @@ class Leader:
         await self._loop.run()
 
     async def _hand_over(self) -> None:
-        """Finish what is being written, and let another replica lead at once."""
+        """Finish pending writes, then release the Lease so that another replica can lead at once."""
         if self._reconciling is None:
             return
         self._queue.close()
@@ -128,12 +128,12 @@ class Leader:
         _log.info("stopped")
 
     async def _read_api_groups(self) -> None:
-        """Volcano and Kueue may be installed after the operator."""
+        """Refresh the list of API groups: Volcano and Kueue may be installed after the operator."""
         while True:
             try:
                 groups = await self._watch_client.api_groups()
             except ApiError as error:
-                _log.warning("the cluster's API groups cannot be read", error=error.sentence)
+                _log.warning("cannot read the API groups of the cluster", error=error.message)
             else:
                 self._observer.set_api_groups(groups)
                 self._api_groups_read.set()
@@ -153,7 +153,7 @@ class Leader:
         if error is None:
             return
         if lost := _leadership_lost(error):
-            _log.error("leadership lost, ending at once", reason=str(lost))
+            _log.error("leadership lost, exiting", reason=str(lost))
             os._exit(EXIT_LEADERSHIP_LOST)
         self._failure = self._failure or error
         self._stop.set()

@@ -1,4 +1,4 @@
-"""Log lines as JSON, or as text for reading at a terminal. Those of kopf and aiohttp come out in the same form."""
+"""Log lines as JSON, or as text for a terminal; those of kopf and aiohttp have the same format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LogFormat = Literal["json", "text"]
 
 
 def set_up_logs(log_format: LogFormat, level: str) -> None:
-    """Everything from `level` on goes to stderr; libraries speak from WARNING on."""
+    """Log to stderr: the operator from `level` on, libraries from WARNING on."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

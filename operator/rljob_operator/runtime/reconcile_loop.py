@@ -1,4 +1,4 @@
-"""observe → reconcile → apply, job after job, several at a time."""
+"""Workers that observe, reconcile and apply, one job at a time each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
+from rljob_operator.apply.executor import Executor, JobGone, NameTaken
 from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
@@ -27,7 +27,7 @@ Reconcile = Callable[[Observed, OperatorSettings, datetime], Desired]
 
 
 class ReconcileLoop:
-    """Works the queue off with `settings.reconcile_workers` workers. What goes wrong with one job stays with it."""
+    """Reconciles queued jobs with `settings.reconcile_workers` workers; an error affects only its own job."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ReconcileLoop:
         self._reconcile = reconcile
 
     async def run(self) -> None:
-        """Returns when the queue is closed and the work in hand is done. Raises LeadershipLost."""
+        """Return when the queue is closed and the workers have finished. Raises LeadershipLost."""
         async with asyncio.TaskGroup() as workers:
             for _ in range(self._settings.reconcile_workers):
                 workers.create_task(self._work())
@@ -54,49 +54,49 @@ class ReconcileLoop:
             namespace, name = key
             try:
                 with bound_contextvars(namespace=namespace, job=name), RECONCILE_SECONDS.time():
-                    await self._look_after(key)
+                    await self._reconcile_once(key)
             finally:
                 self._queue.done(key)
 
-    async def _look_after(self, key: Key) -> None:
-        """One round for one job, and what follows from how it went."""
+    async def _reconcile_once(self, key: Key) -> None:
+        """Reconcile one job once, and requeue it according to the result."""
         observation = self._observer.observe(key)
         if observation is None:
             self._executor.forget(key)
-            self._queue.look_again(key, None)
+            self._queue.requeue(key, None)
             self._queue.succeeded(key)
             return
         try:
             desired = self._reconcile(observation.observed, self._settings, datetime.now(UTC))
-            await self._executor.carry_out(desired, observation)
+            await self._executor.execute(desired, observation)
         except LeadershipLost:
             raise
-        except (JobGone, NotFound):  # not found: its whole namespace has gone
+        except (JobGone, NotFound):  # NotFound: the whole namespace is gone
             self._observer.jobs.forget(key)
         except Conflict as error:
-            self._try_again(key, "Conflict", error)
+            self._retry(key, "Conflict", error)
         except NameTaken as error:
             self._observer.setbacks(key).name_taken(error.pod)
-            self._try_again(key, "Refused", error)
+            self._retry(key, "Refused", error)
         except NamespaceTerminating as error:
             self._observer.setbacks(key).namespace_terminating = True
-            self._try_again(key, "Refused", error)
+            self._retry(key, "Refused", error)
         except (Forbidden, Invalid) as error:
-            self._observer.setbacks(key).refused = error.sentence
-            self._try_again(key, "Refused", error)
+            self._observer.setbacks(key).refused = error.message
+            self._retry(key, "Refused", error)
         except ApiError as error:
-            self._try_again(key, "Unavailable", error)
+            self._retry(key, "Unavailable", error)
         except Exception as error:
-            _log.exception("reconcile failed; this is a mistake in the operator")
-            self._try_again(key, "Unexpected", error)
+            _log.exception("reconcile failed; this is a bug in the operator")
+            self._retry(key, "Unexpected", error)
         else:
             if desired.apply or desired.create:
                 self._observer.accepted(key)
             count(observation.status, desired.status)
-            self._queue.look_again(key, desired.look_again_after_seconds)
+            self._queue.requeue(key, desired.look_again_after_seconds)
             self._queue.succeeded(key)
 
-    def _try_again(self, key: Key, cause: str, error: Exception) -> None:
+    def _retry(self, key: Key, cause: str, error: Exception) -> None:
         RECONCILE_ERRORS.labels(cause).inc()
         wait_seconds = self._queue.failed(key)
-        _log.info("will try again", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
+        _log.info("will retry", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))

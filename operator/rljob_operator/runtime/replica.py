@@ -1,4 +1,4 @@
-"""The life of one replica: connect, wait for the API server and for the leadership, lead until told to stop."""
+"""One replica: connects, waits for the API server and for leadership, and leads until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rljob_operator.settings import OperatorSettings
 _log = structlog.get_logger(__name__)
 
 _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
-"""For the Lease: an answer is of no use later."""
+"""For the Lease: a late answer is useless."""
 
 
 def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
-    """Run one replica until SIGTERM or SIGINT. Raises what made it impossible to go on.
+    """Run one replica until SIGTERM or SIGINT. Raises the error that stopped it.
 
-    Where the leadership is lost the process ends at once, with code 3: another replica may lead already.
+    If leadership is lost, the process exits at once with code 3, because another replica may already lead.
     """
     with suppress(asyncio.CancelledError):
         asyncio.run(_operate(settings, connect(), reconcile))
@@ -47,7 +47,7 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
         if settings.metrics_port:
             may_read = TokenCheck(own) if settings.metrics_auth else None
             await _serve(stack, metrics_app(may_read), settings.metrics_port)
-        await _crd_installed(own)
+        await _wait_for_crds(own)
         election = _election(settings, connection, own)
         if election:
             await election.acquire(health.standing_by)
@@ -66,23 +66,26 @@ def _election(settings: OperatorSettings, connection: Connection, client: ApiCli
 
 
 def _pod_name() -> str:
-    """In a pod its name, elsewhere the machine's."""
+    """Name of the pod, or of the machine outside a pod."""
     return socket.gethostname()
 
 
-async def _crd_installed(client: ApiClient) -> None:
-    """Returns when the cluster knows RLJobs."""
-    said = False
+async def _wait_for_crds(client: ApiClient) -> None:
+    """Return when the CustomResourceDefinitions are installed."""
+    logged = False
     while True:
         try:
             if GROUP in await client.api_groups():
                 return
-            problem = f"expected the CustomResourceDefinitions of {GROUP}, found none; install them: crds/manifests"
+            problem = (
+                f"expected the CustomResourceDefinitions of {GROUP}, found none; "
+                "install them with kubectl apply --server-side -f crds/manifests"
+            )
         except ApiError as error:
-            problem = error.sentence
-        if not said:
+            problem = error.message
+        if not logged:
             _log.warning("waiting for the API server", reason=problem)
-            said = True
+            logged = True
         await asyncio.sleep(2.0)
 
 
@@ -94,7 +97,7 @@ async def _serve(stack: AsyncExitStack, app: web.Application, port: int) -> None
 
 
 def _cancel_on_signal() -> None:
-    """For a replica that stands by. Kopf replaces these handlers by its own when it starts."""
+    """Stop a standby replica on SIGTERM and SIGINT. Kopf replaces these handlers when it starts."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     for number in (signal.SIGTERM, signal.SIGINT):
         if task:

@@ -1,4 +1,4 @@
-"""Which jobs are to be looked at, and when."""
+"""The queue of jobs to reconcile, with back-off and requeue times."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 
 
 class WorkQueue:
-    """Keys of jobs, first come first served. A key is in it once, however often it was added; one that is added while
-    it is worked on comes again afterwards; no two workers have the same key at a time.
+    """Keys of jobs, first in, first out.
 
-    Each key has at most one time to look again: the last one given counts. Keys that fail come again after a wait of
-    their own that doubles, whatever happens to others.
+    A key is queued at most once. A key that is added while a worker has it is queued again afterwards, so no two
+    workers have the same key. Each key has at most one requeue time: the last one set. A key that fails is requeued
+    after its own back-off, which doubles with each failure.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class WorkQueue:
         self._closed = False
 
     def add(self, key: Key) -> None:
-        """Something has changed about this job."""
+        """Queue the job now: something about it has changed."""
         if key in self._at_work:
             self._again.add(key)
         elif key not in self._queued:
@@ -41,8 +41,8 @@ class WorkQueue:
             QUEUE_DEPTH.set(len(self._ready))
             self._arrival.set()
 
-    def look_again(self, key: Key, after_seconds: float | None) -> None:
-        """Look again after so long, whatever happens; None: only when something happens."""
+    def requeue(self, key: Key, after_seconds: float | None) -> None:
+        """Queue the job after this time; None cancels the timer, so that only a change queues it."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if after_seconds is not None:
@@ -50,19 +50,19 @@ class WorkQueue:
             self._timers[key] = loop.call_later(max(after_seconds, 0.0), self._ring, key)
 
     def failed(self, key: Key) -> float:
-        """Look again after a wait that doubles from failure to failure; the seconds of it are returned."""
+        """Requeue the job after its back-off, and return that in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         longest = min(_FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16), _LONGEST_BACKOFF_SECONDS)
         wait_seconds = longest * random.uniform(0.5, 1.0)
-        self.look_again(key, wait_seconds)
+        self.requeue(key, wait_seconds)
         return wait_seconds
 
     def succeeded(self, key: Key) -> None:
-        """The next failure is the first again."""
+        """Reset the back-off of the job."""
         self._failures.pop(key, None)
 
     async def get(self) -> Key | None:
-        """The next key, which is then worked on until `done`; None: the queue is closed."""
+        """Return the next key, which the caller has until `done`; None once the queue is closed."""
         while not self._closed:
             if self._ready:
                 key = self._ready.popleft()
@@ -75,14 +75,14 @@ class WorkQueue:
         return None
 
     def done(self, key: Key) -> None:
-        """The key's worker has finished with it."""
+        """Give the key back."""
         self._at_work.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
 
     def close(self) -> None:
-        """Nothing more is given out."""
+        """Stop: `get` returns None from now on."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()

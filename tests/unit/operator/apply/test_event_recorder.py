@@ -108,6 +108,6 @@ def test_a_job_that_talks_too_much_is_cut_short() -> None:
 
 
 def test_tokens_come_back_with_time() -> None:
-    tokens = Tokens(burst=2, seconds_a_token=10.0)
+    tokens = Tokens(burst=2, seconds_per_token=10.0)
     assert [tokens.take(now) for now in (0.0, 1.0, 2.0)] == [True, True, False]
     assert [tokens.take(now) for now in (11.0, 12.0)] == [True, False]

@@ -50,7 +50,7 @@ def test_a_watch_that_has_fallen_silent_is_named() -> None:
     async def story(client: TestClient[web.Request, web.Application]) -> None:
         answer = await client.get("/healthz")
         assert answer.status == 503
-        assert "nothing was heard on the watch of pods for 151 s" in await answer.text()
+        assert "the watch of pods has been silent for 151 s" in await answer.text()
 
     visit(probes_app(health), story)
 

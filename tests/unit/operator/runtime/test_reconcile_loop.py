@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
+from rljob_operator.apply.executor import Executor, JobGone, NameTaken
 from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
@@ -33,7 +33,7 @@ class Answers(Executor):
         self.carried_out: list[Desired] = []
         self.forgotten: list[Key] = []
 
-    async def carry_out(self, desired: Desired, observation: Observation) -> None:
+    async def execute(self, desired: Desired, observation: Observation) -> None:
         self.carried_out.append(desired)
         if self.errors:
             raise self.errors.pop(0)
@@ -92,7 +92,7 @@ def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
 
 @pytest.mark.parametrize("error", [Forbidden("exceeded quota"), Invalid("spec.containers: Required value")])
 def test_the_next_decision_knows_what_was_refused(error: Forbidden | Invalid) -> None:
-    assert Rounds(Answers(error), rounds=2).observed[1].refused == error.sentence
+    assert Rounds(Answers(error), rounds=2).observed[1].refused == error.message
 
 
 def test_the_next_decision_knows_that_the_namespace_goes() -> None:

@@ -54,11 +54,11 @@ def test_what_changes_while_it_is_worked_on_comes_again_afterwards_and_not_befor
 
 def test_only_the_last_time_to_look_again_counts() -> None:
     async def story(queue: WorkQueue) -> None:
-        queue.look_again(A, 0.01)
-        queue.look_again(A, None)
+        queue.requeue(A, 0.01)
+        queue.requeue(A, None)
         await nothing_comes(queue)
-        queue.look_again(A, 60.0)
-        queue.look_again(A, 0.01)
+        queue.requeue(A, 60.0)
+        queue.requeue(A, 0.01)
         assert await queue.get() == A
         queue.done(A)
         await nothing_comes(queue)
@@ -83,7 +83,7 @@ def test_a_closed_queue_lets_its_workers_go() -> None:
     async def story(queue: WorkQueue) -> None:
         workers = [asyncio.create_task(queue.get()) for _ in range(3)]
         await asyncio.sleep(0)
-        queue.look_again(A, 0.0)
+        queue.requeue(A, 0.0)
         queue.close()
         assert await asyncio.gather(*workers) == [None, None, None]
 

@@ -1,4 +1,4 @@
-"""From a decision to writes, in the order of its fields. It stops at the first write that fails."""
+"""Executes decisions: writes in the order of the fields of Desired, up to the first one that fails."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from rljob_operator.reconcile.observed import Observed
 
 
 class JobGone(Exception):
-    """The job was deleted after it was last seen."""
+    """The job was deleted after it was last observed."""
 
 
 class NameTaken(Exception):
-    """A pod that is not the job's has a name that the job needs."""
+    """A foreign pod has a name that the job needs."""
 
     def __init__(self, pod: str) -> None:
-        super().__init__(f"pod {pod} exists and belongs to somebody else")
+        super().__init__(f"pod {pod} exists and does not belong to the job")
         self.pod = pod
 
 
 @dataclass(slots=True)
 class _Made:
-    """What was applied and created for one attempt of one job. Only saves writes: to lose it costs a few."""
+    """Objects applied and created for one attempt of one job. Only saves writes: losing it costs a few."""
 
     uid: str
     attempt: str | None
@@ -42,7 +42,7 @@ class _Made:
 
 
 class Executor:
-    """Carries decisions out. `saw` is told of each object of which the state after a write is known."""
+    """Executes decisions. `saw` is called with each object that a write returned."""
 
     def __init__(self, client: ApiClient, recorder: EventRecorder, saw: Callable[[Object], None]) -> None:
         self._client = client
@@ -51,13 +51,13 @@ class Executor:
         self._made: dict[Key, _Made] = {}
 
     def forget(self, job: Key) -> None:
-        """The job is gone."""
+        """Drop the records of a job that is gone."""
         self._made.pop(job, None)
 
-    async def carry_out(self, desired: Desired, observation: Observation) -> None:
-        """Make all writes of `desired`, or as many as can be made.
+    async def execute(self, desired: Desired, observation: Observation) -> None:
+        """Execute all writes of `desired`.
 
-        Raises Conflict where the job has changed since, JobGone, NameTaken, and the errors of `kube.errors`.
+        Raises Conflict if the job has changed since, JobGone, NameTaken, and the errors of `kube.errors`.
         """
         job, version = observation.observed, observation.resource_version
         if desired.finalizer is True:
@@ -81,7 +81,7 @@ class Executor:
         if refusal is not None:
             raise refusal
 
-    # --- the job itself: each write names the revision that it was made for ---
+    # --- the job itself: each write names the resourceVersion that it was made for ---
 
     async def _set_finalizers(self, job: Observed, version: str, finalizers: tuple[str, ...]) -> str:
         return await self._patch_job(job, {"metadata": {"resourceVersion": version, "finalizers": list(finalizers)}})
@@ -96,7 +96,7 @@ class Executor:
         try:
             written = await self._client.patch(RLJOBS, job.name, patch, job.namespace, subresource)
         except NotFound as error:
-            raise JobGone(error.sentence) from error
+            raise JobGone(error.message) from error
         self._saw(written)
         return str(written["metadata"]["resourceVersion"])
 
@@ -104,12 +104,12 @@ class Executor:
         try:
             self._saw(await self._client.delete(RLJOBS, job.name, job.namespace, uid=job.uid))
         except NotFound as error:
-            raise JobGone(error.sentence) from error
+            raise JobGone(error.message) from error
 
     # --- the objects of the job ---
 
     async def _make_objects_or_refusal(self, desired: Desired, job: Observed) -> ApiError | None:
-        """A refusal that the decision knew of does not hold up what else was decided: it is returned."""
+        """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
         try:
             await self._make_objects(desired, job)
         except (Forbidden, Invalid) as error:
@@ -135,7 +135,7 @@ class Executor:
                 made.digests[_key(manifest)] = b""
 
     def _made_for(self, job: Observed, desired: Desired) -> _Made:
-        """What was made for the attempt at hand. A new attempt trusts nothing of the last one's."""
+        """Records of the current attempt. A new attempt starts with empty records."""
         key = (job.namespace, job.name)
         known = self._made.get(key)
         attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
@@ -150,7 +150,7 @@ class Executor:
             raise _left_behind(manifest, error) or error from None
 
     async def _create(self, manifest: Manifest) -> None:
-        """One that exists is the job's already, or is made so: its former owner may be a deleted job of this name."""
+        """Create the object, or adopt an existing one, which a deleted job of this name may have left."""
         resource, metadata = resource_of(manifest), manifest["metadata"]
         try:
             await self._client.create(resource, manifest, metadata["namespace"])
@@ -169,7 +169,7 @@ class Executor:
         raise NameTaken(name)
 
     async def _delete_pod(self, deletion: PodDeletion, job: Observed) -> None:
-        """A pod that is gone, or has a successor of its name, is as good as deleted."""
+        """Delete the pod, unless it is gone or replaced by another one of its name."""
         try:
             pod = await self._client.delete(
                 PODS, deletion.name, job.namespace, uid=deletion.uid, grace_seconds=deletion.grace_seconds
@@ -200,8 +200,8 @@ def _digest(manifest: Manifest) -> bytes:
 
 
 def _left_behind(manifest: Manifest, error: Invalid) -> Unavailable | None:
-    """The error for an object that a deleted job of this name still owns; the garbage collector is about to take it."""
-    if "Only one reference can have Controller set to true" not in error.sentence:
+    """The error for an object that a deleted job of this name still owns, until garbage collection removes it."""
+    if "Only one reference can have Controller set to true" not in error.message:
         return None
     kind, name = _key(manifest)
-    return Unavailable(f"{kind} {name} belongs to a deleted job of this name and is about to go")
+    return Unavailable(f"{kind} {name} belongs to a deleted job of this name; waiting for its garbage collection")

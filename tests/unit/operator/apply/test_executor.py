@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rljob_api.status import RLJobStatus
-from rljob_operator.apply.carry_out import Executor, JobGone, NameTaken
 from rljob_operator.apply.event_recorder import EventRecorder
+from rljob_operator.apply.executor import Executor, JobGone, NameTaken
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden, Unavailable
 from rljob_operator.kube.retry import RetryPolicy
@@ -81,7 +81,7 @@ class Run:
             executor = Executor(client, recorder, self.seen.append)
             try:
                 for desired, state in steps:
-                    await executor.carry_out(desired, state)
+                    await executor.execute(desired, state)
             except Exception as error:
                 self.error = error
             await client.close()
@@ -92,7 +92,7 @@ class Run:
         self.notes = recorder.notes
 
 
-def carry_out(desired: Desired, state: Observation | None = None, script: Any = nothing) -> Run:
+def execute(desired: Desired, state: Observation | None = None, script: Any = nothing) -> Run:
     return Run([(desired, state or observation())], script)
 
 
@@ -106,7 +106,7 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
         status=RLJobStatus(step=3),
         events=(note,),
     )
-    run = carry_out(desired, observation(finalizers=("other",)))
+    run = execute(desired, observation(finalizers=("other",)))
     assert run.error is None
     assert run.writes == [
         ("PATCH", JOB),
@@ -122,7 +122,7 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
 
 def test_a_workload_that_is_gone_is_as_good_as_deleted() -> None:
     workloads = "/apis/kueue.x-k8s.io/v1beta2/namespaces/research/workloads"
-    run = carry_out(
+    run = execute(
         Desired(delete_workloads=("sums-rljob-1", "sums-rljob-2")),
         script=lambda server: server.answer("DELETE", "/sums-rljob-1", refusal(404, "NotFound")),
     )
@@ -131,7 +131,7 @@ def test_a_workload_that_is_gone_is_as_good_as_deleted() -> None:
 
 
 def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
-    run = carry_out(Desired(status=RLJobStatus(step=3), finalizer=False), observation(finalizers=("a", FINALIZER)))
+    run = execute(Desired(status=RLJobStatus(step=3), finalizer=False), observation(finalizers=("a", FINALIZER)))
     status, finalizers = (asked.body for asked in run.asked)
     assert status["metadata"] == {"resourceVersion": "10"}
     assert status["status"]["step"] == 3
@@ -145,13 +145,13 @@ def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
 def test_a_status_that_is_as_stored_is_not_written() -> None:
     stored = RLJobStatus(step=2, reward=0.5).model_dump(mode="json", by_alias=True, exclude_none=True)
     state = observation()
-    run = carry_out(Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), stored))
+    run = execute(Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), stored))
     assert run.writes == []
 
 
 def test_a_status_for_a_state_that_has_passed_is_refused_and_no_event_is_sent() -> None:
     note = EventNote("Normal", "JobCompleted", "all steps are committed")
-    run = carry_out(
+    run = execute(
         Desired(status=RLJobStatus(step=3), events=(note,), finalizer=False),
         script=lambda server: server.answer("PATCH", "/status", refusal(409, "Conflict")),
     )
@@ -161,7 +161,7 @@ def test_a_status_for_a_state_that_has_passed_is_refused_and_no_event_is_sent() 
 
 
 def test_a_job_that_is_gone_is_told_as_such() -> None:
-    run = carry_out(
+    run = execute(
         Desired(status=RLJobStatus(step=3)),
         script=lambda server: server.answer("PATCH", "/status", refusal(404, "NotFound")),
     )
@@ -187,7 +187,7 @@ def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
 
 def test_what_exists_is_left_as_it_is_and_made_the_jobs_own() -> None:
     secret = manifest("Secret", "sums-ray-token", stringData={"token": "t"})
-    run = carry_out(
+    run = execute(
         Desired(create=(secret,)),
         script=lambda server: server.answer("POST", "/secrets", refusal(409, "AlreadyExists")),
     )
@@ -205,7 +205,7 @@ def test_what_a_deleted_job_left_behind_is_waited_for() -> None:
         server.answer("POST", "/secrets", refusal(409, "AlreadyExists"))
         server.answer("PATCH", "/secrets/s", taken)
 
-    run = carry_out(Desired(create=(manifest("Secret", "s"),)), script=script)
+    run = execute(Desired(create=(manifest("Secret", "s"),)), script=script)
     assert isinstance(run.error, Unavailable)
     assert "deleted job of this name" in str(run.error)
 
@@ -217,7 +217,7 @@ def test_a_pod_that_exists_already_is_known_again() -> None:
         server.answer("POST", "/pods", refusal(409, "AlreadyExists"))
         server.answer("GET", "/pods/p", Answer(body=pod))
 
-    run = carry_out(Desired(create=(manifest("Pod", "p"),)), script=script)
+    run = execute(Desired(create=(manifest("Pod", "p"),)), script=script)
     assert run.error is None
     assert run.seen == [pod]
 
@@ -230,7 +230,7 @@ def test_a_pod_of_somebody_else_is_named_and_left_alone() -> None:
         server.answer("POST", "/pods", refusal(409, "AlreadyExists"))
         server.answer("GET", "/pods/p", Answer(body=pod))
 
-    run = carry_out(Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)), script=script)
+    run = execute(Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)), script=script)
     assert isinstance(run.error, NameTaken)
     assert run.error.pod == "p"
     assert [method for method, _ in run.writes] == ["POST"]
@@ -238,7 +238,7 @@ def test_a_pod_of_somebody_else_is_named_and_left_alone() -> None:
 
 @pytest.mark.parametrize("answer", [refusal(404, "NotFound"), refusal(409, "Conflict")])
 def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> None:
-    run = carry_out(
+    run = execute(
         Desired(delete_pods=(PodDeletion("p", "u", grace_seconds=0),), status=RLJobStatus(step=3)),
         script=lambda server: server.answer("DELETE", "/pods/p", answer),
     )
@@ -248,7 +248,7 @@ def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> Non
 
 
 def test_a_refusal_ends_the_round_before_the_status_is_written() -> None:
-    run = carry_out(
+    run = execute(
         Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
         script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", "exceeded quota")),
     )
@@ -257,7 +257,7 @@ def test_a_refusal_ends_the_round_before_the_status_is_written() -> None:
 
 
 def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
-    run = carry_out(
+    run = execute(
         Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
         observation(refused="exceeded quota"),
         script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", "exceeded quota")),
@@ -267,6 +267,6 @@ def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
 
 
 def test_a_job_whose_time_is_over_is_deleted_by_its_uid() -> None:
-    run = carry_out(Desired(delete_job=True))
+    run = execute(Desired(delete_job=True))
     assert [(asked.method, asked.path) for asked in run.asked] == [("DELETE", JOB)]
     assert run.asked[0].body == {"preconditions": {"uid": UID}}
