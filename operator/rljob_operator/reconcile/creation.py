@@ -1,15 +1,17 @@
-"""Makes what an attempt lacks: the objects around the pods, and the pods that are not there."""
+"""Creation of the objects and pods that an attempt lacks; specs that cannot be turned into pods."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.gang import gang_of
-from rljob_operator.reconcile.observed import ObservedNode
+from rljob_operator.reconcile.observed import Observed, ObservedNode
 from rljob_operator.reconcile.placement import controller_placement
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.view import JobView
 
 
@@ -50,3 +52,24 @@ def _restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
 def strangers(view: JobView) -> list[str]:
     """Names of pods that have the job's labels, are not its own, and are in nobody's way."""
     return sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods})
+
+
+def hold(observed: Observed, draft: StatusDraft) -> Desired:
+    """For a job that cannot be read at all. Pods that run keep the spec they began with; nothing else is touched."""
+    sentence = observed.problem or "the spec cannot be read"
+    if draft.status.completion_time is not None:
+        return Desired()
+    if any(not pod.ended for pod in observed.pods):
+        message = f"the attempt that runs keeps the spec it began with; the changed spec cannot be used: {sentence}"
+        draft.condition(ConditionType.FAILED, False, ConditionReason.INVALID_SPEC, message)
+        return Desired()
+    return tell_invalid(sentence, draft)
+
+
+def tell_invalid(sentence: str, draft: StatusDraft) -> Desired:
+    if not draft.held(ConditionType.FAILED):
+        draft.event("Warning", EventReason.INVALID_SPEC, sentence)
+    draft.condition(
+        ConditionType.FAILED, True, ConditionReason.INVALID_SPEC, f"{sentence}; kubectl apply a mended spec"
+    )
+    return Desired()

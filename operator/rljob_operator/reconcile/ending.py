@@ -7,7 +7,6 @@ from dataclasses import replace
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_memory.recovery import Changed, GiveUp, Restart, respond
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.memory_recovery import (
     constraints_of,
     failure_report,
@@ -16,7 +15,7 @@ from rljob_operator.reconcile.memory_recovery import (
     recovery_state,
 )
 from rljob_operator.reconcile.restarts import ASKED_FOR
-from rljob_operator.reconcile.status_draft import StatusDraft, clipped
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft, clipped
 from rljob_operator.reconcile.verdict import AttemptEnd, Complete, Failed, NotCounted
 from rljob_operator.reconcile.view import JobView
 

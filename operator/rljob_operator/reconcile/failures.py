@@ -12,11 +12,15 @@ from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.memory_evidence import OUT_OF_MEMORY_CODES, evidence_of_exit, evidence_of_kill, pod_of
-from rljob_operator.reconcile.memory_limit import host_memory_advice
+from rljob_operator.reconcile.memory_evidence import (
+    OUT_OF_MEMORY_CODES,
+    evidence_of_exit,
+    evidence_of_kill,
+    host_memory_advice,
+    pod_of,
+)
 from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
-from rljob_operator.reconcile.restart_in_place import not_restarted_in_place
-from rljob_operator.reconcile.restart_loop import caught_in_restarts
+from rljob_operator.reconcile.restart_in_place import caught_in_restarts, not_restarted_in_place
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptEnd, Complete, Failed, NotCounted, Verdict
 from rljob_operator.reconcile.view import JobView

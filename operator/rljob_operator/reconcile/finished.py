@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionReason, ConditionType
-from rljob_operator.reconcile.deadline import seconds_to_live
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.observed import ObservedPod
-from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.teardown import next_deletions
+from rljob_operator.reconcile.pod_deletion import next_deletions
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
+from rljob_operator.reconcile.timeouts import seconds_to_live
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
 from rljob_operator.reconcile.view import JobView
 

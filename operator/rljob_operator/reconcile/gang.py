@@ -6,7 +6,7 @@ from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import Gang
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile.refusal import refusal
+from rljob_operator.reconcile.placement import refusal
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
 from rljob_operator.reconcile.view import JobView, condition_of

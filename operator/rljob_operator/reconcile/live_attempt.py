@@ -1,28 +1,30 @@
-"""A live attempt: its pods are made, watched while they find nodes and start, and judged when one of them ends."""
+"""A live attempt: its pods are created, watched while they start, judged when one ends, and stopped."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_operator.reconcile.creation import build, create_missing, strangers
-from rljob_operator.reconcile.deadline import deadline_exceeded, deadline_seconds_left
+from rljob_operator.reconcile.creation import build, create_missing, strangers, tell_invalid
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import conclude
-from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.failures import how_it_ended, seconds_until_clear
 from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_too_long
-from rljob_operator.reconcile.invalid_spec import tell_invalid
-from rljob_operator.reconcile.memory_story import tell_pressure, tell_recovery
-from rljob_operator.reconcile.overdue import overdue_seconds_left
-from rljob_operator.reconcile.refusal import refusal
-from rljob_operator.reconcile.restart_in_place import restart_seconds_left
-from rljob_operator.reconcile.start_story import settling_seconds_left, tell_placement, tell_start
-from rljob_operator.reconcile.starting import cannot_start, start_seconds_left
-from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.teardown import next_deletions
+from rljob_operator.reconcile.memory_status import tell_pressure, tell_recovery
+from rljob_operator.reconcile.next_attempt import next_attempt
+from rljob_operator.reconcile.placement import refusal
+from rljob_operator.reconcile.pod_deletion import next_deletions
+from rljob_operator.reconcile.restart_in_place import go_on_in_place, restart_seconds_left
+from rljob_operator.reconcile.start_conditions import (
+    overdue_seconds_left,
+    settling_seconds_left,
+    tell_placement,
+    tell_start,
+)
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
+from rljob_operator.reconcile.timeouts import cannot_start, deadline_exceeded, deadline_seconds_left, start_seconds_left
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
-from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
+from rljob_operator.reconcile.verdict import AttemptEnd, Complete, NotCounted
 from rljob_operator.reconcile.view import JobView, condition_of
 
 _RETRY_REFUSED_SECONDS = 30.0
@@ -85,3 +87,24 @@ def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:
     if told is None or told.reason != reason or view.status.update_time is None:
         return _RETRY_REFUSED_SECONDS
     return max(0.0, _RETRY_REFUSED_SECONDS - elapsed_seconds(view.status.update_time, view.now))
+
+
+def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
+    """Steps that are committed while the pods stop count; where they were the last ones, the job is complete."""
+    end = how_it_ended(view)
+    if end is not None and isinstance(end.verdict, Complete):
+        return conclude(end, draft, view)
+    assert view.attempt is not None
+    controller = view.controller
+    if view.attempt.exit_code is None and controller and controller.end:
+        draft.change_attempt(exit_code=controller.end.exit_code, to_step=draft.status.step)
+    if in_place := go_on_in_place(view, draft):
+        return in_place
+    if view.observed.pods:
+        return Desired(delete_pods=next_deletions(view.observed.pods, view.missing))
+    draft.change_attempt(end_time=view.now, to_step=draft.status.step)
+    for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+        draft.condition(
+            type_, False, ConditionReason.PODS_TERMINATED, f"the pods of attempt {view.attempt.number} have gone"
+        )
+    return next_attempt(view, draft)

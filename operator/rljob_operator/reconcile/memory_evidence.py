@@ -7,6 +7,7 @@ import math
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase
+from rljob_api.quantity import byte_quantity
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass, diagnosed
@@ -118,3 +119,10 @@ def _phase(view: JobView) -> Phase | None:
     """The phase that the attempt was in when it last reported."""
     assert view.attempt is not None
     return view.report_of_attempt.phase if view.report_of_attempt else None
+
+
+def host_memory_advice(pod: ObservedPod) -> str:
+    where = f"resources.limits.memory of container rljob in spec.{pod.role}.template"
+    if pod.memory_limit_bytes is None:
+        return f"it has no limit of its own, so its node ran out: give it room by {where}"
+    return f"its limit is {byte_quantity(pod.memory_limit_bytes)}: raise {where}, or recovery.maxHostMemory"

@@ -8,12 +8,11 @@ from __future__ import annotations
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyLevel
 from rljob_api.status import OutOfMemoryStatus
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
-from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.observed import ObservedPod
-from rljob_operator.reconcile.other_nodes import can_leave
+from rljob_operator.reconcile.placement import can_leave
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
 from rljob_operator.reconcile.restarts import ASKED_FOR
-from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.verdict import AttemptEnd, Failed
 from rljob_operator.reconcile.view import JobView
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus
 from rljob_memory.next_plan import plan_of_next_attempt
-from rljob_operator.reconcile.deadline import deadline_exceeded, deadline_seconds_left
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import fail
-from rljob_operator.reconcile.event_reasons import EventReason
 from rljob_operator.reconcile.gang import placement_retry_seconds
 from rljob_operator.reconcile.placement import obstacle_to_pods
+from rljob_operator.reconcile.pod_deletion import next_deletions
 from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import restart_delay_seconds
-from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.teardown import next_deletions
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
+from rljob_operator.reconcile.timeouts import deadline_exceeded, deadline_seconds_left
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
 from rljob_operator.reconcile.view import JobView
 

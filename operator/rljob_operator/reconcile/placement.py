@@ -1,6 +1,8 @@
-"""What must be there before pods are made, and which nodes the controller may take."""
+"""Placement: obstacles to pods, nodes for the controller, nodes that workers can avoid, pods that find no node."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from rljob_api.conditions import ConditionReason
 from rljob_api.job import RLJobSpec
@@ -50,3 +52,77 @@ def controller_placement(observed: Observed, spec: RLJobSpec) -> ControllerPlace
 def _takes_controller(node: ObservedNode, spec: RLJobSpec) -> bool:
     tolerates = bool(spec.controller.template.spec.get("tolerations"))
     return node.gpus == 0 and node.usable and (tolerates or not node.tainted)
+
+
+def refusal(view: JobView) -> Obstacle | None:
+    """Who refuses them, and what to do about it; None where nobody does."""
+    if view.observed.namespace_terminating:
+        return obstacle_to_pods(view)
+    if foreign := _foreign_in_the_way(view):
+        sentence = (
+            f"the job needs the name of pod {foreign[0]}, which is not its own: delete that pod, or rename the job"
+        )
+        return ConditionReason.FOREIGN_POD, sentence
+    if view.observed.refused:
+        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
+    return None
+
+
+def _foreign_in_the_way(view: JobView) -> list[str]:
+    """Names that the attempt's pods need and that pods of somebody else have."""
+    return sorted(set(view.missing) & set(view.observed.foreign_pods))
+
+
+def unplaceable(view: JobView) -> str | None:
+    """Why pods find no node: the GPUs that the cluster lacks where that is it, else what the scheduler says."""
+    waiting = [pod for pod in view.pods if pod.unschedulable and not pod.node]
+    if not waiting:
+        return None
+    if any(pod.role != "controller" for pod in waiting) and (lacking := _lacking_gpus(view)):
+        return lacking
+    pod = waiting[0]
+    others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+    excluded = view.status.plan.excluded_nodes if view.status.plan else []
+    kept_off = f"; the memory plan keeps workers off {', '.join(excluded)}: give them another node" if excluded else ""
+    return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}"
+
+
+def _lacking_gpus(view: JobView) -> str | None:
+    resource = view.settings.gpu_resources[0]
+    nodes = [node for node in view.observed.nodes if node.usable]
+    if not nodes:
+        return None
+    largest = max(nodes, key=lambda node: node.gpus)
+    for group in view.layout.workers:
+        if group.gpus > largest.gpus:
+            has = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
+            return f"no node has {group.gpus} {resource}: {has}; lower {group.role}.gpusPerReplica, or add a node"
+    wanted, total = sum(view.layout.worker_gpus), sum(node.gpus for node in nodes)
+    if wanted > total:
+        return f"the job asks for {wanted} {resource}, all usable nodes together have {total}: add nodes"
+    return None
+
+
+def can_leave(node: str, view: JobView) -> bool:
+    """Whether the nodes that are left beside it have the GPUs for all workers, whoever uses them at the moment.
+
+    Workers with GPUs tolerate the taint that nodes with GPUs commonly have; others tolerate none by themselves.
+    """
+    left_out = {node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
+    others = [other for other in view.observed.nodes if other.usable and other.name not in left_out]
+    wanted = view.layout.worker_gpus
+    if not any(wanted):
+        return any(not other.tainted for other in others)
+    return _hold((other.gpus for other in others), wanted)
+
+
+def _hold(nodes: Iterable[int], pods: Iterable[int]) -> bool:
+    """Whether nodes with so many GPUs hold pods that want so many: the largest pod first, where it leaves least."""
+    free = sorted(nodes)
+    for wanted in sorted(pods, reverse=True):
+        fitting = [gpus for gpus in free if gpus >= wanted]
+        if not fitting:
+            return False
+        free.remove(fitting[0])
+        free = sorted([*free, fitting[0] - wanted])
+    return True

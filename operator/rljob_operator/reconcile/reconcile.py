@@ -15,21 +15,18 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType
-from rljob_operator.reconcile.deletion import let_go
+from rljob_operator.reconcile.creation import hold
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.display import display
 from rljob_operator.reconcile.finished import after_the_end
-from rljob_operator.reconcile.invalid_spec import hold
-from rljob_operator.reconcile.kueue_workloads import workloads_to_delete
-from rljob_operator.reconcile.live_attempt import run_attempt
+from rljob_operator.reconcile.live_attempt import run_attempt, stop_attempt
+from rljob_operator.reconcile.memory_status import record_plan
 from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.pod_deletion import let_go, workloads_to_delete
 from rljob_operator.reconcile.progress import record_progress
 from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.status_write import wait_before_write
-from rljob_operator.reconcile.stopping_attempt import stop_attempt
+from rljob_operator.reconcile.status_write import display, wait_before_write
 from rljob_operator.reconcile.timing import soonest
-from rljob_operator.reconcile.trainers_changes import record_plan
 from rljob_operator.reconcile.view import Stage, look_at
 from rljob_operator.settings import OperatorSettings
 

@@ -8,17 +8,19 @@ code that restarts them. If a precondition does not hold, the pods are replaced 
 from __future__ import annotations
 
 from rljob_api.conditions import AttemptReason, ConditionType
+from rljob_api.exit_codes import ExitCode
 from rljob_api.status import AttemptStatus
 from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.objects.job_objects import JobObjects
 from rljob_operator.reconcile.creation import build
 from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import restart_delay_seconds
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
+from rljob_operator.reconcile.verdict import AttemptEnd, Failed, NotCounted
 from rljob_operator.reconcile.view import JobView
 
 _MENDED_BY_FRESH_PROCESSES = (
@@ -100,3 +102,26 @@ def _same_pods(objects: JobObjects, view: JobView) -> bool:
     """Whether the next attempt's pods would differ in nothing but their labels."""
     wanted = {pod["metadata"]["name"]: pod["metadata"]["annotations"][labels.SPEC_DIGEST] for pod in objects.pods}
     return wanted == {pod.name: pod.spec_digest for pod in view.pods}
+
+
+MOST_RESTARTS = 30
+"""Of one pod in one attempt. A restart takes at least 2 s, and a node knows of a changed ConfigMap within a minute."""
+
+
+def caught_in_restarts(view: JobView) -> AttemptEnd | None:
+    """The end of an attempt of which a pod does not get to work for restarts. It counts, and the pods are replaced."""
+    for pod in view.pods:
+        restarts = _restarts_in_this_attempt(pod, view)
+        if pod.restarts_in_place and restarts > MOST_RESTARTS:
+            sentence = (
+                f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: its node "
+                "does not learn of the attempt's ConfigMap, or a container of the template asks for restarts; "
+                f"kubectl logs {pod.name} --all-containers says which"
+            )
+            return AttemptEnd(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
+    return None
+
+
+def _restarts_in_this_attempt(pod: ObservedPod, view: JobView) -> int:
+    assert view.attempt is not None
+    return pod.restart_count - view.attempt.restarts_before.get(pod.name, 0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Literal
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus
 from rljob_operator.reconcile.desired import EventNote
-from rljob_operator.reconcile.event_reasons import EventReason
 
 _LONGEST_MESSAGE = 32_768
 
@@ -101,3 +101,23 @@ class StatusDraft:
 
 def clipped(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+class EventReason(StrEnum):
+    ATTEMPT_STARTED = "AttemptStarted"
+    CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
+    FOREIGN_POD_IGNORED = "ForeignPodIgnored"
+    INVALID_SPEC = "InvalidSpec"
+    JOB_COMPLETED = "JobCompleted"
+    JOB_FAILED = "JobFailed"
+    MEMORY_PRESSURE = "MemoryPressure"
+    OUT_OF_MEMORY = "OutOfMemory"
+    PLACEMENT_TIMED_OUT = "PlacementTimedOut"
+    PLAN_CHANGED = "PlanChanged"
+    RECOVERED = "Recovered"
+    RESTARTING = "Restarting"
+    RESUMED = "Resumed"
+    STEPS_RAISED = "StepsRaised"
+    STEP_OVERDUE = "StepOverdue"
+    STEP_REPORT_IGNORED = "StepReportIgnored"
+    SUSPENDED = "Suspended"

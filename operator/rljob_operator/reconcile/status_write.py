@@ -1,12 +1,14 @@
-"""Whether a status is worth a write to the API server. Steps pass by the second; a job's conditions do not."""
+"""Writes of the status: the columns of `kubectl get`, and the changes that are worth a write."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from rljob_api.status import RLJobStatus
+from rljob_api.conditions import ConditionType
+from rljob_api.status import RLJobStatus, StatusDisplay
 from rljob_operator.reconcile.timing import elapsed_seconds
+from rljob_operator.reconcile.view import condition_of
 
 
 def wait_before_write(
@@ -37,3 +39,36 @@ def _essence(status: RLJobStatus) -> RLJobStatus:
         ]
     }
     return _without_time(status).model_copy(update=progress | wording)
+
+
+_PHASES = {
+    ConditionType.COMPLETE: "Complete",
+    ConditionType.FAILED: "Failed",
+    ConditionType.SUSPENDED: "Suspended",
+    ConditionType.RECOVERING: "Recovering",
+    ConditionType.RUNNING: "Running",
+}
+"""The phase is that of the first condition that holds."""
+
+
+def display(status: RLJobStatus) -> StatusDisplay:
+    memory = status.memory
+    return StatusDisplay(
+        phase=phase(status),
+        step=f"{status.step or 0}/{status.steps}" if status.steps else "",
+        reward="" if status.reward is None else f"{status.reward:.4g}",
+        peak=_gibibytes(memory.peak_reserved_bytes) if memory else "",
+        headroom=_gibibytes(memory.headroom_bytes) if memory else "",
+    )
+
+
+def phase(status: RLJobStatus) -> str:
+    for type_, name in _PHASES.items():
+        condition = condition_of(status, type_)
+        if condition is not None and condition.status == "True":
+            return name
+    return "Pending"
+
+
+def _gibibytes(count: int) -> str:
+    return f"{count / 2**30:.1f}Gi"

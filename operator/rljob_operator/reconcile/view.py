@@ -13,8 +13,7 @@ from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
 from rljob_api.step_report import PendingExit, StepReport
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.observed import Observed, ObservedPod
-from rljob_operator.reconcile.stored_status import trusted_status
-from rljob_operator.reconcile.trainer_report import usable_report
+from rljob_operator.reconcile.trusted_state import trusted_status, usable_report
 from rljob_operator.settings import OperatorSettings
 
 

@@ -11,7 +11,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator import labels
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
-from rljob_operator.reconcile.restart_loop import MOST_RESTARTS
+from rljob_operator.reconcile.restart_in_place import MOST_RESTARTS
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually

@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.event_reasons import EventReason
+from rljob_operator.reconcile.status_draft import EventReason
 
 REPOSITORY = Path(__file__).parents[4]
 PAGE = (REPOSITORY / "docs" / "job-life.md").read_text(encoding="utf-8")

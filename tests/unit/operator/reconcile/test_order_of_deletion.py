@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rljob_operator.reconcile.teardown import WITHOUT_WORKERS_SECONDS
+from rljob_operator.reconcile.pod_deletion import WITHOUT_WORKERS_SECONDS
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SETTINGS, SimulatedCluster
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
-from rljob_operator.reconcile.restart_loop import MOST_RESTARTS
+from rljob_operator.reconcile.restart_in_place import MOST_RESTARTS
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, job_spec
 from tests.unit.operator.reconcile.memory_failures import FACTS, KNOWING, PENDING, evidence, status_of, waiting
 

@@ -1,8 +1,4 @@
-"""The stored status as it may be relied upon, whoever wrote it last.
-
-The operator alone writes it, but people can. What only the operator could know stays as it is; what cannot be true is
-put right here, and what is missing is derived again from the pods and the StepReport.
-"""
+"""The stored status and the StepReport, as far as they can be trusted."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from datetime import UTC, datetime
 
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import StepReport
-from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.reconcile.observed import Observed, ObservedPod
 
 
 def trusted_status(
@@ -70,3 +66,24 @@ def _past(time: datetime | None, now: datetime) -> datetime | None:
     if time is None:
         return None
     return min(time if time.tzinfo else time.replace(tzinfo=UTC), now)
+
+
+_LARGEST_ATTEMPT = 1_000_000
+
+
+def usable_report(observed: Observed, steps: int) -> tuple[StepReport | None, str | None]:
+    """The report, or None and what is wrong with it. A report that has not been written yet is nothing wrong."""
+    report = observed.step_report
+    if observed.step_report_problem:
+        return None, f"the StepReport cannot be read: {observed.step_report_problem}"
+    if report is None or report.attempt is None:
+        return None, None
+    wanted = max(steps, observed.status.steps or 0, observed.status.step or 0)
+    if (report.step or 0) > wanted:
+        return None, f"the StepReport tells of step {report.step}, but the job has {wanted}"
+    latest = max(
+        *(attempt.number for attempt in observed.status.attempts), *(pod.attempt for pod in observed.pods), 0, 0
+    )
+    if report.attempt > (latest or _LARGEST_ATTEMPT):
+        return None, f"the StepReport tells of attempt {report.attempt}, but there were {latest}"
+    return report, None

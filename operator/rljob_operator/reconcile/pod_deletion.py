@@ -1,11 +1,12 @@
-"""The order in which pods go: the controller first, since it needs the workers to commit the step in hand."""
+"""Deletion: the order in which pods are deleted, Kueue's Workloads, and the end of a deleted job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rljob_operator.reconcile.desired import PodDeletion
-from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.names import kueue_group_name
+from rljob_operator.reconcile.desired import Desired, PodDeletion
+from rljob_operator.reconcile.observed import Observed, ObservedPod
 
 WITHOUT_WORKERS_SECONDS = 20
 """For a controller to end that has lost a worker: it can commit nothing, and may take minutes to find that out."""
@@ -35,3 +36,21 @@ def _lost_a_worker(pods: Sequence[ObservedPod]) -> bool:
 
 def _has_longer(pod: ObservedPod, seconds: int | None) -> bool:
     return seconds is not None and (pod.deletion_grace_seconds or 0) > seconds
+
+
+def let_go(observed: Observed) -> Desired:
+    if observed.pods:
+        return Desired(delete_pods=next_deletions(observed.pods))
+    return Desired(finalizer=False) if observed.has_finalizer else Desired()
+
+
+def workloads_to_delete(observed: Observed) -> tuple[str, ...]:
+    """Workloads of attempts whose pods are being deleted while they wait at Kueue's gate.
+
+    Kueue keeps a finalizer on the pods of a group. It takes it off when the group has ended or the Workload is deleted:
+    https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_pods/
+    """
+    if not observed.kueue_installed:
+        return ()
+    attempts = {pod.attempt for pod in observed.pods if pod.deleting and pod.gated}
+    return tuple(kueue_group_name(observed.name, attempt) for attempt in sorted(attempts))
