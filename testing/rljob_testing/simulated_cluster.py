@@ -14,7 +14,7 @@ from rljob_api.step_report import Evidence, RankMemory, StepReport
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.observed import ContainerEnd, Observed, ObservedNode, ObservedPod
+from rljob_operator.reconcile.observed import ContainerTermination, Observed, ObservedNode, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.memory_plans import memory_plan
@@ -98,7 +98,7 @@ class SimulatedCluster:
         """Repeat rounds until nothing is left to do. Returns the last decision."""
         for _ in range(most):
             desired = self.round()
-            if replace(desired, look_again_after_seconds=None) == Desired():
+            if replace(desired, requeue_after_seconds=None) == Desired():
                 return desired
         raise AssertionError(f"still busy after {most} rounds: {self.last}")
 
@@ -223,7 +223,7 @@ class SimulatedCluster:
             if sentence is not None
             else None
         )
-        end = ContainerEnd(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
+        end = ContainerTermination(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
         self._change(name, phase="Failed" if exit_code else "Succeeded", ready=False, started=True, end=end)
 
     def restart(self, *names: str) -> None:

@@ -9,11 +9,11 @@ from rljob_operator.kube.resources import PODS, RLJOBS, Object
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import JOBS
 from rljob_operator.observation import Observation
+from rljob_operator.observe.api_refusals import ApiRefusals
 from rljob_operator.observe.cache import Cache
 from rljob_operator.observe.job_facts import JobFact, job_fact, parse_job, parse_step_report, step_report_text
 from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
-from rljob_operator.observe.setbacks import Setbacks
 from rljob_operator.reconcile.observed import Observed, ObservedNode
 
 VOLCANO_GROUP = "scheduling.volcano.sh"
@@ -33,7 +33,7 @@ class Observer:
         """Told of each node that is there or has changed."""
         self._wake = wake
         self._pods_of: dict[Key, dict[str, PodFact]] = {}
-        self._setbacks: dict[Key, Setbacks] = {}
+        self._refusals: dict[Key, ApiRefusals] = {}
         self._nodes: tuple[ObservedNode, ...] | None = ()
 
     def observe(self, key: Key) -> Observation | None:
@@ -47,7 +47,7 @@ class Observer:
         pods = self._pods_of.get(key, {}).values()
         own = [pod.pod for pod in pods if pod.owner_uid == fact.uid and pod.pod is not None]
         foreign = {pod.name for pod in pods if pod.owner_uid != fact.uid or pod.pod is None}
-        setbacks = self._setbacks.get(key) or Setbacks()
+        refusals = self._refusals.get(key) or ApiRefusals()
         observed = Observed(
             job=parsed.job,
             problem=parsed.problem,
@@ -60,12 +60,12 @@ class Observer:
             deleting=fact.deleting,
             has_finalizer=fact.has_finalizer,
             pods=tuple(sorted(own, key=lambda pod: pod.name)),
-            foreign_pods=tuple(sorted(foreign.union(setbacks.taken_names()))),
+            foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
             step_report=step_report,
             step_report_problem=step_report_problem,
             nodes=self._observed_nodes(),
-            namespace_terminating=setbacks.namespace_terminating,
-            refused=setbacks.refused,
+            namespace_terminating=refusals.namespace_terminating,
+            refused=refusals.refused,
             volcano_installed=VOLCANO_GROUP in self.api_groups,
             kueue_installed=KUEUE_GROUP in self.api_groups,
             fresh_token=secrets.token_hex(32),
@@ -79,12 +79,12 @@ class Observer:
         elif obj.get("kind") == PODS.kind:
             self.pods.put(obj)
 
-    def setbacks(self, key: Key) -> Setbacks:
-        return self._setbacks.setdefault(key, Setbacks())
+    def refusals(self, key: Key) -> ApiRefusals:
+        return self._refusals.setdefault(key, ApiRefusals())
 
     def accepted(self, key: Key) -> None:
         """Everything that was to be made for the job has been made."""
-        self._setbacks.pop(key, None)
+        self._refusals.pop(key, None)
 
     def set_api_groups(self, groups: frozenset[str]) -> None:
         """API groups that the cluster serves: schedulers that some jobs may wait for are known by theirs."""
@@ -100,7 +100,7 @@ class Observer:
         if after:
             JOBS.labels(after.phase).inc()
         if after is None or (before and before.uid != after.uid):
-            self._setbacks.pop(key, None)
+            self._refusals.pop(key, None)
         self._wake(key)
 
     def _pod_changed(self, key: Key, before: PodFact | None, after: PodFact | None) -> None:

@@ -13,7 +13,7 @@ from rljob_operator import labels
 from rljob_operator.kube.resources import Object
 from rljob_operator.objects.pod_parts import RESTART_ALL_CONTAINERS
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod, PodPhase
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod, PodPhase
 
 CONTAINER = "rljob"
 """The container of ours in each pod; others are the user's."""
@@ -105,7 +105,7 @@ def _is_true(condition: Object) -> bool:
     return bool(condition.get("status") == "True")
 
 
-def _end(container: Object) -> ContainerEnd | None:
+def _end(container: Object) -> ContainerTermination | None:
     """How the container ended; where it runs again after a restart, it has not."""
     terminated = (container.get("state") or {}).get("terminated")
     if not terminated:
@@ -113,7 +113,7 @@ def _end(container: Object) -> ContainerEnd | None:
     text = str(terminated.get("message") or "")
     message = read_termination_message(text) if text else None
     finished_at = terminated.get("finishedAt")
-    return ContainerEnd(
+    return ContainerTermination(
         exit_code=int(terminated.get("exitCode", 0)),
         reason=str(terminated.get("reason") or ""),
         finished_at=moment(finished_at) if finished_at else None,
@@ -133,7 +133,7 @@ def _waiting(status: Object) -> str | None:
     return None
 
 
-def _disruption(status: Object, condition: Object, end: ContainerEnd | None) -> str | None:
+def _disruption(status: Object, condition: Object, end: ContainerTermination | None) -> str | None:
     """Why the cluster took the pod away: the condition that says so, or the reason of a pod that failed as a whole.
 
     Such reasons are Evicted, NodeLost, Shutdown, and the kubelet's refusals, as UnexpectedAdmissionError or OutOfcpu.

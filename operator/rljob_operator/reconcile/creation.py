@@ -49,12 +49,12 @@ def _restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
     return bool(usable) and all(node.restarts_in_place for node in usable)
 
 
-def strangers(view: JobView) -> list[str]:
+def harmless_foreign_pods(view: JobView) -> list[str]:
     """Names of pods that have the job's labels, are not its own, and are in nobody's way."""
     return sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods})
 
 
-def hold(observed: Observed, draft: StatusDraft) -> Desired:
+def report_invalid_spec(observed: Observed, draft: StatusDraft) -> Desired:
     """For a job that cannot be read at all. Pods that run keep the spec they began with; nothing else is touched."""
     sentence = observed.problem or "the spec cannot be read"
     if draft.status.completion_time is not None:
@@ -63,10 +63,10 @@ def hold(observed: Observed, draft: StatusDraft) -> Desired:
         message = f"the attempt that runs keeps the spec it began with; the changed spec cannot be used: {sentence}"
         draft.condition(ConditionType.FAILED, False, ConditionReason.INVALID_SPEC, message)
         return Desired()
-    return tell_invalid(sentence, draft)
+    return set_invalid_spec(sentence, draft)
 
 
-def tell_invalid(sentence: str, draft: StatusDraft) -> Desired:
+def set_invalid_spec(sentence: str, draft: StatusDraft) -> Desired:
     if not draft.held(ConditionType.FAILED):
         draft.event("Warning", EventReason.INVALID_SPEC, sentence)
     draft.condition(

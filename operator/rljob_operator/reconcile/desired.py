@@ -45,5 +45,5 @@ class Desired:
     """The whole status; written last (before the finalizer goes), and only where it differs from the observed one."""
     events: tuple[EventNote, ...] = ()
     """Sent when the status write has succeeded, or where there was nothing to write."""
-    look_again_after_seconds: float | None = None
+    requeue_after_seconds: float | None = None
     """Reconcile again after so long, even where nothing happens: a deadline, a time to live, a delay."""

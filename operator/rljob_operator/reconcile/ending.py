@@ -14,16 +14,16 @@ from rljob_operator.reconcile.memory_recovery import (
     record_failure,
     recovery_state,
 )
-from rljob_operator.reconcile.restarts import ASKED_FOR
+from rljob_operator.reconcile.restarts import REQUESTED
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft, clipped
-from rljob_operator.reconcile.verdict import AttemptEnd, Complete, Failed, NotCounted
+from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, NotCounted
 from rljob_operator.reconcile.view import JobView
 
 _LONGEST_ATTEMPT_MESSAGE = 1024
 _CHANGED = ConditionReason.MEMORY_PLAN_CHANGED
 
 
-def conclude(end: AttemptEnd, draft: StatusDraft, view: JobView) -> Desired:
+def conclude(end: AttemptResult, draft: StatusDraft, view: JobView) -> Desired:
     """Record the end of the attempt, and what follows as conditions. Pods are touched later."""
     draft.change_attempt(
         reason=end.reason.value,
@@ -71,7 +71,7 @@ def _finished(draft: StatusDraft, view: JobView) -> Desired:
     return Desired()
 
 
-def _recover(end: AttemptEnd, failure: Failed, draft: StatusDraft, view: JobView) -> Desired:
+def _recover(end: AttemptResult, failure: Failed, draft: StatusDraft, view: JobView) -> Desired:
     record_failure(failure, draft)
     state = recovery_state(draft, view)
     draft.set(restarts=state.effective_restarts)
@@ -88,7 +88,7 @@ def _recover(end: AttemptEnd, failure: Failed, draft: StatusDraft, view: JobView
             return fail(explanation, ConditionReason(reason.value), draft, view)
 
 
-def _continue(end: AttemptEnd, reason: ConditionReason, draft: StatusDraft) -> Desired:
+def _continue(end: AttemptResult, reason: ConditionReason, draft: StatusDraft) -> Desired:
     """Another attempt follows once the pods of this one are gone."""
     draft.set(pods=[])
     draft.condition(ConditionType.RUNNING, False, ConditionReason.STOPPING, end.message)
@@ -96,7 +96,7 @@ def _continue(end: AttemptEnd, reason: ConditionReason, draft: StatusDraft) -> D
     if end.reason == AttemptReason.PLACEMENT_TIMED_OUT:
         draft.condition(ConditionType.SCHEDULED, False, ConditionReason.PLACEMENT_TIMED_OUT, end.message)
         draft.event("Warning", EventReason.PLACEMENT_TIMED_OUT, end.message)
-    elif end.reason not in ASKED_FOR:
+    elif end.reason not in REQUESTED:
         draft.condition(ConditionType.RECOVERING, True, reason, end.message)
         if reason != _CHANGED:  # which the Events OutOfMemory and PlanChanged have reported
             draft.event("Warning", EventReason.RESTARTING, f"{end.reason.value}: {end.message}")

@@ -19,19 +19,19 @@ from rljob_operator.reconcile.memory_evidence import (
     host_memory_advice,
     pod_of,
 )
-from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
-from rljob_operator.reconcile.restart_in_place import caught_in_restarts, not_restarted_in_place
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
+from rljob_operator.reconcile.restart_in_place import failed_restart_in_place, stuck_in_restarts
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, Complete, Failed, NotCounted, Verdict
+from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, NotCounted, Verdict
 from rljob_operator.reconcile.view import JobView
 
-CONTROLLER_HAS_SECONDS = 20.0
+CONTROLLER_GRACE_SECONDS = 20.0
 """When a worker ends, the controller notices, ends too, and reports more about the cause. It has this long to do it."""
 
-WORKERS_HAVE_SECONDS = 20.0
+WORKER_GRACE_SECONDS = 20.0
 """When the controller only knows that it lost a worker, the end of that worker's pod shows why. It has this long."""
 
-WORKERS_SHOW_SECONDS = 5.0
+LIVE_WORKER_GRACE_SECONDS = 5.0
 """The same, if the controller waits to be restarted: the worker's pod may have lost nothing but one process."""
 
 _REASON_OF_CODE = {
@@ -52,21 +52,21 @@ _FINAL = {
 }
 
 
-def how_it_ended(view: JobView) -> AttemptEnd | None:
+def attempt_result(view: JobView) -> AttemptResult | None:
     """None while the attempt runs, or while the cause of its end is not clear yet."""
     return (
-        not_restarted_in_place(view)
+        failed_restart_in_place(view)
         or _completed(view)
         or _out_of_host_memory(view)
-        or _named_by_the_trainer(view)
-        or _cannot_go_on(view)
+        or _reported_by_trainer(view)
+        or _pending_exit(view)
         or _disrupted(view)
-        or caught_in_restarts(view)
+        or stuck_in_restarts(view)
         or _stopped_or_failed(view)
     )
 
 
-def seconds_until_clear(view: JobView) -> float | None:
+def seconds_until_cause_is_clear(view: JobView) -> float | None:
     """Seconds until a pod that ended is taken for the cause; None if no pod waits for the report of another one."""
     waits = [_seconds_left_for_others(pod, view) for pod in view.pods if pod.ended]
     waits.append(_seconds_left_for_its_workers(view))
@@ -76,40 +76,42 @@ def seconds_until_clear(view: JobView) -> float | None:
 # --- the questions, in their order ---
 
 
-def _completed(view: JobView) -> AttemptEnd | None:
+def _completed(view: JobView) -> AttemptResult | None:
     deciding = [pod for pod in view.pods if pod.role == "controller"] if view.own_trainer else view.pods
     ends = [pod.end for pod in deciding if pod.ended and pod.end and pod.end.exit_code == ExitCode.COMPLETE]
     if not ends or len(ends) < len(deciding) or (not view.own_trainer and view.missing):
         return None
     wanted, committed = view.spec.algorithm.steps, ends[0].message.step if ends[0].message else None
     if committed is None or committed >= wanted:
-        return AttemptEnd(AttemptReason.ALL_STEPS_COMMITTED, "all steps are committed", Complete(), ExitCode.COMPLETE)
+        return AttemptResult(
+            AttemptReason.ALL_STEPS_COMMITTED, "all steps are committed", Complete(), ExitCode.COMPLETE
+        )
     assert view.attempt is not None
     if committed < view.attempt.from_step:
         sentence = f"the trainer ended as complete, but has committed {committed} of {wanted} steps"
-        return AttemptEnd(AttemptReason.ERROR, sentence, Failed(), ExitCode.COMPLETE)
+        return AttemptResult(AttemptReason.ERROR, sentence, Failed(), ExitCode.COMPLETE)
     sentence = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
-    return AttemptEnd(AttemptReason.STEPS_RAISED, sentence, NotCounted(), ExitCode.COMPLETE)
+    return AttemptResult(AttemptReason.STEPS_RAISED, sentence, NotCounted(), ExitCode.COMPLETE)
 
 
-def _out_of_host_memory(view: JobView) -> AttemptEnd | None:
+def _out_of_host_memory(view: JobView) -> AttemptResult | None:
     for pod in view.pods:
         if pod.end and pod.end.reason == "OOMKilled":
             sentence = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
             evidence = evidence_of_kill(pod, pod.end, sentence, view)
             verdict = Failed(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
-            return AttemptEnd(AttemptReason.HOST_OUT_OF_MEMORY, sentence, verdict, pod.end.exit_code)
+            return AttemptResult(AttemptReason.HOST_OUT_OF_MEMORY, sentence, verdict, pod.end.exit_code)
     return None
 
 
-def _named_by_the_trainer(view: JobView) -> AttemptEnd | None:
+def _reported_by_trainer(view: JobView) -> AttemptResult | None:
     for pod in _deciding_first(view):
-        if pod.end and (end := _as_its_probe_tells(pod.end, view)).exit_code in _NAMES_ITS_CAUSE:
+        if pod.end and (end := _with_exit_code_of_probe(pod.end, view)).exit_code in _NAMES_ITS_CAUSE:
             return _by_exit_code(pod, end, view)
     return None
 
 
-def _as_its_probe_tells(end: ContainerEnd, view: JobView) -> ContainerEnd:
+def _with_exit_code_of_probe(end: ContainerTermination, view: JobView) -> ContainerTermination:
     """Another trainer has exit codes of its own: if it failed, the message of the probe names the cause."""
     if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
         return end
@@ -117,30 +119,30 @@ def _as_its_probe_tells(end: ContainerEnd, view: JobView) -> ContainerEnd:
     return replace(end, exit_code=told) if told in OUT_OF_MEMORY_CODES else end
 
 
-def _cannot_go_on(view: JobView) -> AttemptEnd | None:
+def _pending_exit(view: JobView) -> AttemptResult | None:
     """The controller reports it while it waits for the next attempt."""
     pending, controller = view.pending_exit, view.controller
     if pending is None or controller is None or _seconds_left_for_its_workers(view):
         return None
     words = TerminationMessage(exit_code=pending.exit_code, message=pending.message)
-    return _by_exit_code(controller, ContainerEnd(pending.exit_code, "Error", None, words), view)
+    return _by_exit_code(controller, ContainerTermination(pending.exit_code, "Error", None, words), view)
 
 
-def _disrupted(view: JobView) -> AttemptEnd | None:
+def _disrupted(view: JobView) -> AttemptResult | None:
     for pod in view.pods:
         if pod.disruption:
-            return _not_its_fault(f"pod {pod.name} was taken away by the cluster ({pod.disruption})", pod)
+            return _not_counted(f"pod {pod.name} was taken away by the cluster ({pod.disruption})", pod)
         if pod.deleting:
-            return _not_its_fault(f"pod {pod.name} is being deleted", pod)
+            return _not_counted(f"pod {pod.name} is being deleted", pod)
         if pod.ended and (pod.end is None or pod.end.reason == "ContainerStatusUnknown"):
             where = f" on node {pod.node}" if pod.node else ""
-            return _not_its_fault(f"pod {pod.name} ended{where} without running its container to an end", pod)
+            return _not_counted(f"pod {pod.name} ended{where} without running its container to an end", pod)
     if view.missing and view.begun:
-        return _not_its_fault(f"pod {view.missing[0]} is gone", None)
+        return _not_counted(f"pod {view.missing[0]} is gone", None)
     return None
 
 
-def _stopped_or_failed(view: JobView) -> AttemptEnd | None:
+def _stopped_or_failed(view: JobView) -> AttemptResult | None:
     for pod in _deciding_first(view):
         if pod.role == "controller" and _seconds_left_for_others(pod, view):
             return None
@@ -149,7 +151,7 @@ def _stopped_or_failed(view: JobView) -> AttemptEnd | None:
                 return _by_exit_code(pod, pod.end, view)
             if view.own_trainer and pod.role != "controller":
                 sentence = f"pod {pod.name} ended though the controller goes on"
-                return AttemptEnd(AttemptReason.WORKER_LOST, sentence, Failed(), pod.end.exit_code)
+                return AttemptResult(AttemptReason.WORKER_LOST, sentence, Failed(), pod.end.exit_code)
     return None
 
 
@@ -167,9 +169,9 @@ def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
     since_end = elapsed_seconds(pod.end.finished_at, view.now)
     if pod.role == "controller":
         waits = pod.end.exit_code == ExitCode.WORKER_LOST and any(not other.ended for other in view.pods)
-        return max(0.0, WORKERS_HAVE_SECONDS - since_end) if waits else 0.0
+        return max(0.0, WORKER_GRACE_SECONDS - since_end) if waits else 0.0
     waits = view.controller is not None and not view.controller.ended
-    return max(0.0, CONTROLLER_HAS_SECONDS - since_end) if waits else 0.0
+    return max(0.0, CONTROLLER_GRACE_SECONDS - since_end) if waits else 0.0
 
 
 def _seconds_left_for_its_workers(view: JobView) -> float:
@@ -177,10 +179,10 @@ def _seconds_left_for_its_workers(view: JobView) -> float:
     if view.pending_exit is None or view.pending_exit.exit_code != ExitCode.WORKER_LOST:
         return 0.0
     told_at = view.report.update_time if view.report else None
-    return max(0.0, WORKERS_SHOW_SECONDS - elapsed_seconds(told_at, view.now)) if told_at else 0.0
+    return max(0.0, LIVE_WORKER_GRACE_SECONDS - elapsed_seconds(told_at, view.now)) if told_at else 0.0
 
 
-def _by_exit_code(pod: ObservedPod, end: ContainerEnd, view: JobView) -> AttemptEnd:
+def _by_exit_code(pod: ObservedPod, end: ContainerTermination, view: JobView) -> AttemptResult:
     known = ExitCode(end.exit_code) if end.exit_code in set(ExitCode) else ExitCode.ERROR
     sentence = _sentence(pod, end)
     verdict: Verdict = Failed()
@@ -190,17 +192,17 @@ def _by_exit_code(pod: ObservedPod, end: ContainerEnd, view: JobView) -> Attempt
         verdict = Failed(_FINAL[known])
     elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         verdict = NotCounted()
-    return AttemptEnd(_REASON_OF_CODE.get(known, AttemptReason.ERROR), sentence, verdict, end.exit_code)
+    return AttemptResult(_REASON_OF_CODE.get(known, AttemptReason.ERROR), sentence, verdict, end.exit_code)
 
 
-def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Failed:
+def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerTermination, sentence: str, view: JobView) -> Failed:
     evidence = evidence_of_exit(pod, end, sentence, view)
     whose = pod_of(evidence, pod, view)
     advice = f"in pod {whose.name}, {host_memory_advice(whose)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
     return Failed(evidence=evidence, pod=whose, advice=advice)
 
 
-def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:
+def _sentence(pod: ObservedPod, end: ContainerTermination) -> str:
     if end.message and end.message.message:
         return end.message.message
     known = end.exit_code in set(ExitCode)
@@ -209,6 +211,6 @@ def _sentence(pod: ObservedPod, end: ContainerEnd) -> str:
     return f"pod {pod.name} ended with exit code {end.exit_code}{meaning}{text}"
 
 
-def _not_its_fault(sentence: str, pod: ObservedPod | None) -> AttemptEnd:
+def _not_counted(sentence: str, pod: ObservedPod | None) -> AttemptResult:
     exit_code = pod.end.exit_code if pod and pod.end else None
-    return AttemptEnd(AttemptReason.PODS_DISRUPTED, sentence, NotCounted(), exit_code)
+    return AttemptResult(AttemptReason.PODS_DISRUPTED, sentence, NotCounted(), exit_code)

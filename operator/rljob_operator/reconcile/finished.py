@@ -14,28 +14,28 @@ from rljob_operator.reconcile.view import JobView
 _ENDS_WITHIN_SECONDS = 30.0
 
 
-def after_the_end(view: JobView, draft: StatusDraft) -> Desired:
-    if _wants_more_steps(view):
-        return _take_up_again(view, draft)
+def run_finished(view: JobView, draft: StatusDraft) -> Desired:
+    if _has_more_steps(view):
+        return _reopen(view, draft)
     if view.status.completion_time is None:
         draft.set(completion_time=view.now)
     left = seconds_to_live(view)
     if left == 0.0:
         return Desired(delete_job=True)
-    ends_by_itself = _seconds_to_end_by_itself(view)
-    to_go = [pod for pod in view.observed.pods if not _kept_for_its_logs(pod, view)]
+    ends_by_itself = _seconds_to_exit(view)
+    to_go = [pod for pod in view.observed.pods if not _is_kept_for_logs(pod, view)]
     return Desired(
         delete_pods=() if ends_by_itself else next_deletions(to_go),
-        look_again_after_seconds=soonest(left, ends_by_itself),
+        requeue_after_seconds=soonest(left, ends_by_itself),
     )
 
 
-def _kept_for_its_logs(pod: ObservedPod, view: JobView) -> bool:
+def _is_kept_for_logs(pod: ObservedPod, view: JobView) -> bool:
     """The controller's; without a controller, every pod's. A pod that has ended holds no GPU."""
     return pod.ended and (pod.role == "controller" or not view.own_trainer)
 
 
-def _seconds_to_end_by_itself(view: JobView) -> float | None:
+def _seconds_to_exit(view: JobView) -> float | None:
     """How long a controller that waited for a changed plan may take to see that there is none; deleted, it would take
     its logs along."""
     if view.pending_exit is None or view.status.completion_time is None:
@@ -43,11 +43,11 @@ def _seconds_to_end_by_itself(view: JobView) -> float | None:
     return max(0.0, _ENDS_WITHIN_SECONDS - elapsed_seconds(view.status.completion_time, view.now)) or None
 
 
-def _wants_more_steps(view: JobView) -> bool:
+def _has_more_steps(view: JobView) -> bool:
     return view.holds(ConditionType.COMPLETE) and (view.status.step or 0) < view.spec.algorithm.steps
 
 
-def _take_up_again(view: JobView, draft: StatusDraft) -> Desired:
+def _reopen(view: JobView, draft: StatusDraft) -> Desired:
     sentence = f"{view.status.step or 0} of {view.spec.algorithm.steps} steps are committed"
     draft.condition(ConditionType.COMPLETE, False, ConditionReason.STEPS_RAISED, sentence)
     draft.set(completion_time=None)

@@ -8,7 +8,7 @@ from rljob_operator.objects.attempt import Gang
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.placement import refusal
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, NotCounted
+from rljob_operator.reconcile.verdict import AttemptResult, NotCounted
 from rljob_operator.reconcile.view import JobView, condition_of
 
 _LONGEST_RETRY_FACTOR = 10.0
@@ -39,14 +39,14 @@ def half_placed_seconds_left(view: JobView) -> float | None:
     return max(0.0, view.settings.placement_timeout_seconds - elapsed_seconds(since, view.now))
 
 
-def half_placed_too_long(view: JobView) -> AttemptEnd | None:
+def half_placed_too_long(view: JobView) -> AttemptResult | None:
     if half_placed_seconds_left(view) != 0.0:
         return None
     placed = sum(1 for pod in view.pods if pod.node)
     scheduled = condition_of(view.status, ConditionType.SCHEDULED)
     why = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
     sentence = f"only {placed} of {len(view.expected_pods)} pods found a node, so all were released{why}"
-    return AttemptEnd(AttemptReason.PLACEMENT_TIMED_OUT, sentence, NotCounted())
+    return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, sentence, NotCounted())
 
 
 def placement_retry_seconds(first_seconds: float, retries: int) -> float:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_operator.reconcile.creation import build, create_missing, strangers, tell_invalid
+from rljob_operator.reconcile.creation import build, create_missing, harmless_foreign_pods, set_invalid_spec
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import conclude
-from rljob_operator.reconcile.failures import how_it_ended, seconds_until_clear
+from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
 from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_too_long
-from rljob_operator.reconcile.memory_status import tell_pressure, tell_recovery
+from rljob_operator.reconcile.memory_status import set_memory_pressure_condition, set_recovering_condition
 from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.placement import refusal
 from rljob_operator.reconcile.pod_deletion import next_deletions
-from rljob_operator.reconcile.restart_in_place import go_on_in_place, restart_seconds_left
+from rljob_operator.reconcile.restart_in_place import begin_in_place, restart_seconds_left
 from rljob_operator.reconcile.start_conditions import (
     overdue_seconds_left,
+    set_running_condition,
+    set_scheduled_condition,
     settling_seconds_left,
-    tell_placement,
-    tell_start,
 )
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timeouts import cannot_start, deadline_exceeded, deadline_seconds_left, start_seconds_left
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
-from rljob_operator.reconcile.verdict import AttemptEnd, Complete, NotCounted
+from rljob_operator.reconcile.verdict import AttemptResult, Complete, NotCounted
 from rljob_operator.reconcile.view import JobView, condition_of
 
 _RETRY_REFUSED_SECONDS = 30.0
@@ -33,50 +33,50 @@ _RETRY_REFUSED_SECONDS = 30.0
 def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if view.leftovers:
         return Desired(delete_pods=next_deletions(view.leftovers))
-    if end := how_it_ended(view) or _reason_to_stop(view):
+    if end := attempt_result(view) or _reason_to_stop(view):
         return conclude(end, draft, view)
-    tell_placement(view, draft)
-    tell_start(view, draft)
-    tell_recovery(view, draft)
-    tell_pressure(view, draft)
-    desired = _complete_the_pods(view, draft) if view.missing else Desired()
+    set_scheduled_condition(view, draft)
+    set_running_condition(view, draft)
+    set_recovering_condition(view, draft)
+    set_memory_pressure_condition(view, draft)
+    desired = _create_missing_pods(view, draft) if view.missing else Desired()
     return replace(
         desired,
-        look_again_after_seconds=soonest(
-            desired.look_again_after_seconds,
+        requeue_after_seconds=soonest(
+            desired.requeue_after_seconds,
             deadline_seconds_left(view),
             half_placed_seconds_left(view),
             start_seconds_left(view),
             overdue_seconds_left(view),
             settling_seconds_left(view),
-            seconds_until_clear(view),
+            seconds_until_cause_is_clear(view),
             restart_seconds_left(view),
         ),
     )
 
 
-def _reason_to_stop(view: JobView) -> AttemptEnd | None:
+def _reason_to_stop(view: JobView) -> AttemptResult | None:
     """Why the attempt must end although its pods would go on."""
     if view.spec.suspend:
-        return AttemptEnd(AttemptReason.SUSPEND_REQUESTED, "spec.suspend is true", NotCounted())
+        return AttemptResult(AttemptReason.SUSPEND_REQUESTED, "spec.suspend is true", NotCounted())
     return deadline_exceeded(view) or cannot_start(view) or half_placed_too_long(view)
 
 
-def _complete_the_pods(view: JobView, draft: StatusDraft) -> Desired:
+def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     """Create what is missing, unless somebody refuses it: then say so, and try again after a while."""
     if refused := refusal(view):
         draft.condition(ConditionType.SCHEDULED, False, *refused)
         if wait := _seconds_until_retry(view, refused[0]):
-            return Desired(look_again_after_seconds=wait)
+            return Desired(requeue_after_seconds=wait)
     assert view.attempt is not None
     objects = build(view, view.attempt.number)
     if isinstance(objects, str):
-        return tell_invalid(objects, draft)
-    if ignored := strangers(view):
+        return set_invalid_spec(objects, draft)
+    if ignored := harmless_foreign_pods(view):
         sentence = f"not pods of this job, though they have its labels: {', '.join(ignored)}"
         draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, sentence)
     desired = create_missing(objects, view)
-    return replace(desired, look_again_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
+    return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 
 
 def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:
@@ -91,14 +91,14 @@ def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:
 
 def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     """Steps that are committed while the pods stop count; where they were the last ones, the job is complete."""
-    end = how_it_ended(view)
+    end = attempt_result(view)
     if end is not None and isinstance(end.verdict, Complete):
         return conclude(end, draft, view)
     assert view.attempt is not None
     controller = view.controller
     if view.attempt.exit_code is None and controller and controller.end:
         draft.change_attempt(exit_code=controller.end.exit_code, to_step=draft.status.step)
-    if in_place := go_on_in_place(view, draft):
+    if in_place := begin_in_place(view, draft):
         return in_place
     if view.observed.pods:
         return Desired(delete_pods=next_deletions(view.observed.pods, view.missing))

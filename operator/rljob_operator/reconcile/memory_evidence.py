@@ -11,7 +11,7 @@ from rljob_api.quantity import byte_quantity
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass, diagnosed
-from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.progress import committed_steps
 from rljob_operator.reconcile.view import JobView
 
@@ -26,7 +26,7 @@ _BY_THE_KERNEL, _BY_THE_EXIT_CODE = 0.98, 0.9
 _LONGEST_SENTENCE = 2048
 
 
-def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
+def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, sentence: str, view: JobView) -> Evidence:
     """Evidence of a container that ended with one of the out-of-memory exit codes: the trainer's, if it left any.
 
     The StepReport has it complete, the termination message at most 4,096 bytes of it. It comes with its diagnoses.
@@ -44,7 +44,7 @@ def evidence_of_exit(pod: ObservedPod, end: ContainerEnd, sentence: str, view: J
     return words.model_copy(update={"diagnoses": [by_code]})
 
 
-def evidence_of_kill(pod: ObservedPod, end: ContainerEnd, sentence: str, view: JobView) -> Evidence:
+def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, sentence: str, view: JobView) -> Evidence:
     """Evidence of a container that the kernel killed for its memory, and that could not report anything."""
     return _made(pod, end, sentence, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, view)
 
@@ -82,7 +82,7 @@ def _is_unanswered(words: Evidence, view: JobView) -> bool:
 
 def _made(
     pod: ObservedPod,
-    end: ContainerEnd,
+    end: ContainerTermination,
     sentence: str,
     class_: FailureClass | None,
     confidence: float,

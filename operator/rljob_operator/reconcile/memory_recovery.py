@@ -9,11 +9,11 @@ from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanCh
 from rljob_api.status import OutOfMemoryStatus
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_operator.reconcile.observed import ObservedPod
-from rljob_operator.reconcile.placement import can_leave
+from rljob_operator.reconcile.placement import can_avoid
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
-from rljob_operator.reconcile.restarts import ASKED_FOR
+from rljob_operator.reconcile.restarts import REQUESTED
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
-from rljob_operator.reconcile.verdict import AttemptEnd, Failed
+from rljob_operator.reconcile.verdict import AttemptResult, Failed
 from rljob_operator.reconcile.view import JobView
 
 _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
@@ -21,7 +21,7 @@ _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
 # --- what the engine is given ---
 
 
-def failure_report(end: AttemptEnd, failure: Failed, draft: StatusDraft, view: JobView) -> FailureReport:
+def failure_report(end: AttemptResult, failure: Failed, draft: StatusDraft, view: JobView) -> FailureReport:
     *earlier, latest = draft.status.attempts
     return FailureReport(
         message=end.message,
@@ -31,7 +31,7 @@ def failure_report(end: AttemptEnd, failure: Failed, draft: StatusDraft, view: J
         final=failure.final,
         advice=failure.advice,
         earlier_failures=tuple(
-            f"{attempt.number}: {attempt.reason}" for attempt in earlier if attempt.reason not in ASKED_FOR
+            f"{attempt.number}: {attempt.reason}" for attempt in earlier if attempt.reason not in REQUESTED
         ),
     )
 
@@ -65,7 +65,7 @@ def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
 
 def _node_to_leave(pod: ObservedPod, view: JobView) -> str | None:
     """The plan keeps workers off nodes, and no controller."""
-    leaves = pod.role != "controller" and pod.node is not None and can_leave(pod.node, view)
+    leaves = pod.role != "controller" and pod.node is not None and can_avoid(pod.node, view)
     return pod.node if leaves else None
 
 

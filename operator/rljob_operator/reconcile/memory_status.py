@@ -61,7 +61,7 @@ def _report_recovered(before: Sequence[PlanChange], draft: StatusDraft) -> None:
             draft.event("Normal", EventReason.RECOVERED, messages.recovered_message(change))
 
 
-def tell_recovery(view: JobView, draft: StatusDraft) -> None:
+def set_recovering_condition(view: JobView, draft: StatusDraft) -> None:
     """Recovering is true from a change of the plan that the trainer made itself until the failed step is committed.
 
     An attempt that began after a failure reports its recovery by starting.
@@ -77,7 +77,7 @@ def tell_recovery(view: JobView, draft: StatusDraft) -> None:
         draft.condition(ConditionType.RECOVERING, False, ConditionReason.RECOVERED, message)
 
 
-def tell_pressure(view: JobView, draft: StatusDraft) -> None:
+def set_memory_pressure_condition(view: JobView, draft: StatusDraft) -> None:
     """MemoryPressure is true as long as the trainer forecasts that memory will run out."""
     assert view.attempt is not None
     current = view.report_of_attempt

@@ -31,9 +31,9 @@ def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
         return fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
     if obstacle := obstacle_to_pods(view):
         draft.condition(ConditionType.SCHEDULED, False, *obstacle)
-        return Desired(look_again_after_seconds=soonest(_LOOK_AT_CLUSTER_AGAIN_SECONDS, deadline_seconds_left(view)))
+        return Desired(requeue_after_seconds=soonest(_LOOK_AT_CLUSTER_AGAIN_SECONDS, deadline_seconds_left(view)))
     if delay := _delay_seconds_left(view, draft):
-        return Desired(look_again_after_seconds=soonest(delay, deadline_seconds_left(view)))
+        return Desired(requeue_after_seconds=soonest(delay, deadline_seconds_left(view)))
     _begin(view, draft)
     return Desired()
 

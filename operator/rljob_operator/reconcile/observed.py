@@ -15,7 +15,7 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerEnd:
+class ContainerTermination:
     """How the container `rljob` of a pod ended."""
 
     exit_code: int
@@ -56,7 +56,7 @@ class ObservedPod:
     waiting: str | None = None
     """Why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
     CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing."""
-    end: ContainerEnd | None = None
+    end: ContainerTermination | None = None
     disruption: str | None = None
     """Reason of the condition DisruptionTarget (PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager,
     TerminationByKubelet, …), or Evicted, NodeLost, NodeShutdown from the pod's own reason."""

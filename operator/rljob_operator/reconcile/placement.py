@@ -103,7 +103,7 @@ def _lacking_gpus(view: JobView) -> str | None:
     return None
 
 
-def can_leave(node: str, view: JobView) -> bool:
+def can_avoid(node: str, view: JobView) -> bool:
     """Whether the nodes that are left beside it have the GPUs for all workers, whoever uses them at the moment.
 
     Workers with GPUs tolerate the taint that nodes with GPUs commonly have; others tolerate none by themselves.

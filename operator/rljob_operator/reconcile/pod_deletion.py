@@ -38,7 +38,7 @@ def _has_longer(pod: ObservedPod, seconds: int | None) -> bool:
     return seconds is not None and (pod.deletion_grace_seconds or 0) > seconds
 
 
-def let_go(observed: Observed) -> Desired:
+def finish_deletion(observed: Observed) -> Desired:
     if observed.pods:
         return Desired(delete_pods=next_deletions(observed.pods))
     return Desired(finalizer=False) if observed.has_finalizer else Desired()

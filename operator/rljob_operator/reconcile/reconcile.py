@@ -15,19 +15,19 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import ConditionType
-from rljob_operator.reconcile.creation import hold
+from rljob_operator.reconcile.creation import report_invalid_spec
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.finished import after_the_end
+from rljob_operator.reconcile.finished import run_finished
 from rljob_operator.reconcile.live_attempt import run_attempt, stop_attempt
 from rljob_operator.reconcile.memory_status import record_plan
 from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile.pod_deletion import let_go, workloads_to_delete
+from rljob_operator.reconcile.pod_deletion import finish_deletion, workloads_to_delete
 from rljob_operator.reconcile.progress import record_progress
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.status_write import display, wait_before_write
 from rljob_operator.reconcile.timing import soonest
-from rljob_operator.reconcile.view import Stage, look_at
+from rljob_operator.reconcile.view import Stage, build_view
 from rljob_operator.settings import OperatorSettings
 
 
@@ -39,12 +39,12 @@ def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> 
 
 def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
-        return let_go(observed)
+        return finish_deletion(observed)
     if observed.job is None:
         draft = StatusDraft(observed.status, observed.generation, now)
-        return _written(hold(observed, draft), draft, observed, settings, now)
+        return _written(report_invalid_spec(observed, draft), draft, observed, settings, now)
 
-    view = look_at(observed, observed.job, settings, now)
+    view = build_view(observed, observed.job, settings, now)
     draft = StatusDraft(view.status, observed.generation, now)
     record_progress(view, draft)
     record_plan(view, draft)
@@ -58,7 +58,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
         case Stage.STOPPING:
             desired = stop_attempt(view, draft)
         case Stage.FINISHED:
-            desired = after_the_end(view, draft)
+            desired = run_finished(view, draft)
     return _written(desired, draft, observed, settings, now)
 
 
@@ -73,5 +73,5 @@ def _written(
         finalizer=None if observed.has_finalizer else True,
         status=draft.status.model_copy(update={"update_time": now}) if wait == 0.0 else None,
         events=desired.events + tuple(draft.events),
-        look_again_after_seconds=soonest(desired.look_again_after_seconds, wait or None),
+        requeue_after_seconds=soonest(desired.requeue_after_seconds, wait or None),
     )

@@ -20,15 +20,15 @@ from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import restart_delay_seconds
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, Failed, NotCounted
+from rljob_operator.reconcile.verdict import AttemptResult, Failed, NotCounted
 from rljob_operator.reconcile.view import JobView
 
-_MENDED_BY_FRESH_PROCESSES = (
+_SOLVED_BY_NEW_PROCESSES = (
     AttemptReason.DEVICE_OUT_OF_MEMORY,
     AttemptReason.HOST_OUT_OF_MEMORY,
     AttemptReason.WORKER_LOST,
 )
-PODS_HAVE_SECONDS = 60.0
+RESTART_TIMEOUT_SECONDS = 60.0
 """Time for all pods to be restarted, once the attempt has begun."""
 
 
@@ -41,13 +41,13 @@ def can_restart_in_place(view: JobView) -> bool:
     return view.pending_exit is not None and whole and fit and writable and not view.spec.suspend
 
 
-def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
+def begin_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     """Begin the next attempt in the pods of this one, which has ended; None if they have to be replaced."""
     assert view.attempt is not None
     plan = view.status.plan
     if (
         not can_restart_in_place(view)
-        or _takes_new_pods(view)
+        or _needs_new_pods(view)
         or plan_of_next_attempt(view.spec, plan, view.memory_profile) != plan
     ):
         return None
@@ -70,14 +70,14 @@ def go_on_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     return Desired(apply=objects.apply)
 
 
-def not_restarted_in_place(view: JobView) -> AttemptEnd | None:
+def failed_restart_in_place(view: JobView) -> AttemptResult | None:
     """The end of an attempt whose pods ended, or kept running, instead of restarting."""
     late = restart_seconds_left(view) == 0.0
     for pod in view.not_restarted:
         if pod.ended or late:
-            how = "ended" if pod.ended else f"did not start anew within {PODS_HAVE_SECONDS:.0f} s"
+            how = "ended" if pod.ended else f"did not start anew within {RESTART_TIMEOUT_SECONDS:.0f} s"
             sentence = f"pod {pod.name} {how} when it was to be restarted in place; the pods are replaced"
-            return AttemptEnd(AttemptReason.NOT_RESTARTED_IN_PLACE, sentence, NotCounted())
+            return AttemptResult(AttemptReason.NOT_RESTARTED_IN_PLACE, sentence, NotCounted())
     return None
 
 
@@ -85,17 +85,17 @@ def restart_seconds_left(view: JobView) -> float | None:
     """Seconds until pods that have not restarted are replaced; None if all have."""
     if not view.not_restarted or view.attempt is None:
         return None
-    return max(0.0, PODS_HAVE_SECONDS - elapsed_seconds(view.attempt.start_time, view.now))
+    return max(0.0, RESTART_TIMEOUT_SECONDS - elapsed_seconds(view.attempt.start_time, view.now))
 
 
-def _takes_new_pods(view: JobView) -> bool:
+def _needs_new_pods(view: JobView) -> bool:
     """Whether a restart of the containers does not help, or has to be delayed."""
     assert view.attempt is not None
     change = view.status.plan_changes[-1] if view.attempt.remedy else None
     if change is not None:
         return change.level == "ReplacePods"
     delay_seconds = restart_delay_seconds(view.status.attempts, view.settings.restart_delay_seconds)
-    return view.attempt.reason not in _MENDED_BY_FRESH_PROCESSES or delay_seconds > 0
+    return view.attempt.reason not in _SOLVED_BY_NEW_PROCESSES or delay_seconds > 0
 
 
 def _same_pods(objects: JobObjects, view: JobView) -> bool:
@@ -104,21 +104,21 @@ def _same_pods(objects: JobObjects, view: JobView) -> bool:
     return wanted == {pod.name: pod.spec_digest for pod in view.pods}
 
 
-MOST_RESTARTS = 30
+MAX_RESTARTS_IN_PLACE = 30
 """Of one pod in one attempt. A restart takes at least 2 s, and a node knows of a changed ConfigMap within a minute."""
 
 
-def caught_in_restarts(view: JobView) -> AttemptEnd | None:
+def stuck_in_restarts(view: JobView) -> AttemptResult | None:
     """The end of an attempt of which a pod does not get to work for restarts. It counts, and the pods are replaced."""
     for pod in view.pods:
         restarts = _restarts_in_this_attempt(pod, view)
-        if pod.restarts_in_place and restarts > MOST_RESTARTS:
+        if pod.restarts_in_place and restarts > MAX_RESTARTS_IN_PLACE:
             sentence = (
                 f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: its node "
                 "does not learn of the attempt's ConfigMap, or a container of the template asks for restarts; "
                 f"kubectl logs {pod.name} --all-containers says which"
             )
-            return AttemptEnd(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
+            return AttemptResult(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
     return None
 
 

@@ -9,7 +9,7 @@ from rljob_api.status import AttemptStatus
 
 LONGEST_DELAY_SECONDS = 300.0
 
-ASKED_FOR = frozenset(
+REQUESTED = frozenset(
     {
         AttemptReason.SUSPEND_REQUESTED,
         AttemptReason.STEPS_RAISED,
@@ -27,14 +27,14 @@ def restart_delay_seconds(attempts: Sequence[AttemptStatus], first_delay_seconds
     0 after progress, a change of the memory plan, or an end that was asked for; doubled with each further attempt in a
     row that committed nothing, whatever the cause.
     """
-    in_vain = 0
+    without_progress = 0
     for attempt in reversed(attempts):
-        if attempt.reason in ASKED_FOR or attempt.remedy is not None or committed_by(attempt) > 0:
+        if attempt.reason in REQUESTED or attempt.remedy is not None or committed_by(attempt) > 0:
             break
-        in_vain += 1
-    if in_vain == 0:
+        without_progress += 1
+    if without_progress == 0:
         return 0.0
-    return min(first_delay_seconds * 2.0 ** (in_vain - 1), LONGEST_DELAY_SECONDS)
+    return min(first_delay_seconds * 2.0 ** (without_progress - 1), LONGEST_DELAY_SECONDS)
 
 
 def committed_by(attempt: AttemptStatus) -> int:

@@ -16,20 +16,20 @@ _SETTLING_SECONDS = 5.0
 """Pods that start as soon as they are placed are told of in one write: being placed is news only after so long."""
 
 
-def tell_placement(view: JobView, draft: StatusDraft) -> None:
+def set_scheduled_condition(view: JobView, draft: StatusDraft) -> None:
     if view.holds(ConditionType.SCHEDULED):
         return
     if not _all_placed(view):
         draft.condition(ConditionType.SCHEDULED, False, *_why_not_placed(view))
     elif view.all_ready or not settling_seconds_left(view):
-        _tell_placed(view, draft)
+        _set_scheduled(view, draft)
 
 
-def tell_start(view: JobView, draft: StatusDraft) -> None:
+def set_running_condition(view: JobView, draft: StatusDraft) -> None:
     if view.holds(ConditionType.RUNNING):
-        _tell_running(view, draft)
+        _set_running(view, draft)
     elif view.all_ready:
-        _tell_begun(view, draft)
+        _set_started(view, draft)
     elif problem := start_problem(view):
         draft.condition(ConditionType.RUNNING, False, ConditionReason.POD_CANNOT_START, problem)
     else:
@@ -63,7 +63,7 @@ def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
     return ConditionReason.WAITING_FOR_PODS, f"{placed} of {len(view.expected_pods)} pods are placed"
 
 
-def _tell_placed(view: JobView, draft: StatusDraft) -> None:
+def _set_scheduled(view: JobView, draft: StatusDraft) -> None:
     gpu_nodes = {node.name: node.gpus for node in view.observed.nodes if node.gpus}
     controller = view.controller
     if controller is None or controller.node not in gpu_nodes:
@@ -80,16 +80,16 @@ def _tell_placed(view: JobView, draft: StatusDraft) -> None:
 # --- Running ---
 
 
-def _tell_begun(view: JobView, draft: StatusDraft) -> None:
+def _set_started(view: JobView, draft: StatusDraft) -> None:
     assert view.attempt is not None
     number, step = view.attempt.number, view.attempt.from_step
     if draft.holds(ConditionType.RECOVERING):
         draft.condition(ConditionType.RECOVERING, False, ConditionReason.RECOVERED, f"attempt {number} runs")
     draft.event("Normal", EventReason.ATTEMPT_STARTED, f"attempt {number} commits steps from step {step} on")
-    _tell_running(view, draft)
+    _set_running(view, draft)
 
 
-def _tell_running(view: JobView, draft: StatusDraft) -> None:
+def _set_running(view: JobView, draft: StatusDraft) -> None:
     told = draft.reason(ConditionType.RUNNING)
     if problem := view.report_problem:
         if told != ConditionReason.STEP_REPORT_IGNORED:

@@ -12,7 +12,7 @@ from rljob_operator.reconcile.desired import EventNote
 
 _LONGEST_MESSAGE = 32_768
 
-_AT_FIRST: dict[ConditionType, tuple[ConditionReason, str]] = {
+_INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
     ConditionType.SCHEDULED: (ConditionReason.WAITING_FOR_PODS, "the pods are being created"),
     ConditionType.RUNNING: (ConditionReason.STARTING, "the pods have not started"),
@@ -62,7 +62,7 @@ class StatusDraft:
 
     def reset(self, type_: ConditionType) -> None:
         """As it is for a job that has not started."""
-        self.condition(type_, False, *_AT_FIRST[type_])
+        self.condition(type_, False, *_INITIAL[type_])
 
     def holds(self, type_: ConditionType) -> bool:
         return self._conditions[type_].status == "True"

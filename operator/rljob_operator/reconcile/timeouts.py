@@ -6,7 +6,7 @@ from rljob_api.conditions import AttemptReason, ConditionType
 from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptEnd, Failed
+from rljob_operator.reconcile.verdict import AttemptResult, Failed
 from rljob_operator.reconcile.view import JobView, condition_of
 
 
@@ -26,14 +26,14 @@ def deadline_seconds_left(view: JobView) -> float | None:
     return max(0.0, allowed - elapsed_seconds(begun, view.now))
 
 
-def deadline_exceeded(view: JobView) -> AttemptEnd | None:
+def deadline_exceeded(view: JobView) -> AttemptResult | None:
     if deadline_seconds_left(view) != 0.0:
         return None
     sentence = (
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
         "what it committed is on its volume"
     )
-    return AttemptEnd(AttemptReason.DEADLINE_EXCEEDED, sentence, Failed(GiveUpReason.DEADLINE_EXCEEDED))
+    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, sentence, Failed(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:
@@ -42,7 +42,7 @@ def seconds_to_live(view: JobView) -> float | None:
     return None if allowed is None or ended is None else max(0.0, allowed - elapsed_seconds(ended, view.now))
 
 
-_NEVER_GETS_BETTER = ("InvalidImageName",)
+_PERMANENT = ("InvalidImageName",)
 
 
 def start_problem(view: JobView) -> str | None:
@@ -53,12 +53,12 @@ def start_problem(view: JobView) -> str | None:
     return None
 
 
-def cannot_start(view: JobView) -> AttemptEnd | None:
+def cannot_start(view: JobView) -> AttemptResult | None:
     """The end of an attempt whose pods had long enough to start."""
     for pod in view.pods:
-        never = pod.waiting is not None and pod.waiting.startswith(_NEVER_GETS_BETTER)
+        never = pod.waiting is not None and pod.waiting.startswith(_PERMANENT)
         if never or _seconds_left(pod, view) == 0.0:
-            return AttemptEnd(
+            return AttemptResult(
                 AttemptReason.POD_CANNOT_START, _sentence(pod, view), Failed(GiveUpReason.POD_CANNOT_START)
             )
     return None
@@ -74,14 +74,14 @@ def _seconds_left(pod: ObservedPod, view: JobView) -> float | None:
         return None
     if pod.node:
         since = pod.placed_at
-    elif pod.unschedulable and _names_missing_claim(pod.unschedulable):
+    elif pod.unschedulable and _mentions_missing_claim(pod.unschedulable):
         since = pod.created_at
     else:
         return None
     return max(0.0, view.settings.start_timeout_seconds - elapsed_seconds(since, view.now))
 
 
-def _names_missing_claim(unschedulable: str) -> bool:
+def _mentions_missing_claim(unschedulable: str) -> bool:
     """The scheduler's words for a claim that does not exist: `persistentvolumeclaim "x" not found`."""
     return "persistentvolumeclaim" in unschedulable.lower() and "not found" in unschedulable
 

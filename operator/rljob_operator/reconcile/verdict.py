@@ -38,7 +38,7 @@ Verdict = Complete | NotCounted | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptEnd:
+class AttemptResult:
     """Why an attempt ends, and what follows."""
 
     reason: AttemptReason

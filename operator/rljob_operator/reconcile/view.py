@@ -115,7 +115,7 @@ class JobView:
         return self.report_of_attempt is not None or self.holds(ConditionType.SCHEDULED)
 
 
-def look_at(observed: Observed, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
+def build_view(observed: Observed, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
     report, problem = usable_report(observed, job.spec.algorithm.steps)
     status = trusted_status(observed.status, observed.pods, report, now)
     attempt = status.attempts[-1] if status.attempts else None

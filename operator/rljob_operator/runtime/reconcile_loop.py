@@ -76,13 +76,13 @@ class ReconcileLoop:
         except Conflict as error:
             self._retry(key, "Conflict", error)
         except NameTaken as error:
-            self._observer.setbacks(key).name_taken(error.pod)
+            self._observer.refusals(key).name_taken(error.pod)
             self._retry(key, "Refused", error)
         except NamespaceTerminating as error:
-            self._observer.setbacks(key).namespace_terminating = True
+            self._observer.refusals(key).namespace_terminating = True
             self._retry(key, "Refused", error)
         except (Forbidden, Invalid) as error:
-            self._observer.setbacks(key).refused = error.message
+            self._observer.refusals(key).refused = error.message
             self._retry(key, "Refused", error)
         except ApiError as error:
             self._retry(key, "Unavailable", error)
@@ -93,7 +93,7 @@ class ReconcileLoop:
             if desired.apply or desired.create:
                 self._observer.accepted(key)
             count(observation.status, desired.status)
-            self._queue.requeue(key, desired.look_again_after_seconds)
+            self._queue.requeue(key, desired.requeue_after_seconds)
             self._queue.succeeded(key)
 
     def _retry(self, key: Key, cause: str, error: Exception) -> None:

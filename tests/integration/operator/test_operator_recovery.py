@@ -11,7 +11,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator import labels
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
-from rljob_operator.reconcile.restart_in_place import MOST_RESTARTS
+from rljob_operator.reconcile.restart_in_place import MAX_RESTARTS_IN_PLACE
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
@@ -162,7 +162,7 @@ def test_a_pod_that_went_on_restarting_while_the_operator_was_away_is_replaced(
     eventually(lambda: job.status.get("plan"), "the plan in the status")
     uid = job.policy_pod()["metadata"]["uid"]
     operator.kill()
-    job.kubelet.restart(job.policy_pod(), times=MOST_RESTARTS + 1)
+    job.kubelet.restart(job.policy_pod(), times=MAX_RESTARTS_IN_PLACE + 1)
     forget_leader(api)
     operator.start()
     eventually(lambda: job.attempt == 2, "an attempt in new pods", context=lambda: job.status)

@@ -106,9 +106,9 @@ def test_a_node_that_changes_wakes_the_jobs_that_have_no_nodes(observer: Observe
 
 def test_setbacks_last_until_everything_is_made_or_the_job_is_another(observer: Observer) -> None:
     observer.jobs.put(job())
-    observer.setbacks(SUMS).refused = "exceeded quota"
-    observer.setbacks(SUMS).name_taken("sums-controller")
-    observer.setbacks(SUMS).namespace_terminating = True
+    observer.refusals(SUMS).refused = "exceeded quota"
+    observer.refusals(SUMS).name_taken("sums-controller")
+    observer.refusals(SUMS).namespace_terminating = True
     found = seen(observer)
     assert (found.refused, found.foreign_pods, found.namespace_terminating) == (
         "exceeded quota",
@@ -117,7 +117,7 @@ def test_setbacks_last_until_everything_is_made_or_the_job_is_another(observer: 
     )
     observer.accepted(SUMS)
     assert (seen(observer).refused, seen(observer).foreign_pods) == (None, ())
-    observer.setbacks(SUMS).refused = "exceeded quota"
+    observer.refusals(SUMS).refused = "exceeded quota"
     observer.jobs.put(job(version=11, uid="another"))
     assert seen(observer).refused is None
 

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator.observe.pod_facts import observed_pod, pod_fact
-from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from tests.unit.operator.observe.objects import UID, pod
 
 
@@ -90,7 +90,7 @@ def test_the_trainers_message_is_read() -> None:
         "message": message.to_json().decode(),
     }
     found = read(status={"phase": "Failed", **ours(state={"terminated": terminated})})
-    assert found.end == ContainerEnd(84, "Error", datetime(2026, 1, 2, 4, tzinfo=UTC), message)
+    assert found.end == ContainerTermination(84, "Error", datetime(2026, 1, 2, 4, tzinfo=UTC), message)
     assert found.started
     assert found.ended
 

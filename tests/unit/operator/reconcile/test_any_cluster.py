@@ -213,7 +213,7 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
             except OperatorDied:
                 cluster.writes += 1  # the write that never came; the next operator goes on
                 continue
-            if replace(desired, look_again_after_seconds=None) == Desired():
+            if replace(desired, requeue_after_seconds=None) == Desired():
                 return
         raise AssertionError("still busy")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
-from rljob_operator.reconcile.observed import ContainerEnd, ObservedPod
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -74,7 +74,7 @@ statuses = of(
     attempts=st.lists(attempts, max_size=4),
 )
 ends = st.builds(
-    ContainerEnd,
+    ContainerTermination,
     exit_code=st.sampled_from([0, 1, 2, 80, 83, 84, 137, 143, 255]),
     reason=st.sampled_from(["Completed", "Error", "OOMKilled", "ContainerStatusUnknown"]),
     finished_at=st.none() | st.just(START),
@@ -141,7 +141,7 @@ def test_reconcile_answers_and_asks_for_nothing_impossible(
     assert not {workers[deletion.uid] for deletion in desired.delete_pods if deletion.uid in workers} & driven
     if desired.status is not None:
         RLJobStatus.model_validate_json(desired.status.model_dump_json())
-    assert desired.look_again_after_seconds is None or desired.look_again_after_seconds > 0
+    assert desired.requeue_after_seconds is None or desired.requeue_after_seconds > 0
 
 
 @settings(deadline=None, max_examples=40)

@@ -129,7 +129,7 @@ def test_a_foreign_pod_in_the_way_is_named_and_never_touched() -> None:
     scheduled = cluster.condition(ConditionType.SCHEDULED)
     assert scheduled.reason == "ForeignPod"
     assert POLICY_0 in scheduled.message
-    assert cluster.settle().look_again_after_seconds == 30
+    assert cluster.settle().requeue_after_seconds == 30
 
 
 def test_a_foreign_pod_that_only_has_our_labels_is_no_hindrance() -> None:
@@ -143,7 +143,7 @@ def test_what_the_api_server_refuses_is_quoted_and_tried_again_later() -> None:
     cluster = SimulatedCluster()
     cluster.round()
     cluster.facts = {"refused": 'pods "demo-controller" is forbidden: exceeded quota: gpus, requested: 1, limited: 0'}
-    assert cluster.settle().look_again_after_seconds == 30
+    assert cluster.settle().requeue_after_seconds == 30
     scheduled = cluster.condition(ConditionType.SCHEDULED)
     assert scheduled.reason == "PodsRefused"
     assert "exceeded quota" in scheduled.message
@@ -151,7 +151,7 @@ def test_what_the_api_server_refuses_is_quoted_and_tried_again_later() -> None:
     cluster.tick(30)
     again = cluster.round()
     assert again.create
-    assert again.look_again_after_seconds == 30
+    assert again.requeue_after_seconds == 30
 
 
 def test_a_step_report_that_cannot_be_used_is_told_of_once_and_the_job_goes_on() -> None:

@@ -111,7 +111,7 @@ def test_restarts_without_progress_wait_longer_each_time_and_five_minutes_at_mos
         for _ in range(3):
             cluster.settle()
             cluster.finish_deletions()
-        wait = cluster.settle().look_again_after_seconds
+        wait = cluster.settle().requeue_after_seconds
         waits.append(wait)
         assert cluster.condition(ConditionType.SCHEDULED).reason == "WaitingToRestart"
         cluster.tick(wait or 0)
@@ -194,7 +194,7 @@ def test_a_worker_that_fails_leaves_the_controller_time_to_say_why() -> None:
     cluster = SimulatedCluster().run()
     cluster.tick(60)
     cluster.end(POLICY_0, 1)
-    assert cluster.settle().look_again_after_seconds == 20
+    assert cluster.settle().requeue_after_seconds == 20
     cluster.tick(3)
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-0 ran out of GPU memory", step=4)
     cluster.round()
@@ -205,7 +205,7 @@ def test_a_controller_that_lost_a_worker_leaves_it_time_to_say_why() -> None:
     cluster = SimulatedCluster().run()
     cluster.tick(60)
     cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-0 died while updating", step=4)
-    assert cluster.settle().look_again_after_seconds == 20
+    assert cluster.settle().requeue_after_seconds == 20
     cluster.tick(3)
     cluster.end(POLICY_1, ExitCode.WORKER_LOST)
     cluster.settle()

@@ -68,7 +68,7 @@ def test_pods_that_are_placed_and_take_long_to_start_show_as_scheduled() -> None
     cluster = SimulatedCluster()
     cluster.settle()
     cluster.place()
-    assert cluster.settle().look_again_after_seconds == 5
+    assert cluster.settle().requeue_after_seconds == 5
     assert not cluster.holds(ConditionType.SCHEDULED)
     cluster.tick(5)
     cluster.settle()
@@ -94,7 +94,7 @@ def test_exit_code_0_completes_the_job_frees_the_workers_and_keeps_the_controlle
 def test_a_worker_that_ends_with_the_controller_is_no_failure() -> None:
     cluster = SimulatedCluster().run()
     cluster.end(POLICY_0, 0)
-    assert cluster.settle().look_again_after_seconds is not None
+    assert cluster.settle().requeue_after_seconds is not None
     cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
     cluster.settle()
     assert cluster.phase == "Complete"
@@ -159,7 +159,7 @@ def test_a_report_that_waits_is_looked_at_again_when_the_interval_is_over() -> N
     cluster = SimulatedCluster().run()
     cluster.tick(4)
     cluster.reports(1)
-    assert cluster.settle().look_again_after_seconds == 6
+    assert cluster.settle().requeue_after_seconds == 6
 
 
 def test_the_plan_comes_from_the_step_report() -> None:
@@ -215,14 +215,14 @@ def test_the_time_to_live_deletes_a_finished_job() -> None:
     cluster.end(CONTROLLER, 0, sentence="done", step=60)
     cluster.settle()
     cluster.finish_deletions()
-    assert cluster.settle().look_again_after_seconds == 60
+    assert cluster.settle().requeue_after_seconds == 60
     cluster.tick(60)
     assert cluster.round().delete_job
 
 
 def test_a_job_is_failed_when_its_deadline_is_over_and_its_step_is_committed_first() -> None:
     cluster = SimulatedCluster(spec=job_spec(activeDeadlineSeconds=3600)).run()
-    assert cluster.settle().look_again_after_seconds == 3600
+    assert cluster.settle().requeue_after_seconds == 3600
     cluster.tick(3600)
     cluster.settle()
     assert cluster.condition(ConditionType.FAILED).reason == "DeadlineExceeded"

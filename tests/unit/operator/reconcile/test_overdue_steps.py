@@ -30,14 +30,14 @@ def reason(cluster: SimulatedCluster) -> str:
 @pytest.mark.parametrize(("step", "seconds", "allowed"), [(5, QUICK, 600), (5, SLOW, 3000), (0, None, 1800)])
 def test_it_is_looked_at_when_it_is_overdue(step: int, seconds: Any, allowed: float) -> None:
     cluster = running(step, seconds=seconds)
-    assert cluster.last.look_again_after_seconds == allowed - TOLD_AFTER
+    assert cluster.last.requeue_after_seconds == allowed - TOLD_AFTER
     cluster.tick(allowed - TOLD_AFTER - 1)
     cluster.settle()
     assert reason(cluster) == "StepsCommitted"
     cluster.tick(1)
     cluster.settle()
     assert reason(cluster) == "StepOverdue"
-    assert cluster.last.look_again_after_seconds is None
+    assert cluster.last.requeue_after_seconds is None
 
 
 def test_the_sentence_says_what_since_when_and_what_is_usual() -> None:

@@ -60,7 +60,7 @@ def test_tainted_nodes_count_where_the_controller_tolerates_taints() -> None:
 
 def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
     cluster = SimulatedCluster(spec=job_spec(controller={"requireGpuFreeNode": True}), nodes=(GPU_NODE,))
-    assert cluster.settle().look_again_after_seconds == 60
+    assert cluster.settle().requeue_after_seconds == 60
     assert scheduled(cluster)[:2] == ("False", "NoGpuFreeNode")
     assert cluster.pods == {}
     cluster.nodes = (GPU_NODE, CPU_NODE)
@@ -116,14 +116,14 @@ def half_placed(**spec: Any) -> SimulatedCluster:
 
 def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
     cluster = half_placed()
-    assert cluster.settle().look_again_after_seconds == 600
+    assert cluster.settle().requeue_after_seconds == 600
     cluster.tick(600)
     cluster.settle()
     cluster.finish_deletions()
     cluster.settle()
     cluster.finish_deletions()
     assert cluster.pods == {}
-    assert cluster.settle().look_again_after_seconds == 60
+    assert cluster.settle().requeue_after_seconds == 60
     status, reason, message = scheduled(cluster)
     assert (status, reason) == ("False", "PlacementTimedOut")
     assert "only 2 of 3 pods found a node" in message
@@ -146,7 +146,7 @@ def test_waits_between_tries_to_place_double_up_to_tenfold() -> None:
         for _ in range(3):
             cluster.settle()
             cluster.finish_deletions()
-        waits.append(cluster.settle().look_again_after_seconds)
+        waits.append(cluster.settle().requeue_after_seconds)
         cluster.tick(waits[-1] or 0)
     assert waits == [60, 120, 240, 480, 600, 600]
 
@@ -168,7 +168,7 @@ def test_pods_that_an_operator_died_before_making_get_their_time_to_be_placed() 
     for name in (POLICY_0, POLICY_1):
         cluster.vanish(name)
     cluster.tick(1000)
-    assert cluster.settle().look_again_after_seconds == 600
+    assert cluster.settle().requeue_after_seconds == 600
     assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
     cluster.tick(600)
     cluster.settle()

@@ -147,7 +147,7 @@ def test_pods_that_do_not_start_anew_in_time_are_replaced_and_nothing_is_counted
     cluster.settle()
     cluster.restart(POLICY_0)
     cluster.tick(59)
-    assert cluster.settle().look_again_after_seconds == 1
+    assert cluster.settle().requeue_after_seconds == 1
     cluster.tick(1)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.reason) == (2, "NotRestartedInPlace")
@@ -198,7 +198,7 @@ def test_a_controller_that_waits_in_vain_is_given_time_to_end_with_its_logs() ->
 
 def test_a_controller_that_does_not_end_by_itself_is_ended() -> None:
     cluster = waiting(recovery={"maxAdjustments": 0})
-    assert cluster.settle().look_again_after_seconds == 30
+    assert cluster.settle().requeue_after_seconds == 30
     cluster.tick(30)
     cluster.settle()
     assert cluster.pods[CONTROLLER].deleting
@@ -216,7 +216,7 @@ def lost_a_worker(step: int = 3) -> SimulatedCluster:
 def test_a_lost_process_is_started_anew_in_place_under_the_same_plan() -> None:
     cluster = lost_a_worker()
     before = uids(cluster)
-    assert cluster.settle().look_again_after_seconds == 5, "the end of a pod may say why"
+    assert cluster.settle().requeue_after_seconds == 5, "the end of a pod may say why"
     cluster.tick(5)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt, cluster.attempt.plan_generation) == (2, 1, 1)

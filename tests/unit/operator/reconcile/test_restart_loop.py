@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
-from rljob_operator.reconcile.restart_in_place import MOST_RESTARTS
+from rljob_operator.reconcile.restart_in_place import MAX_RESTARTS_IN_PLACE
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, job_spec
 from tests.unit.operator.reconcile.memory_failures import FACTS, KNOWING, PENDING, evidence, status_of, waiting
 
@@ -17,7 +17,7 @@ def test_a_pod_that_never_finds_its_new_environment_is_replaced_and_that_counts(
     cluster = waiting()
     cluster.settle()
     cluster.restart()
-    restarted(cluster, MOST_RESTARTS - 1)
+    restarted(cluster, MAX_RESTARTS_IN_PLACE - 1)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.reason) == (2, None), "its node may be slow"
     cluster.restart(POLICY_0)
@@ -25,7 +25,9 @@ def test_a_pod_that_never_finds_its_new_environment_is_replaced_and_that_counts(
     assert (cluster.attempt.reason, cluster.attempt.exit_code) == ("RestartLoop", 86)
     assert (status_of(cluster).restarts, status_of(cluster).adjustments) == (1, 1)
     recovering = cluster.condition(ConditionType.RECOVERING).message
-    assert recovering.startswith(f"pod {POLICY_0} was restarted in place {MOST_RESTARTS + 1} times in this attempt, on")
+    assert recovering.startswith(
+        f"pod {POLICY_0} was restarted in place {MAX_RESTARTS_IN_PLACE + 1} times in this attempt, on"
+    )
     assert cluster.pods[CONTROLLER].deleting
     cluster.next_attempt_runs()
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt, cluster.phase) == (3, None, "Running")
@@ -35,7 +37,7 @@ def test_restarts_of_earlier_attempts_in_the_same_pods_are_none_of_this_one() ->
     cluster = waiting()
     cluster.settle()
     cluster.restart()
-    restarted(cluster, MOST_RESTARTS - 1)
+    restarted(cluster, MAX_RESTARTS_IN_PLACE - 1)
     cluster.ready()
     words = evidence(cluster, time=cluster.now, attempt=2)
     cluster.reports(3, attempt=2, memory_profile=FACTS, last_evidence=words, pending_exit=PENDING)
@@ -59,7 +61,7 @@ def test_an_operator_that_comes_back_after_hours_ends_the_loop_at_once() -> None
 def test_pods_that_are_caught_again_and_again_use_the_restarts_up_and_the_job_accounts_for_them() -> None:
     cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 2}), nodes=KNOWING).run()
     for _ in range(3):
-        restarted(cluster, MOST_RESTARTS + 1)
+        restarted(cluster, MAX_RESTARTS_IN_PLACE + 1)
         cluster.settle()
         if cluster.phase != "Failed":
             cluster.next_attempt_runs()
@@ -71,14 +73,14 @@ def test_pods_that_are_caught_again_and_again_use_the_restarts_up_and_the_job_ac
 def test_pods_of_another_trainer_may_restart_as_their_own_containers_ask() -> None:
     spec = job_spec(trainer={"image": "registry.example/trl:1"})
     cluster = SimulatedCluster(spec=spec, nodes=KNOWING).run()
-    restarted(cluster, MOST_RESTARTS + 1)
+    restarted(cluster, MAX_RESTARTS_IN_PLACE + 1)
     cluster.settle()
     assert (cluster.attempt.number, cluster.phase) == (1, "Running")
 
 
 def test_a_status_that_was_lost_is_no_loop() -> None:
     cluster = SimulatedCluster(nodes=KNOWING).run()
-    restarted(cluster, MOST_RESTARTS + 1)
+    restarted(cluster, MAX_RESTARTS_IN_PLACE + 1)
     cluster.set_status(None)
     cluster.settle()
     assert (cluster.attempt.number, cluster.attempt.reason) == (1, None)

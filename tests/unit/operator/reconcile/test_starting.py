@@ -46,7 +46,7 @@ def test_a_claim_that_does_not_exist_fails_the_job_after_the_timeout() -> None:
     cluster.settle()
     text = '0/2 nodes are available: persistentvolumeclaim "data" not found.'
     cluster.unschedulable(text, CONTROLLER, POLICY_0)
-    assert cluster.settle().look_again_after_seconds == 1800
+    assert cluster.settle().requeue_after_seconds == 1800
     assert text in cluster.condition(ConditionType.SCHEDULED).message
     cluster.tick(1800)
     cluster.settle()

@@ -109,7 +109,7 @@ def test_a_refusal_is_over_when_everything_could_be_made_and_not_before() -> Non
     def decide(observed: Observed) -> Desired:
         makes = len(rounds_seen) in (0, 2)
         rounds_seen.append(observed.refused)
-        return Desired(create=({"kind": "Pod"},) if makes else (), look_again_after_seconds=0.01)
+        return Desired(create=({"kind": "Pod"},) if makes else (), requeue_after_seconds=0.01)
 
     rounds_seen: list[str | None] = []
     Rounds(Answers(Forbidden("exceeded quota")), rounds=4, decide=decide)
@@ -130,5 +130,5 @@ def test_a_lost_leadership_ends_the_loop() -> None:
 
 
 def test_it_looks_again_when_the_decision_says_so() -> None:
-    rounds = Rounds(Answers(), rounds=3, decide=lambda _: Desired(look_again_after_seconds=0.01))
+    rounds = Rounds(Answers(), rounds=3, decide=lambda _: Desired(requeue_after_seconds=0.01))
     assert len(rounds.observed) >= 3

@@ -11,7 +11,7 @@ _FOREIGN_POD_REMEMBERED_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Setbacks:
+class ApiRefusals:
     """The refusals of one job."""
 
     refused: str | None = None
