@@ -16,14 +16,14 @@ from rljob_operator.reconcile.view import JobView
 
 
 def create_missing(objects: JobObjects, view: JobView) -> Desired:
-    """Support objects first: a pod that starts before its Secret is there waits for the kubelet's next try."""
+    """Create supporting objects first: a pod that starts before its Secret exists waits for the next kubelet retry."""
     missing = set(view.missing)
     pods = tuple(pod for pod in objects.pods if pod["metadata"]["name"] in missing)
     return Desired(apply=objects.apply, create=objects.create + pods, events=objects.notices)
 
 
 def build(view: JobView, attempt: int) -> JobObjects | str:
-    """The objects of an attempt, or what is wrong with the templates of the job."""
+    """The objects of an attempt, or the error in the templates of the job."""
     observed = view.observed
     try:
         return build_job_objects(
@@ -34,7 +34,7 @@ def build(view: JobView, attempt: int) -> JobObjects | str:
             attempt=attempt,
             plan=view.status.plan,
             plan_changes=view.status.plan_changes,
-            restarts_in_place=_restart_in_place(observed.nodes),
+            restarts_in_place=_can_restart_in_place(observed.nodes),
             controller_placement=controller_placement(observed, view.spec),
             gang=gang_of(observed, view.spec),
             ray_token=observed.fresh_token,
@@ -43,24 +43,24 @@ def build(view: JobView, attempt: int) -> JobObjects | str:
         return problem.sentence
 
 
-def _restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
-    """Pods that ask for it find a place on nodes only that know it, so all of them have to."""
+def _can_restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
+    """Pods with a restart rule are scheduled only on nodes that support it, so all nodes have to."""
     usable = [node for node in nodes if node.usable]
     return bool(usable) and all(node.restarts_in_place for node in usable)
 
 
 def harmless_foreign_pods(view: JobView) -> list[str]:
-    """Names of pods that have the job's labels, are not its own, and are in nobody's way."""
+    """Foreign pods that have the job's labels, but no name that the job needs."""
     return sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods})
 
 
 def report_invalid_spec(observed: Observed, draft: StatusDraft) -> Desired:
-    """For a job that cannot be read at all. Pods that run keep the spec they began with; nothing else is touched."""
-    sentence = observed.problem or "the spec cannot be read"
+    """Report a job that cannot be parsed. Running pods keep the spec that they started with."""
+    sentence = observed.problem or "cannot parse the spec"
     if draft.status.completion_time is not None:
         return Desired()
     if any(not pod.ended for pod in observed.pods):
-        message = f"the attempt that runs keeps the spec it began with; the changed spec cannot be used: {sentence}"
+        message = f"the running attempt keeps its spec; the changed spec is invalid: {sentence}"
         draft.condition(ConditionType.FAILED, False, ConditionReason.INVALID_SPEC, message)
         return Desired()
     return set_invalid_spec(sentence, draft)
@@ -70,6 +70,6 @@ def set_invalid_spec(sentence: str, draft: StatusDraft) -> Desired:
     if not draft.held(ConditionType.FAILED):
         draft.event("Warning", EventReason.INVALID_SPEC, sentence)
     draft.condition(
-        ConditionType.FAILED, True, ConditionReason.INVALID_SPEC, f"{sentence}; kubectl apply a mended spec"
+        ConditionType.FAILED, True, ConditionReason.INVALID_SPEC, f"{sentence}; fix the spec with kubectl apply"
     )
     return Desired()

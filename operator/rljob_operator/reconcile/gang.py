@@ -45,7 +45,7 @@ def half_placed_too_long(view: JobView) -> AttemptResult | None:
     placed = sum(1 for pod in view.pods if pod.node)
     scheduled = condition_of(view.status, ConditionType.SCHEDULED)
     why = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
-    sentence = f"only {placed} of {len(view.expected_pods)} pods found a node, so all were released{why}"
+    sentence = f"only {placed} of {len(view.expected_pods)} pods were scheduled, so all are deleted{why}"
     return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, sentence, NotCounted())
 
 

@@ -56,14 +56,14 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
 
 
 def _reason_to_stop(view: JobView) -> AttemptResult | None:
-    """Why the attempt must end although its pods would go on."""
+    """Reason to stop an attempt whose pods would keep running."""
     if view.spec.suspend:
         return AttemptResult(AttemptReason.SUSPEND_REQUESTED, "spec.suspend is true", NotCounted())
     return deadline_exceeded(view) or cannot_start(view) or half_placed_too_long(view)
 
 
 def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
-    """Create what is missing, unless somebody refuses it: then say so, and try again after a while."""
+    """Create missing objects; if they are refused, set the condition and retry later."""
     if refused := refusal(view):
         draft.condition(ConditionType.SCHEDULED, False, *refused)
         if wait := _seconds_until_retry(view, refused[0]):
@@ -73,24 +73,24 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     if isinstance(objects, str):
         return set_invalid_spec(objects, draft)
     if ignored := harmless_foreign_pods(view):
-        sentence = f"not pods of this job, though they have its labels: {', '.join(ignored)}"
+        sentence = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
         draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, sentence)
     desired = create_missing(objects, view)
     return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 
 
 def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:
-    """The condition is written first; the next try comes when it has stood for a while."""
+    """0 if the creation may be retried. The condition is written first, and the retry follows later."""
     if reason == ConditionReason.NAMESPACE_TERMINATING:
         return _RETRY_REFUSED_SECONDS
-    told = condition_of(view.status, ConditionType.SCHEDULED)
-    if told is None or told.reason != reason or view.status.update_time is None:
+    written = condition_of(view.status, ConditionType.SCHEDULED)
+    if written is None or written.reason != reason or view.status.update_time is None:
         return _RETRY_REFUSED_SECONDS
     return max(0.0, _RETRY_REFUSED_SECONDS - elapsed_seconds(view.status.update_time, view.now))
 
 
 def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
-    """Steps that are committed while the pods stop count; where they were the last ones, the job is complete."""
+    """Steps that are committed while the pods stop count; if they were the last ones, the job is complete."""
     end = attempt_result(view)
     if end is not None and isinstance(end.verdict, Complete):
         return conclude(end, draft, view)
@@ -105,6 +105,6 @@ def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     draft.change_attempt(end_time=view.now, to_step=draft.status.step)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.condition(
-            type_, False, ConditionReason.PODS_TERMINATED, f"the pods of attempt {view.attempt.number} have gone"
+            type_, False, ConditionReason.PODS_TERMINATED, f"the pods of attempt {view.attempt.number} are gone"
         )
     return next_attempt(view, draft)

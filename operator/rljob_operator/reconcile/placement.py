@@ -11,16 +11,16 @@ from rljob_operator.reconcile.observed import Observed, ObservedNode
 from rljob_operator.reconcile.view import JobView
 
 Obstacle = tuple[ConditionReason, str]
-"""Why no pods are made yet: reason and sentence of the condition Scheduled."""
+"""Reason and message of the condition Scheduled while no pods are created."""
 
 
 def obstacle_to_pods(view: JobView) -> Obstacle | None:
-    """What must change in the cluster before pods are made; None where nothing stands in the way."""
+    """Change of the cluster that is needed before pods can be created; None if there is none."""
     observed, spec = view.observed, view.spec
     if observed.namespace_terminating:
         return (
             ConditionReason.NAMESPACE_TERMINATING,
-            f"namespace {observed.namespace} is being deleted: no pods are made",
+            f"namespace {observed.namespace} is being deleted: no pods are created",
         )
     if spec.queue_name is not None and not observed.kueue_installed:
         return (
@@ -43,7 +43,7 @@ def obstacle_to_pods(view: JobView) -> Obstacle | None:
 
 
 def controller_placement(observed: Observed, spec: RLJobSpec) -> ControllerPlacement:
-    """Nodes without GPUs where there are any, or where the job insists: then the scheduler does the waiting."""
+    """Nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler."""
     if spec.controller.require_gpu_free_node or any(_takes_controller(node, spec) for node in observed.nodes):
         return "GpuFreeNodes"
     return "AnyNode"
@@ -55,13 +55,11 @@ def _takes_controller(node: ObservedNode, spec: RLJobSpec) -> bool:
 
 
 def refusal(view: JobView) -> Obstacle | None:
-    """Who refuses them, and what to do about it; None where nobody does."""
+    """Reason why missing pods cannot be created, and what to do about it; None if they can."""
     if view.observed.namespace_terminating:
         return obstacle_to_pods(view)
     if foreign := _foreign_in_the_way(view):
-        sentence = (
-            f"the job needs the name of pod {foreign[0]}, which is not its own: delete that pod, or rename the job"
-        )
+        sentence = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
         return ConditionReason.FOREIGN_POD, sentence
     if view.observed.refused:
         return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
@@ -69,12 +67,12 @@ def refusal(view: JobView) -> Obstacle | None:
 
 
 def _foreign_in_the_way(view: JobView) -> list[str]:
-    """Names that the attempt's pods need and that pods of somebody else have."""
+    """Names that the attempt needs and that foreign pods have."""
     return sorted(set(view.missing) & set(view.observed.foreign_pods))
 
 
 def unplaceable(view: JobView) -> str | None:
-    """Why pods find no node: the GPUs that the cluster lacks where that is it, else what the scheduler says."""
+    """Reason why pods find no node: missing GPUs, else the scheduler's message."""
     waiting = [pod for pod in view.pods if pod.unschedulable and not pod.node]
     if not waiting:
         return None
@@ -83,7 +81,7 @@ def unplaceable(view: JobView) -> str | None:
     pod = waiting[0]
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     excluded = view.status.plan.excluded_nodes if view.status.plan else []
-    kept_off = f"; the memory plan keeps workers off {', '.join(excluded)}: give them another node" if excluded else ""
+    kept_off = f"; the memory plan excludes {', '.join(excluded)}: add another node" if excluded else ""
     return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}"
 
 
@@ -104,9 +102,9 @@ def _lacking_gpus(view: JobView) -> str | None:
 
 
 def can_avoid(node: str, view: JobView) -> bool:
-    """Whether the nodes that are left beside it have the GPUs for all workers, whoever uses them at the moment.
+    """The other nodes have enough GPUs for all workers, free or not: excluding `node` cannot block the job.
 
-    Workers with GPUs tolerate the taint that nodes with GPUs commonly have; others tolerate none by themselves.
+    Workers with GPUs tolerate the usual taint of GPU nodes; other workers tolerate no taint.
     """
     left_out = {node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
     others = [other for other in view.observed.nodes if other.usable and other.name not in left_out]
@@ -117,7 +115,7 @@ def can_avoid(node: str, view: JobView) -> bool:
 
 
 def _hold(nodes: Iterable[int], pods: Iterable[int]) -> bool:
-    """Whether nodes with so many GPUs hold pods that want so many: the largest pod first, where it leaves least."""
+    """Pods with these GPUs fit on nodes with these GPUs, by best fit, largest pod first."""
     free = sorted(nodes)
     for wanted in sorted(pods, reverse=True):
         fitting = [gpus for gpus in free if gpus >= wanted]

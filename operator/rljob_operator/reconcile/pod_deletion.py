@@ -9,23 +9,23 @@ from rljob_operator.reconcile.desired import Desired, PodDeletion
 from rljob_operator.reconcile.observed import Observed, ObservedPod
 
 WITHOUT_WORKERS_SECONDS = 20
-"""For a controller to end that has lost a worker: it can commit nothing, and may take minutes to find that out."""
+"""Grace period of a controller that has lost a worker: it cannot commit, and may need minutes to notice."""
 
 
 def next_deletions(pods: Sequence[ObservedPod], missing: Sequence[str] = ()) -> tuple[PodDeletion, ...]:
-    """The pods that may be deleted now, so that in the end all have gone. `missing`: names of others that went before.
+    """Pods to delete now: the controller first, because it needs the workers to commit the current step.
 
-    Each gets the time that its template gives. Those that are going already are let be, but for a controller that waits
-    for workers that are no more.
+    `missing`: names of pods of the attempt that are gone already. Each pod keeps the grace period of its template;
+    that of a controller is shortened if a worker is lost.
     """
     controllers = [pod for pod in pods if pod.role == "controller" and not pod.ended]
     if not controllers:
         return tuple(PodDeletion(pod.name, pod.uid) for pod in pods if not pod.deleting)
-    going_sooner = WITHOUT_WORKERS_SECONDS if missing or _lost_a_worker(pods) else None
+    shorter_grace = WITHOUT_WORKERS_SECONDS if missing or _lost_a_worker(pods) else None
     return tuple(
-        PodDeletion(pod.name, pod.uid, going_sooner if pod.deleting else None)
+        PodDeletion(pod.name, pod.uid, shorter_grace if pod.deleting else None)
         for pod in controllers
-        if not pod.deleting or _has_longer(pod, going_sooner)
+        if not pod.deleting or _has_longer(pod, shorter_grace)
     )
 
 
@@ -39,15 +39,16 @@ def _has_longer(pod: ObservedPod, seconds: int | None) -> bool:
 
 
 def finish_deletion(observed: Observed) -> Desired:
+    """Delete the pods of a job that is being deleted, and then remove the finalizer."""
     if observed.pods:
         return Desired(delete_pods=next_deletions(observed.pods))
     return Desired(finalizer=False) if observed.has_finalizer else Desired()
 
 
 def workloads_to_delete(observed: Observed) -> tuple[str, ...]:
-    """Workloads of attempts whose pods are being deleted while they wait at Kueue's gate.
+    """Workloads of attempts whose pods are being deleted while they wait for Kueue's admission.
 
-    Kueue keeps a finalizer on the pods of a group. It takes it off when the group has ended or the Workload is deleted:
+    Kueue keeps a finalizer on the pods of a group until the group has finished or the Workload is deleted:
     https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_pods/
     """
     if not observed.kueue_installed:

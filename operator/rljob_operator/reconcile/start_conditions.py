@@ -13,7 +13,7 @@ from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.view import JobView
 
 _SETTLING_SECONDS = 5.0
-"""Pods that start as soon as they are placed are told of in one write: being placed is news only after so long."""
+"""Pods that start soon after being scheduled need one write only: Scheduled is set after this time."""
 
 
 def set_scheduled_condition(view: JobView, draft: StatusDraft) -> None:
@@ -37,7 +37,7 @@ def set_running_condition(view: JobView, draft: StatusDraft) -> None:
 
 
 def settling_seconds_left(view: JobView) -> float | None:
-    """Seconds until it is told that the pods are placed; None where they are not, or it has been told."""
+    """Seconds until Scheduled is set; None if it is set, or pods are not scheduled."""
     if view.holds(ConditionType.SCHEDULED) or not _all_placed(view):
         return None
     since = max(pod.placed_at for pod in view.pods)
@@ -54,24 +54,24 @@ def _all_placed(view: JobView) -> bool:
 def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
     if any(pod.gated for pod in view.pods):
         queue = f" {view.spec.queue_name}" if view.spec.queue_name else ""
-        return ConditionReason.WAITING_FOR_QUEUE, f"the pods wait for their admission by the queue{queue}"
+        return ConditionReason.WAITING_FOR_QUEUE, f"the pods wait for admission by the queue{queue}"
     if (sentence := unplaceable(view)) is not None:
         return ConditionReason.UNSCHEDULABLE, sentence
     placed = sum(1 for pod in view.pods if pod.node)
     if not placed:
         return ConditionReason.WAITING_FOR_PODS, "the pods are being created"
-    return ConditionReason.WAITING_FOR_PODS, f"{placed} of {len(view.expected_pods)} pods are placed"
+    return ConditionReason.WAITING_FOR_PODS, f"{placed} of {len(view.expected_pods)} pods are scheduled"
 
 
 def _set_scheduled(view: JobView, draft: StatusDraft) -> None:
     gpu_nodes = {node.name: node.gpus for node in view.observed.nodes if node.gpus}
     controller = view.controller
     if controller is None or controller.node not in gpu_nodes:
-        draft.condition(ConditionType.SCHEDULED, True, ConditionReason.PODS_SCHEDULED, "all pods are placed")
+        draft.condition(ConditionType.SCHEDULED, True, ConditionReason.PODS_SCHEDULED, "all pods are scheduled")
         return
     sentence = (
-        f"the controller is on {controller.node}, a node with GPUs ({gpu_nodes[controller.node]}): "
-        "they are hidden from it; add a node without GPUs to keep it off"
+        f"the controller runs on {controller.node}, a node with {gpu_nodes[controller.node]} GPUs, which are hidden "
+        "from it; add a node without GPUs"
     )
     draft.condition(ConditionType.SCHEDULED, True, ConditionReason.CONTROLLER_ON_GPU_NODE, sentence)
     draft.event("Warning", EventReason.CONTROLLER_ON_GPU_NODE, sentence)
@@ -85,34 +85,34 @@ def _set_started(view: JobView, draft: StatusDraft) -> None:
     number, step = view.attempt.number, view.attempt.from_step
     if draft.holds(ConditionType.RECOVERING):
         draft.condition(ConditionType.RECOVERING, False, ConditionReason.RECOVERED, f"attempt {number} runs")
-    draft.event("Normal", EventReason.ATTEMPT_STARTED, f"attempt {number} commits steps from step {step} on")
+    draft.event("Normal", EventReason.ATTEMPT_STARTED, f"attempt {number} runs from step {step}")
     _set_running(view, draft)
 
 
 def _set_running(view: JobView, draft: StatusDraft) -> None:
-    told = draft.reason(ConditionType.RUNNING)
+    before = draft.reason(ConditionType.RUNNING)
     if problem := view.report_problem:
-        if told != ConditionReason.STEP_REPORT_IGNORED:
+        if before != ConditionReason.STEP_REPORT_IGNORED:
             draft.event("Warning", EventReason.STEP_REPORT_IGNORED, problem)
-        message = f"the pods run, but status.step is not up to date: {problem}"
+        message = f"the pods run, but status.step is out of date: {problem}"
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_REPORT_IGNORED, message)
     elif sentence := overdue_step(view):
-        if told != ConditionReason.STEP_OVERDUE:
+        if before != ConditionReason.STEP_OVERDUE:
             draft.event("Warning", EventReason.STEP_OVERDUE, sentence)
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, sentence)
     else:
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, "steps are being committed")
 
 
-_SHORTEST_SECONDS = 600.0
-"""However quick the steps are: a checkpoint may wait for its volume, a reward for its service."""
-_TIMES_THE_STEP_BEFORE = 20.0
+_MIN_OVERDUE_SECONDS = 600.0
+"""Even if steps are fast: a checkpoint may wait for its volume, a reward for its service."""
+_FACTOR_OF_PREVIOUS_STEP = 20.0
 _FIRST_STEP_SECONDS = 1800.0
-"""There is none before it to compare with."""
+"""The first step has no previous step to compare with."""
 
 
 def overdue_step(view: JobView) -> str | None:
-    """What has not come on for too long, as a sentence; None where steps come, or none is in progress."""
+    """Message about a step that takes too long; None if no step is in progress, or it is in time."""
     if _seconds_left(view) != 0.0:
         return None
     report = view.report_of_attempt
@@ -120,28 +120,28 @@ def overdue_step(view: JobView) -> str | None:
     assert report.update_time is not None
     step = (report.step or 0) + 1
     phase = f" ({report.phase})" if report.phase else ""
-    doing = f"step {step}{phase}" if step <= view.spec.algorithm.steps else "the model that is written in the end"
+    doing = f"step {step}{phase}" if step <= view.spec.algorithm.steps else "the final model"
     before = _seconds_of_last_step(report)
-    beside = f", and the step before took {before:.0f} s" if before is not None else ""
+    beside = f"; the previous step took {before:.0f} s" if before is not None else ""
     return (
         f"{doing} is overdue: the trainer has reported nothing since "
         f"{report.update_time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{beside}; "
-        "the log of the controller's pod and logs/ on the job's volume may say what it waits for"
+        "check the log of the controller pod, and logs/ on the job's volume"
     )
 
 
 def overdue_seconds_left(view: JobView) -> float | None:
-    """Seconds until the step in progress is overdue; None where none is in progress, or it is overdue already."""
+    """Seconds until the current step is overdue; None if no step is in progress, or it is overdue already."""
     return _seconds_left(view) or None
 
 
 def _seconds_left(view: JobView) -> float | None:
-    """0: it is overdue. Counted from the last report: the trainer sends one whenever a phase begins."""
+    """0 if the step is overdue. Counted from the last report: the trainer sends one when a phase begins."""
     report = view.report_of_attempt
     if report is None or report.update_time is None or not view.holds(ConditionType.RUNNING):
         return None
     before = _seconds_of_last_step(report)
-    allowed = _FIRST_STEP_SECONDS if before is None else max(_SHORTEST_SECONDS, _TIMES_THE_STEP_BEFORE * before)
+    allowed = _FIRST_STEP_SECONDS if before is None else max(_MIN_OVERDUE_SECONDS, _FACTOR_OF_PREVIOUS_STEP * before)
     return max(0.0, allowed - elapsed_seconds(report.update_time, view.now))
 
 

@@ -11,10 +11,10 @@ from rljob_operator.reconcile.view import JobView, condition_of
 
 
 def deadline_seconds_left(view: JobView) -> float | None:
-    """Seconds until `spec.activeDeadlineSeconds` are over; None without a deadline, or before the start.
+    """Seconds until `spec.activeDeadlineSeconds` have passed; None without a deadline, or before the start.
 
-    Counted from the start, or from the last time that the job was resumed or was given more steps. While it is
-    suspended, the clock stands.
+    Counted from the start, or from the last time that the job was resumed or given more steps. The clock is stopped
+    while the job is suspended.
     """
     allowed, begun = view.spec.active_deadline_seconds, view.status.start_time
     if allowed is None or begun is None or view.holds(ConditionType.SUSPENDED):
@@ -31,13 +31,13 @@ def deadline_exceeded(view: JobView) -> AttemptResult | None:
         return None
     sentence = (
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
-        "what it committed is on its volume"
+        "its committed steps are on its volume"
     )
     return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, sentence, Failed(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:
-    """Seconds until a finished job is deleted; None where it is kept."""
+    """Seconds until a finished job is deleted; None if it is kept."""
     allowed, ended = view.spec.ttl_seconds_after_finished, view.status.completion_time
     return None if allowed is None or ended is None else max(0.0, allowed - elapsed_seconds(ended, view.now))
 
@@ -46,7 +46,7 @@ _PERMANENT = ("InvalidImageName",)
 
 
 def start_problem(view: JobView) -> str | None:
-    """What keeps a pod from starting, as a sentence, at once; None where nothing is known to."""
+    """Message about a pod that cannot start; None if all can, as far as is known."""
     for pod in view.pods:
         if pod.waiting and not pod.started:
             return f"pod {pod.name} cannot start: {pod.waiting}"
@@ -54,7 +54,7 @@ def start_problem(view: JobView) -> str | None:
 
 
 def cannot_start(view: JobView) -> AttemptResult | None:
-    """The end of an attempt whose pods had long enough to start."""
+    """Result of an attempt whose pods did not start in time."""
     for pod in view.pods:
         never = pod.waiting is not None and pod.waiting.startswith(_PERMANENT)
         if never or _seconds_left(pod, view) == 0.0:
@@ -65,7 +65,7 @@ def cannot_start(view: JobView) -> AttemptResult | None:
 
 
 def start_seconds_left(view: JobView) -> float | None:
-    """Seconds until the first pod has had long enough; None where all have started, or wait for a node."""
+    """Seconds until the first start timeout; None if all pods have started, or wait for a node."""
     return min((left for pod in view.pods if (left := _seconds_left(pod, view)) is not None), default=None)
 
 
@@ -82,13 +82,13 @@ def _seconds_left(pod: ObservedPod, view: JobView) -> float | None:
 
 
 def _mentions_missing_claim(unschedulable: str) -> bool:
-    """The scheduler's words for a claim that does not exist: `persistentvolumeclaim "x" not found`."""
+    """The scheduler reports a claim that does not exist: `persistentvolumeclaim "x" not found`."""
     return "persistentvolumeclaim" in unschedulable.lower() and "not found" in unschedulable
 
 
 def _sentence(pod: ObservedPod, view: JobView) -> str:
     why = pod.waiting or pod.unschedulable
     if why is None:
-        why = f"kubectl describe pod {pod.name} tells what it waits for"
+        why = f"see kubectl describe pod {pod.name}"
     waited = elapsed_seconds(pod.placed_at, view.now)
     return f"pod {pod.name} has not started after {waited:.0f} s: {why}"

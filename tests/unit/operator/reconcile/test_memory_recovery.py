@@ -188,7 +188,7 @@ def test_pods_that_find_no_node_are_told_which_ones_the_plan_keeps_them_off() ->
     cluster.unschedulable("0/2 nodes are available", POLICY_0)
     cluster.settle()
     message = cluster.condition(ConditionType.SCHEDULED).message
-    assert message.endswith("0/2 nodes are available; the memory plan keeps workers off gpu-7: give them another node")
+    assert message.endswith("0/2 nodes are available; the memory plan excludes gpu-7: add another node")
 
 
 def test_the_only_node_that_has_the_gpus_is_not_left() -> None:

@@ -71,7 +71,7 @@ def test_after_the_last_step_it_is_the_model_that_is_waited_for() -> None:
     cluster.tick(700)
     cluster.settle()
     assert cluster.condition(ConditionType.RUNNING).message.startswith(
-        "the model that is written in the end is overdue"
+        "the final model is overdue"
     )
 
 

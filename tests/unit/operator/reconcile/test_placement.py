@@ -126,7 +126,7 @@ def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None
     assert cluster.settle().requeue_after_seconds == 60
     status, reason, message = scheduled(cluster)
     assert (status, reason) == ("False", "PlacementTimedOut")
-    assert "only 2 of 3 pods found a node" in message
+    assert "only 2 of 3 pods were scheduled" in message
     cluster.tick(60)
     cluster.run()
     assert cluster.phase == "Running"
