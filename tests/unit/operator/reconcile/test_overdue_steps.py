@@ -47,8 +47,8 @@ def test_the_sentence_says_what_since_when_and_what_is_usual() -> None:
     condition = cluster.condition(ConditionType.RUNNING)
     assert condition.status == "True"
     assert condition.message.startswith(
-        "step 6 (update) is overdue: the trainer has reported nothing since 2026-01-01 00:00:00 UTC, "
-        "and the step before took 8 s; "
+        "step 6 (update) is overdue: the trainer has reported nothing since 2026-01-01 00:00:00 UTC; "
+        "the previous step took 8 s; "
     )
 
 
