@@ -40,9 +40,7 @@ def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
 
 def _suspended(draft: StatusDraft) -> Desired:
     if not draft.holds(ConditionType.SUSPENDED):
-        draft.event(
-            "Normal", EventReason.SUSPENDED, "the job is suspended until spec.suspend is false"
-        )
+        draft.event("Normal", EventReason.SUSPENDED, "the job is suspended until spec.suspend is false")
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.condition(type_, False, ConditionReason.SUSPEND_REQUESTED, "the job is suspended")
     draft.condition(ConditionType.SUSPENDED, True, ConditionReason.SUSPEND_REQUESTED, "spec.suspend is true")

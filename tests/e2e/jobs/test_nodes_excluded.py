@@ -101,7 +101,5 @@ def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
         return bool(condition(found, "Scheduled").get("reason") == "Unschedulable")
 
     selects = jobs.wait("rljob", "selects", waits, ENDED_WITHIN_SECONDS)
-    assert condition(selects, "Scheduled")["message"].endswith(
-        "the memory plan excludes cpu-node: add another node"
-    )
+    assert condition(selects, "Scheduled")["message"].endswith("the memory plan excludes cpu-node: add another node")
     assert changes(selects) == [("processes", "ForeignProcess"), ("excludedNodes", "ForeignProcess")]

@@ -70,9 +70,7 @@ def test_after_the_last_step_it_is_the_model_that_is_waited_for() -> None:
     cluster = running(60, seconds=QUICK)
     cluster.tick(700)
     cluster.settle()
-    assert cluster.condition(ConditionType.RUNNING).message.startswith(
-        "the final model is overdue"
-    )
+    assert cluster.condition(ConditionType.RUNNING).message.startswith("the final model is overdue")
 
 
 def test_a_report_without_a_time_says_nothing_of_the_step_in_progress() -> None:
