@@ -22,7 +22,6 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.recovery import Constraints, RecoveryState, profile_of
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
@@ -31,6 +30,7 @@ from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
 from rljob_memory.recovery.families.rollout_sleep import ROLLOUT_SLEEP
 from rljob_memory.recovery.families.weight_sync import WEIGHT_EXPORT
 from rljob_memory.recovery.family import Family
+from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 PICTURE = RESULTS / "freed_bytes.png"

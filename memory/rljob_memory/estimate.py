@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from rljob_memory.sizes import GIB
 from rljob_memory.workload import ModelShape, Workload
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 POLICY_BESIDE_TORCH_BYTES = 2 * GIB
 """A rank's CUDA context (about 0.5 GiB), NCCL buffers (about 1 GiB with more than one rank) and cuBLAS workspaces."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
-from rljob_memory.estimate import GIB
 from rljob_memory.plan import LARGEST_MICRO_BATCH_TOKENS
 from rljob_memory.recovery.pins import pinned_values, with_pins
 from rljob_memory.recovery.profile import shares_gpu
+from rljob_memory.sizes import GIB
 
 
 def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, profile: MemoryProfile | None) -> MemoryPlan | None:

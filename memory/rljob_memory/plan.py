@@ -11,8 +11,6 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_memory.estimate import (
     AWAKE_ENGINE_BYTES,
-    GIB,
-    MIB,
     POLICY_BESIDE_TORCH_BYTES,
     SLEEPING_ENGINE_BYTES,
     activation_bytes_per_token,
@@ -23,6 +21,7 @@ from rljob_memory.estimate import (
     policy_update_bytes,
 )
 from rljob_memory.recovery.pins import pinned_values
+from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 __all__ = ["Hardware", "MemoryPlan", "ModelShape", "Workload", "first_plan"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import median
 
-from rljob_memory.estimate import MIB
+from rljob_memory.sizes import MIB
 
 _LEAST_TAU = 0.8
 """Nine pairs in ten grow."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from rljob_api.exit_codes import ExitCode
 from rljob_memory.diagnosis import Diagnosis, diagnose
 from rljob_memory.evidence import CollectedEvidence, Unreadable, read_evidence
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _SURE = 0.75
 _LIKELY = 0.5

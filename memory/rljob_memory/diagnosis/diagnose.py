@@ -9,7 +9,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.rules import RULES
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _LEAST_CONFIDENCE = 0.3
 _UNKNOWN_CONFIDENCE = 0.5

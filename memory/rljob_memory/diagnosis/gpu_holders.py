@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rljob_memory.estimate import GIB
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
+from rljob_memory.sizes import GIB
 
 _LEAST_FOREIGN_BYTES = GIB
 _LEAST_FOREIGN_SHARE = 0.05

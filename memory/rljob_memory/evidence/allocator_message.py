@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
-from rljob_memory.evidence.sizes import SIZE, size_bytes
+from rljob_memory.sizes import SIZE, size_bytes
 
 START = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory(?:\.|$)")
 """The beginning of a message. A log may break it over several lines."""

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from rljob_memory.evidence.sizes import KIB, size_bytes
 from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import KIB, size_bytes
 
 _NEARLY_FULL = 0.95
 _LONGEST_FILE_BYTES = 1 << 14

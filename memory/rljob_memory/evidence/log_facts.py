@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import GpuProcess
 from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
-from rljob_memory.evidence.sizes import SIZE, size_bytes
 from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import GIB, MIB, SIZE, size_bytes
 
 _GB = r"(\d{1,9}(?:\.\d{1,6})?)"
 _SLEPT = re.compile(rf"Sleep mode freed (-?[\d.]{{1,9}}) GiB memory, {_GB} GiB memory is still in use")

@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rljob_memory.evidence.activity import activity_of
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.sample import current_name
+from rljob_memory.sizes import human_bytes
 
 MOST_SEGMENTS = 20
 MOST_BLOCKS = 50

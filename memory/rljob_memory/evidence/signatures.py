@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from rljob_memory.evidence.failure import FailureKind
-from rljob_memory.evidence.sizes import SIZE, size_bytes
+from rljob_memory.sizes import SIZE, size_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_memory.evidence.failure import DeviceMemory
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 PICKLE_START = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """The first bytes of a pickle of protocol 2 to 5."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from rljob_memory.diagnosis.classes import FailureClass
-from rljob_memory.estimate import MIB
-from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.forecast.phase_series import PhaseSeries
 from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import MIB, human_bytes
 from rljob_memory.trend import Trend, kendall_tau, ongoing_growth
 
 _LEAST_GROWTH_BYTES = 64 * MIB

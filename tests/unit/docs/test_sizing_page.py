@@ -8,16 +8,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api.memory_settings import MemorySettings
-from rljob_memory.estimate import (
-    AWAKE_ENGINE_BYTES,
-    GIB,
-    POLICY_BESIDE_TORCH_BYTES,
-    SLEEPING_ENGINE_BYTES,
-    activation_bytes_per_token,
-    kv_bytes,
-    policy_state_bytes,
-    policy_update_bytes,
-)
+from rljob_memory.estimate import AWAKE_ENGINE_BYTES, POLICY_BESIDE_TORCH_BYTES, SLEEPING_ENGINE_BYTES, activation_bytes_per_token, kv_bytes, policy_state_bytes, policy_update_bytes
+from rljob_memory.sizes import GIB
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.memory_settings import MemorySettings
-from rljob_memory.estimate import GIB, MIB, kv_bytes, policy_state_bytes
+from rljob_memory.estimate import kv_bytes, policy_state_bytes
 from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, first_plan
+from rljob_memory.sizes import GIB, MIB
 
 AUTO = MemorySettings()
 H200 = Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0")

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rljob_api.plan_change import PlanChange
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
-from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.recovery import messages
+from rljob_memory.sizes import human_bytes
 from rljob_trainer.plot.timeline_plot import Mark
 
 _ANSWERED_WITHIN_SECONDS = 120.0

@@ -13,7 +13,7 @@ from rljob_memory.diagnosis.growth import allocated_growth
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _BY_ACTIVITY = {Activity.LOGITS: 0.8, Activity.BACKWARD: 0.65, Activity.FORWARD: 0.6, Activity.GENERATION: 0.4}
 _OTHER_CAUSES = frozenset(Activity) - set(_BY_ACTIVITY)

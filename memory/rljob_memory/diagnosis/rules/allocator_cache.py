@@ -11,11 +11,10 @@ from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_cache_bytes
 from rljob_memory.diagnosis.growth import allocated_growth, reserved_growth
-from rljob_memory.estimate import GIB
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import GIB, human_bytes
 
 _BY_TEXT = {
     FailureKind.ENGINE_WAKE: 0.6,

@@ -9,10 +9,9 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import engine_holds_little
-from rljob_memory.estimate import MIB
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind, GpuProcess
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import MIB, human_bytes
 
 _SMALLEST_CONTEXT_BYTES = 200 * MIB
 _LARGEST_CONTEXT_BYTES = 1280 * MIB

@@ -9,10 +9,9 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import engine_holds_little, foreign_bytes, sleeping_engine_bytes
-from rljob_memory.estimate import MIB
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import MIB, human_bytes
 
 _FREED_NOTHING_BYTES = 256 * MIB
 

@@ -17,7 +17,7 @@ from rljob_memory.diagnosis.gpu_holders import (
 from rljob_memory.diagnosis.rules.controller_context import context_sized
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _MOST = 0.5
 _MUCH = 0.2

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.estimate import MIB
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import MIB, human_bytes
 
 _LARGE_SHARE = 0.1
 """Share of reserved memory. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that

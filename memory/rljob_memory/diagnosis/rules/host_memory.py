@@ -12,7 +12,7 @@ from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _ONE_OF_SEVERAL = "potential root causes"
 """Part of Ray's message that names the out-of-memory killer only as the first of several possible causes."""

@@ -12,7 +12,7 @@ from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_reserved_by
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _BY_ACTIVITY = {Activity.KV_CACHE: 0.75, Activity.ENGINE_WARM_UP: 0.65, Activity.GENERATION: 0.55}
 _LITTLE_IN_USE = 0.1

@@ -12,7 +12,7 @@ from rljob_memory.diagnosis.gpu_holders import foreign_bytes
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 
 def optimizer_state(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:

@@ -12,7 +12,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.growth import allocated_growth
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 _OF_THE_GPU = frozenset(
     {FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.MATH_LIBRARY, FailureKind.ENGINE_WAKE}

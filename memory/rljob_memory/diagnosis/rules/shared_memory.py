@@ -10,7 +10,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 
 def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:

@@ -11,7 +11,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.sizes import human_bytes
+from rljob_memory.sizes import human_bytes
 
 
 def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:

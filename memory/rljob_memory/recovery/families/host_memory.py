@@ -9,10 +9,10 @@ from math import ceil
 
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.plan_text import text_of
+from rljob_memory.sizes import human_bytes
 
 _GROWTH = 1.5
 _ACTS_ON = frozenset({FailureClass.HOST_MEMORY})

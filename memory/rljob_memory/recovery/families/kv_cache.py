@@ -6,9 +6,9 @@ A smaller cache costs throughput of the rollout phase once it holds fewer sequen
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.estimate import MIB
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
+from rljob_memory.sizes import MIB
 
 _ACTS_ON = frozenset(
     {

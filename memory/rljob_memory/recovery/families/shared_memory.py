@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.evidence.sizes import human_bytes
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families.host_memory import limit_bytes
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.plan_text import text_of
+from rljob_memory.sizes import human_bytes
 
 
 def _next_change(case: Case) -> Change | None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence.allocator_message import parse_allocator_message, parse_request
-from rljob_memory.evidence.sizes import size_bytes
+from rljob_memory.sizes import GIB, MIB, size_bytes
 
 SIZES = st.one_of(
     st.integers(0, 1023).map(lambda count: f"{count} bytes"),

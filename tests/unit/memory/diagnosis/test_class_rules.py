@@ -9,12 +9,12 @@ import pytest
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import EngineRecord, MemorySeries
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import GIB, MIB
 from rljob_memory.trend import past_growth
 from rljob_testing.memory_plans import memory_plan
 

@@ -20,10 +20,10 @@ from rljob_api.step_report import Evidence as ReportedEvidence
 from rljob_api.step_report import RankMemory, StepReport
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import FailureKind, Unreadable, read_evidence
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.snapshot import failed_requests
+from rljob_memory.sizes import GIB, MIB
 from rljob_testing.memory_plans import memory_plan
 
 MESSAGE = (

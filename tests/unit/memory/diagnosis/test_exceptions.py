@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rljob_memory.estimate import GIB
 from rljob_memory.evidence import Failure, FailureKind, failure_of_exception
 from rljob_memory.evidence.activity import Activity
+from rljob_memory.sizes import GIB
 
 FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import read_evidence
 from rljob_memory.evidence.host import merged, shared_memory_of
 from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import GIB, MIB
 
 KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
 BUS_ERROR = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.\n"

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import CollectedEvidence, FailureKind, read_evidence
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import DeviceMemory, Failure
 from rljob_memory.evidence.first_failure import of_last_attempt, without_duplicates
 from rljob_memory.evidence.log_lines import marked_time, time_mark
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_memory.sizes import GIB, MIB
 from rljob_testing.oom_snapshots import BEGUN, oom_snapshot
 
 MESSAGE = (

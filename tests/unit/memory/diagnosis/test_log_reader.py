@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import diagnose
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import CollectedEvidence, FailureKind
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.log_reader import LogReader
+from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import recorded_texts
 
 OUT_OF_MEMORY = (

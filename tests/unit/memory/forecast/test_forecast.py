@@ -16,9 +16,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rljob_api.step_report import MemoryPressure
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.forecast import Forecast, worth_preventing
 from rljob_memory.sample import MemorySample, current_name
+from rljob_memory.sizes import GIB, MIB
 from rljob_memory.trend import kendall_tau, ongoing_growth, theil_sen_slope
 
 CARD = 80 * GIB

@@ -14,7 +14,6 @@ from rljob_api.plan_change import DiagnosisStatus, Phase, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence, RankMemory
 from rljob_memory.diagnosis import diagnosed
-from rljob_memory.estimate import GIB
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
 from rljob_memory.recovery import (
     Changed,
@@ -27,6 +26,7 @@ from rljob_memory.recovery import (
     profile_of,
     respond,
 )
+from rljob_memory.sizes import GIB
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EVERY_LEVEL: frozenset[RemedyLevel] = frozenset(get_args(RemedyLevel))

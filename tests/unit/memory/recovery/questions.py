@@ -13,10 +13,10 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import Phase, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.estimate import MIB
 from rljob_memory.recovery import Constraints
 from rljob_memory.recovery.constraints import LEVELS
 from rljob_memory.recovery.pins import pinning_field
+from rljob_memory.sizes import MIB
 from tests.unit.memory.recovery.failures import diagnosis, failure
 
 _SIZES = st.integers(min_value=1, max_value=4_096).map(lambda number: number * MIB)

@@ -7,8 +7,8 @@ from itertools import repeat
 
 import pytest
 
-from rljob_memory.estimate import GIB
 from rljob_memory.recovery import GiveUp, RecoveryState, Restart
+from rljob_memory.sizes import GIB
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FACTS,

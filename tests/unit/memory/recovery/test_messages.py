@@ -6,8 +6,8 @@ import pytest
 
 from rljob_api.plan_change import Phase, PlanChange, RemedyStatus, Role
 from rljob_api.step_report import MemoryPressure
-from rljob_memory.estimate import GIB
 from rljob_memory.recovery import messages
+from rljob_memory.sizes import GIB
 from tests.unit.memory.recovery.failures import (
     FIRST_PLAN,
     FRAGMENTED,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, Role
 from rljob_api.step_report import RankMemory
-from rljob_memory.estimate import GIB
 from rljob_memory.recovery import observed, role_that_shows
+from rljob_memory.sizes import GIB
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FIRST_PLAN,

@@ -10,8 +10,8 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.step_report import RankMemory
-from rljob_memory.estimate import GIB
 from rljob_memory.recovery import Constraints, GiveUp
+from rljob_memory.sizes import GIB
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FACTS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rljob_memory.estimate import GIB
 from rljob_memory.recovery import profile_of
+from rljob_memory.sizes import GIB
 from tests.unit.memory.recovery.failures import FIRST_PLAN, H200, QWEN3_0_6B, SIXTEEN_GROUPS
 
 

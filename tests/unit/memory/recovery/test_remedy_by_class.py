@@ -9,8 +9,8 @@ import pytest
 
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import RankMemory
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.recovery import GiveUp, Restart, messages
+from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FACTS,

@@ -11,10 +11,10 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MemoryPressure, RankMemory
 from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
-from rljob_memory.estimate import GIB, MIB
 from rljob_memory.evidence import read_evidence
 from rljob_memory.recovery import Changed, Constraints, RecoveryState, prevent
 from rljob_memory.recovery.ladder import families_for
+from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import recorded_failures
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,

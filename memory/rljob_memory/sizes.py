@@ -1,10 +1,10 @@
-"""Sizes as programs print them, and bytes as people read them."""
+"""Units of memory; sizes read from the output of programs and written for people."""
 
 from __future__ import annotations
 
-from rljob_memory.estimate import GIB, MIB
-
 KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
 TIB = 1 << 40
 
 SIZE = r"(?:\d{1,15}(?:\.\d{1,6})? ?(?:bytes|[KMGT]i?B|B))"
@@ -15,10 +15,10 @@ _IMPOSSIBLE_BYTES = 1 << 50
 
 
 def size_bytes(text: str) -> int | None:
-    """Bytes of a text that matches `SIZE`; None where no machine has as much.
+    """Bytes of a text that matches `SIZE`; None if no machine has that much.
 
-    `GB` counts as GiB: torch, Ray and the trainers divide by 1024³ and print either. NVML's 17179869184 GiB, its way
-    to say that it does not know, is one of the impossible ones.
+    `GB` counts as GiB: torch, Ray and the trainers divide by 1024³ and print either. NVML reports an
+    unknown size as 17179869184 GiB, which is None here.
     """
     number = text.rstrip("bytesKMGTi B")
     unit = text[len(number) :].strip()
