@@ -81,6 +81,11 @@ def test_a_reward_function_that_gives_no_number(job: Path, function: str, said: 
     run_expecting(ExitCode.BAD_INPUT, job, f"rewards:{function}", said, task=JSONL | {"reward": f"rewards:{function}"})
 
 
+def test_a_corrected_manifest_runs_in_the_same_directory(job: Path) -> None:
+    run_expecting(ExitCode.BAD_INPUT, job, "expected a function absent", task=JSONL | {"reward": "rewards:absent"})
+    run_expecting(ExitCode.BAD_INPUT, job, "raised KeyError", task=JSONL | {"reward": "rewards:raising"})
+
+
 def test_a_topology_that_one_machine_cannot_have(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "job.yaml")
     spec = yaml.safe_load(manifest.read_text())

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
+from tests.unit.ledger.samples import step_record
 
 IDENTITY: dict[str, Any] = {"model": "random://qwen3", "algorithm": {"groupSize": 8, "seed": 0}, "task": {"args": {}}}
 
@@ -130,8 +132,7 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_job_is_refused_and_told_which_fields_differ(output: OutputDirectory) -> None:
-    with output.open("first", IDENTITY):
-        pass
+    commit_a_step(output, IDENTITY)
     other = {"model": "random://llama", "algorithm": {"groupSize": 8}, "task": {"args": {"digits": 2}}}
     with pytest.raises(OutputUnavailable) as raised, output.open("second", other):
         pass
@@ -143,6 +144,45 @@ def test_another_job_is_refused_and_told_which_fields_differ(output: OutputDirec
         "Revert them to resume that run, or give another --output to start over.",
     ]
     assert output.manifest.read_text() == "first"
+
+
+def test_a_corrected_manifest_starts_over_where_no_step_is_committed(output: OutputDirectory) -> None:
+    with output.open("first", IDENTITY), Ledger(output.ledger) as ledger:
+        ledger.begin_attempt(0.0, versions={}, plan={}, processes={})
+        (output.journal / "step-000001.npz").write_bytes(b"rollouts of the other reward function")
+        (output.memory / "policy-0.jsonl").write_bytes(b"{}")
+        output.controller_log.write_text("the error")
+    corrected = IDENTITY | {"model": "random://llama"}
+    with output.open("second", corrected):
+        assert output.manifest.read_text() == "second"
+        assert not output.ledger.exists()
+        assert not list(output.journal.iterdir())
+        assert not list(output.memory.iterdir())
+        assert output.controller_log.read_text() == "the error"
+    commit_a_step(output, corrected)
+    with pytest.raises(OutputUnavailable, match="holds the run of another job"), output.open("first", IDENTITY):
+        pass
+
+
+def test_a_run_that_is_started_again_keeps_its_rollouts_without_a_step(output: OutputDirectory) -> None:
+    with output.open("first", IDENTITY):
+        (output.journal / "step-000001.npz").write_bytes(b"rollouts")
+    with output.open("first", IDENTITY):
+        assert [path.name for path in output.journal.iterdir()] == ["step-000001.npz"]
+
+
+def test_a_changeable_setting_may_change_after_committed_steps(output: OutputDirectory) -> None:
+    commit_a_step(output, IDENTITY)
+    raised = IDENTITY | {"algorithm": {"groupSize": 16, "seed": 0}}
+    with output.open("raised", raised, changeable={"algorithm.groupSize"}):
+        assert output.ledger.exists()
+    with pytest.raises(OutputUnavailable, match=r"algorithm\.groupSize: 16 in the run"), output.open("first", IDENTITY):
+        pass
+
+
+def commit_a_step(output: OutputDirectory, identity: dict[str, Any]) -> None:
+    with output.open("first", identity), Ledger(output.ledger) as ledger:
+        ledger.commit(step_record(1))
 
 
 def test_the_same_job_with_more_steps_continues_and_keeps_its_new_manifest(output: OutputDirectory) -> None:

@@ -6,15 +6,18 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.durable_files import write_atomically, writing
+from rljob_trainer.ledger.ledger import read_ledger
+from rljob_trainer.ledger.records import step_records
 
 _IDENTITY_NAME = ".identity.json"
 _LOCK_NAME = ".lock"
@@ -42,11 +45,18 @@ class OutputDirectory:
 
     @contextmanager
     def open(
-        self, manifest: str, identity: Mapping[str, Any], *, pod: str | None = None, wait_seconds: float = 0.0
+        self,
+        manifest: str,
+        identity: Mapping[str, Any],
+        *,
+        changeable: Collection[str] = (),
+        pod: str | None = None,
+        wait_seconds: float = 0.0,
     ) -> Iterator[None]:
         """Lock the directory for this run within the block. The lock also ends with the process.
 
-        `manifest`: text for `job.yaml`. `identity`: JSON values that must not change between the runs of one job.
+        `manifest`: text for `job.yaml`. `identity`: JSON values that must not change between the runs of one job, once
+        it has committed a step. `changeable`: names in `identity` that may change all the same, as dotted paths.
         `pod`: the pod of this process as `namespace/name`, to report to others who find the directory locked.
         `wait_seconds`: time to wait for the lock; on a shared volume it may outlive the node of its holder.
 
@@ -56,7 +66,7 @@ class OutputDirectory:
         self._create()
         lock = self._lock(pod, wait_seconds)
         try:
-            self._claim(json.loads(json.dumps(identity)))
+            self._claim(json.loads(json.dumps(identity)), changeable)
             write_atomically(self.manifest, manifest.encode())
             with writing(self.path):
                 for directory in (self.checkpoints, self.journal, self.memory, self.logs):
@@ -112,24 +122,41 @@ class OutputDirectory:
             who, stop = "another process", "stop it"
         return f"{self.path} is in use by another run: {who}. Wait for it to end, {stop}, or give another --output."
 
-    def _claim(self, identity: dict[str, Any]) -> None:
+    def _claim(self, identity: dict[str, Any], changeable: Collection[str]) -> None:
         path = self.path / _IDENTITY_NAME
-        if not path.exists():
-            write_atomically(path, json.dumps(identity, indent=2).encode())
-            return
+        if path.exists():
+            self._require_same_job(path, identity, changeable)
+        write_atomically(path, json.dumps(identity, indent=2).encode())
+
+    def _require_same_job(self, path: Path, identity: dict[str, Any], changeable: Collection[str]) -> None:
+        """Raise `OutputUnavailable` if the directory holds committed steps of another job.
+
+        Without committed steps, what another job has left here is removed, except for its logs.
+        """
         try:
             recorded = json.loads(path.read_bytes())
         except ValueError as error:
             raise OutputUnavailable(
                 f"{path} is corrupt ({error}). Restore the file from a copy, or give another --output."
             ) from error
-        differences = _differences(recorded, identity)
-        if differences:
+        differences = _differences(recorded, identity, changeable)
+        if not differences:
+            return
+        if step_records(read_ledger(self.ledger).records):
             raise OutputUnavailable(
                 f"{self.path} holds the run of another job; these settings differ:\n"
                 + "".join(f"  {difference}\n" for difference in differences)
                 + "Revert them to resume that run, or give another --output to start over."
             )
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Remove the plan changes, rollouts, checkpoints and memory samples of a run without committed steps."""
+        with writing(self.path):
+            self.ledger.unlink(missing_ok=True)
+            for directory in (self.journal, self.checkpoints, self.memory):
+                if directory.exists():
+                    shutil.rmtree(directory)
 
 
 def _take_lock(descriptor: int, wait_seconds: float) -> None:
@@ -150,13 +177,13 @@ def _take_lock(descriptor: int, wait_seconds: float) -> None:
             return
 
 
-def _differences(recorded: Any, given: Any) -> list[str]:
-    """One line for each leaf that differs: `algorithm.groupSize: 8 in the run, 4 in the manifest`."""
+def _differences(recorded: Any, given: Any, changeable: Collection[str]) -> list[str]:
+    """One line for each other leaf that differs: `algorithm.groupSize: 8 in the run, 4 in the manifest`."""
     before, now = _leaves(recorded), _leaves(given)
     return [
         f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} in the manifest"
         for name in sorted(before.keys() | now.keys())
-        if _shown(before, name) != _shown(now, name)
+        if name not in changeable and _shown(before, name) != _shown(now, name)
     ]
 
 

@@ -41,6 +41,11 @@ def identity(job: RLJob) -> dict[str, Any]:
     return spec
 
 
+CHANGEABLE_SETTINGS = frozenset({"algorithm.maxPromptTokens"})
+"""Settings of `identity` that may change nevertheless. Every committed prompt is within the limit, so that another
+limit changes no committed step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a run."""
