@@ -1,4 +1,4 @@
-"""What is told to the user as a Kubernetes Event."""
+"""A Kubernetes Event for the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels, annotations, finalizer and field managers: everything that other programs may select or look for."""
+"""Labels, annotations, finalizer and field managers, which other programs may select."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ATTEMPT = "rljob.dev/attempt"
 PLAN_GENERATION = "rljob.dev/plan-generation"
 
 SPEC_DIGEST = "rljob.dev/spec-digest"
-"""Annotation of a pod: what tells whether it would be made the same way again."""
+"""Annotation of a pod: digest of the spec that it was created with."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY_OPERATOR = "rljob-operator"
@@ -19,7 +19,7 @@ NODE_HAS_GPUS = "rljob.dev/has-gpus"
 """On every node with allocatable GPUs, "true"; kept by the operator, absent on all other nodes."""
 
 FINALIZER = "rljob.dev/pods-end-first"
-"""The job goes when its pods have ended: they commit their step and write to the volume until then."""
+"""Keeps a deleted job until its pods are gone: they commit their step and write to the volume until then."""
 
 FIELD_MANAGER = "rljob-operator"
 TRAINER_FIELD_MANAGER = "rljob-trainer"

@@ -1,4 +1,4 @@
-"""What the operator counts and measures, for Prometheus. Few labels of few values each: never a job's name."""
+"""Prometheus metrics. Labels have few values: never the name of a job."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ProcessCollector(registry=REGISTRY)
 
 RECONCILE_SECONDS = Histogram(
     "rljob_operator_reconcile_seconds",
-    "Duration of one reconcile of one job, its writes included.",
+    "Duration of one reconcile of one job, including its writes.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
     registry=REGISTRY,
 )
 RECONCILE_ERRORS = Counter(
     "rljob_operator_reconcile_errors",
-    "Reconciles that ended early, by cause: Conflict, Unavailable, Refused, Unexpected.",
+    "Reconciles that failed, by cause: Conflict, Unavailable, Refused, Unexpected.",
     ("cause",),
     registry=REGISTRY,
 )
@@ -29,10 +29,10 @@ API_REQUESTS = Counter(
     ("verb", "resource", "code"),
     registry=REGISTRY,
 )
-JOBS = Gauge("rljob_operator_jobs", "RLJobs, by the phase that kubectl shows.", ("phase",), registry=REGISTRY)
+JOBS = Gauge("rljob_operator_jobs", "RLJobs by phase, as in kubectl get.", ("phase",), registry=REGISTRY)
 JOBS_FINISHED = Counter(
     "rljob_operator_jobs_finished",
-    "RLJobs that ended while this operator led, by result: Complete or Failed.",
+    "RLJobs that completed or failed while this replica led, by result: Complete or Failed.",
     ("result",),
     registry=REGISTRY,
 )
@@ -53,17 +53,17 @@ ADJUSTMENTS = Counter(
 )
 SECONDS_TO_RECOVER = Histogram(
     "rljob_operator_seconds_to_recover",
-    "Time from a change of the memory plan after a failure until the step that failed was done.",
+    "Time from a change of the memory plan after a failure until the failed step was committed.",
     buckets=(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
     registry=REGISTRY,
 )
 WATCH_AGE_SECONDS = Gauge(
     "rljob_operator_watch_age_seconds",
-    "Time since the API server was last heard on a watch, by resource; bookmarks count.",
+    "Seconds since the last message on a watch, by resource; bookmarks count.",
     ("resource",),
     registry=REGISTRY,
 )
-LEADER = Gauge("rljob_operator_leader", "1 where this replica is the leader, else 0.", registry=REGISTRY)
+LEADER = Gauge("rljob_operator_leader", "1 if this replica is the leader, else 0.", registry=REGISTRY)
 NODE_LABEL_WRITES = Counter(
     "rljob_operator_node_label_writes", "Nodes whose rljob.dev/has-gpus label was changed.", registry=REGISTRY
 )

@@ -10,7 +10,7 @@ def controller_pod_name(job: str) -> str:
 
 
 def worker_pod_name(job: str, role: Role, index: int) -> str:
-    """`role`: policy, or rollout where rollouts stand alone. `index` counts from 0."""
+    """`role`: policy, or rollout if engines have pods of their own. `index` counts from 0."""
     return f"{job}-{role}-{index}"
 
 

@@ -1,4 +1,4 @@
-"""One job as it was observed, for who decides about it and for who writes about just that state of it."""
+"""One observation of a job, for the decision and for the writes that follow."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rljob_operator.reconcile.observed import Observed
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What decisions depend on (`observed`), and the stored state of the job that writes are made for."""
+    """Input of a decision (`observed`), and the stored state of the job that its writes are based on."""
 
     observed: Observed
     resource_version: str
     finalizers: tuple[str, ...]
     status: Object
-    """The status as it is stored; empty where there is none."""
+    """The stored status; empty if there is none."""

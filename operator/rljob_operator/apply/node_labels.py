@@ -18,7 +18,7 @@ _WAIT_AFTER_ERROR_SECONDS = 5.0
 
 
 class NodeLabels:
-    """Writes a node's label where it is not what it should be, and never otherwise."""
+    """Writes the label of a node if it is wrong."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client

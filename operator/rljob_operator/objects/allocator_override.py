@@ -1,4 +1,4 @@
-"""What a template says about torch's CUDA allocator: respected, put into the one variable that counts, and told."""
+"""Settings of torch's CUDA allocator in a template: kept, moved into the effective variable, and reported."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ _LONGEST_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class RoleAllocator:
-    """`environment`: of the role's processes. `template`: the role's, with the one variable where it had the other."""
+    """Allocator of one role."""
 
     environment: dict[str, str]
+    """Variables of the role's processes."""
+
     template: PodTemplate
+    """The role's template, with the effective variable in place of the ignored one."""
+
     notices: tuple[EventNote, ...] = ()
 
 
 def role_allocator(attempt: JobAttempt, group: WorkerGroup) -> RoleAllocator:
-    """The allocator's environment of the group's role: RLJob's own, unless its template has a value."""
+    """The allocator of the group's role: RLJob's settings, unless the template sets a value."""
     template, folded = _fold(group)
     default = _default_environment(attempt, group)
     entry = next((e for e in _entries(template) if _is_about(e, ALLOCATOR_VARIABLE)), None)
@@ -57,7 +61,7 @@ def _default_environment(attempt: JobAttempt, group: WorkerGroup) -> dict[str, s
 
 
 def _problems(attempt: JobAttempt, group: WorkerGroup, settings: str) -> list[str]:
-    """What is wrong with the user's `settings`, or contradicts what else the job says."""
+    """Errors in the user's `settings`, and contradictions to the rest of the job."""
     version = attempt.torch_version
     problems = setting_problems(settings, torch_release(version) if version else None)
     expandable = allocator_options(settings).get("expandable_segments")
@@ -70,7 +74,7 @@ def _problems(attempt: JobAttempt, group: WorkerGroup, settings: str) -> list[st
 
 
 def _fold(group: WorkerGroup) -> tuple[PodTemplate, str]:
-    """The template with PYTORCH_ALLOC_CONF renamed, or dropped where both are there; and a sentence that says so."""
+    """The template with PYTORCH_ALLOC_CONF renamed, or removed if both are set, and a message about it."""
     entries = _entries(group.template)
     if not any(_sets(entry, IGNORED_ALLOCATOR_VARIABLE) for entry in entries):
         return group.template, ""
@@ -96,7 +100,7 @@ def _is_about(element: Any, name: str) -> bool:
 
 
 def _entries(template: PodTemplate) -> list[Any]:
-    """The environment of the container `rljob` in a template; none where it is malformed, which the merge reports."""
+    """Environment of the container `rljob` in a template; empty if malformed, which the merge reports."""
     containers = with_container_names(template.spec).get("containers")
     for container in containers if isinstance(containers, list) else []:
         if _is_about(container, CONTAINER):

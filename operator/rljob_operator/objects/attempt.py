@@ -58,7 +58,7 @@ class JobAttempt:
 
     @property
     def torch_version(self) -> str | None:
-        """torch in the worker pods; None where it is not known."""
+        """torch in the worker pods; None if unknown."""
         return self.settings.trainer_torch_version if self.spec.trainer is None else self.spec.trainer.torch_version
 
     @property

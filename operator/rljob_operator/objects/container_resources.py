@@ -21,7 +21,7 @@ _FACTORS = {
 
 
 def total_quantity(quantities: Iterable[str | int | float]) -> str:
-    """The sum as a quantity: whole where it can be, else in thousandths, rounded up. Raises ValueError."""
+    """The sum as a quantity: an integer if possible, else in thousandths, rounded up. Raises ValueError."""
     total = sum((_value(quantity) for quantity in quantities), Decimal(0))
     if total == total.to_integral_value():
         return str(int(total))
@@ -39,7 +39,7 @@ def _value(quantity: str | int | float) -> Decimal:
 
 
 def limits_and_requests(container: dict[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Raises InvalidTemplate where they are no objects; `path`: of the container."""
+    """Limits and requests of a container at `path`. Raises InvalidTemplate if they are no objects."""
     resources = expect_object(container.get("resources") or {}, f"{path}.resources")
     limits = expect_object(resources.get("limits") or {}, f"{path}.resources.limits")
     return limits, expect_object(resources.get("requests") or {}, f"{path}.resources.requests")

@@ -18,9 +18,9 @@ ADMISSION_GATE = f"{PREFIX}admission"
 def queue_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
     """Put the pod into the attempt's group.
 
-    The gate is Kueue's own, and set here too: where Kueue does not look after the namespace's pods, a job that names a
-    queue waits rather than runs beside the quota. The group is not retriable: an attempt's pods are not replaced one by
-    one, and Kueue lets them go when all have ended. Labels of the job for Kueue, such as its priority class, go along.
+    Kueue's scheduling gate is set here too: if Kueue does not manage the pods of the namespace, a job with a queue
+    waits instead of running outside the quota. The group is not retriable, because the pods of an attempt are not
+    replaced one by one. Labels of the job for Kueue, such as its priority class, are copied.
     """
     metadata, spec = pod["metadata"], pod["spec"]
     job_labels = attempt.job.metadata.labels

@@ -1,4 +1,4 @@
-"""What is raised where a manifest cannot be turned into pods, and the simplest reasons for it."""
+"""The error for a manifest that cannot be turned into pods, and checks of types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class InvalidTemplate(ValueError):
-    """The message is a sentence for people: where, what is wrong, what to write instead."""
+    """The message names the field, the error and the fix."""
 
     @property
     def sentence(self) -> str:

@@ -41,13 +41,13 @@ from rljob_operator.settings import OperatorSettings
 @dataclass(frozen=True, slots=True)
 class JobObjects:
     apply: tuple[Manifest, ...]
-    """What follows the job and its plan."""
+    """Objects that follow the job and its plan."""
     create: tuple[Manifest, ...]
-    """What is made once and holds what others write: a token, a report, checkpoints."""
+    """Objects that are created once, because others write to them: a token, a report, checkpoints."""
     pods: tuple[Manifest, ...]
-    """The controller pod first, where there is one; to be created when the others are there."""
+    """Pods, the controller first; created after the other objects."""
     notices: tuple[EventNote, ...]
-    """What the user should know about the templates."""
+    """Events about the templates."""
 
 
 def build_job_objects(
@@ -64,9 +64,10 @@ def build_job_objects(
     gang: Gang,
     ray_token: str,
 ) -> JobObjects:
-    """`plan`: None while the trainer has not worked out the first one. `ray_token`: for a Secret that is not there yet.
+    """Build all objects of an attempt.
 
-    Raises InvalidTemplate where what the manifest says cannot be made into pods.
+    `plan`: None until the trainer has reported its first plan. `ray_token`: for a Secret that does not exist yet.
+    Raises InvalidTemplate if the manifest cannot be turned into pods.
     """
     this = JobAttempt(
         job,

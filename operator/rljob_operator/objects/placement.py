@@ -1,4 +1,4 @@
-"""Which nodes a pod may go to: the controller to those without GPUs, workers with GPUs to those that have them."""
+"""Node placement: the controller on nodes without GPUs, workers with GPUs on nodes that have them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ TermPart = Literal["matchExpressions", "matchFields"]
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeLabel:
-    """A label that nodes with GPUs carry, and who puts it there. `value`: None where any value means GPUs."""
+    """A label of nodes with GPUs."""
 
     key: str
+
     set_by: str
+    """Program that sets the label."""
+
     value: str | None = None
+    """Value that means GPUs; None for any."""
 
     def absent(self) -> Expression:
         if self.value is None:
@@ -46,10 +50,10 @@ _PREFERENCES = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_resource: str, path: str) -> None:
-    """Add the controller's placement to a pod's `spec`, beside what the user wants of it.
+    """Add the controller's placement to a pod's `spec`, in addition to that of the user.
 
-    GpuFreeNodes: only nodes without GPUs. AnyNode: rather those; a GPU node's taint is tolerated, for there may be no
-    other node. Raises InvalidTemplate where the user's affinity is none; `path`: of the spec, for the message.
+    GpuFreeNodes: only nodes without GPUs. AnyNode: nodes without GPUs are preferred, and the taint of GPU nodes is
+    tolerated. Raises InvalidTemplate if the user's affinity is malformed; `path`: of the spec, for the message.
     """
     expressions = [label.absent() for label in GPU_NODE_LABELS]
     if placement == "GpuFreeNodes":
@@ -60,7 +64,7 @@ def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_r
 
 
 def keep_off(spec: dict[str, Any], nodes: Sequence[str], path: str) -> None:
-    """Keep a pod off `nodes`, beside what the user wants of its nodes. Raises as `place_controller` does."""
+    """Exclude `nodes` for a pod, in addition to the placement of the user. Raises as `place_controller` does."""
     if nodes:
         # A field selector takes one value.
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
@@ -68,20 +72,20 @@ def keep_off(spec: dict[str, Any], nodes: Sequence[str], path: str) -> None:
 
 
 def tolerate_gpu_nodes(spec: dict[str, Any], gpu_resource: str, path: str) -> None:
-    """GPU nodes are commonly tainted with the name of the resource, so that nobody else takes their place."""
+    """Tolerate the usual taint of GPU nodes, which has the name of the resource."""
     toleration = {"key": gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
     given = expect_list(spec.get("tolerations", []), f"{path}.tolerations")
     spec["tolerations"] = given if toleration in given else [*given, toleration]
 
 
 def _require(spec: dict[str, Any], kind: TermPart, expressions: list[Expression], path: str) -> None:
-    """All of `expressions` and what the user requires: terms are alternatives, so into each of them."""
+    """Require `expressions` in addition to those of the user: terms are alternatives, so each gets them."""
     node_affinity, path = _node_affinity(spec, path)
     required = expect_object(node_affinity.get(_TERMS, {}), f"{path}.{_TERMS}")
     terms_path = f"{path}.{_TERMS}.nodeSelectorTerms"
     given = expect_list(required.get("nodeSelectorTerms", []), terms_path)
     terms = [expect_object(term, terms_path) for term in given]
-    # A term without expressions matches no node, and must go on doing so.
+    # A term without expressions matches no node, and must stay so.
     narrowed = [_all_of(term, kind, expressions, terms_path) if term else term for term in terms]
     either = narrowed or [{kind: expressions}]
     _set_node_affinity(spec, node_affinity | {_TERMS: {**required, "nodeSelectorTerms": either}})

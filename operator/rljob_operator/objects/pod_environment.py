@@ -1,4 +1,4 @@
-"""The environment of the container `rljob`: what the trainer knows about its job, its place in it, and its memory."""
+"""Environment of the container `rljob`: the job, the role of the pod in it, and memory settings."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def literal_entries(variables: Mapping[str, str]) -> EnvironmentEntries:
 
 
 def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntries:
-    """What every pod knows. What changes from attempt to attempt comes by reference, so that containers that are
-    restarted in place have it."""
+    """Variables of every pod. Values that change between attempts are references, which containers that are
+    restarted in place read again."""
     variables = {
         "RLJOB_NAME": attempt.name,
         "RLJOB_NAMESPACE": attempt.namespace,
@@ -68,7 +68,7 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
 
 
 def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
-    """What the pods of RLJob's own trainer know beside that."""
+    """Additional variables of RLJob's own trainer."""
     token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name), "key": TOKEN_KEY}}
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
@@ -81,7 +81,7 @@ def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
 
 
 def rendezvous_entries(attempt: JobAttempt, group: WorkerGroup, index: int) -> EnvironmentEntries:
-    """How the pods of another trainer find each other, in torchrun's words."""
+    """Rendezvous of another trainer, by the variables of torchrun."""
     return literal_entries(
         {
             "PET_NNODES": str(group.replicas),

@@ -1,4 +1,4 @@
-"""What the pods of all roles have in common: their frame, and the security that Pod Security `restricted` asks for."""
+"""Parts that the pods of all roles share, including the security context of Pod Security `restricted`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
 CONTAINER = "rljob"
 
 RESTART_ALL_CONTAINERS = "RestartAllContainers"
-"""Action of a restart rule: the pod stays where it is, and all its containers start anew."""
+"""Action of a restart rule: the pod stays on its node, and all its containers are restarted."""
 
 _RESTART_IN_PLACE = {
     "action": RESTART_ALL_CONTAINERS,
@@ -25,7 +25,7 @@ _USER = 10001
 
 
 def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container: dict[str, Any]) -> dict[str, Any]:
-    """A pod of one container that ends when the container ends: what comes next is the operator's to decide."""
+    """A pod with one container and no restart policy: the operator decides what follows its termination."""
     volumes, _ = pod_volumes(attempt)
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -57,7 +57,7 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container:
 def container_frame(
     attempt: JobAttempt, environment: list[dict[str, Any]], resources: dict[str, Any], *, read_only_root: bool
 ) -> dict[str, Any]:
-    """Everything of the container `rljob` but what it runs."""
+    """The container `rljob` without its image and command."""
     _, mounts = pod_volumes(attempt)
     return {
         "name": CONTAINER,
@@ -75,8 +75,7 @@ def container_frame(
 
 
 def own_trainer(attempt: JobAttempt, command: str) -> dict[str, Any]:
-    """What a container of RLJob's own trainer runs, how it tells that it has got to work, and how it asks for a restart
-    of its pod's containers."""
+    """Image, command, readiness probe and restart rule of a container of RLJob's own trainer."""
     in_place = (
         {"restartPolicy": "Never", "restartPolicyRules": [_RESTART_IN_PLACE]} if attempt.restarts_in_place else {}
     )

@@ -15,7 +15,7 @@ from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 
 
 def refuse_gpus(attempt: JobAttempt, pod: dict[str, Any], path: str) -> None:
-    """Raise InvalidTemplate where a container of the controller pod asks for a GPU."""
+    """Raise InvalidTemplate if a container of the controller pod requests a GPU."""
     for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
         limits, requests = limits_and_requests(container, f"{path}.spec.containers[{container['name']}]")
         for resource in (*limits, *requests):
@@ -27,7 +27,7 @@ def refuse_gpus(attempt: JobAttempt, pod: dict[str, Any], path: str) -> None:
 
 
 def require_gpus(attempt: JobAttempt, group: WorkerGroup, pod: dict[str, Any]) -> None:
-    """Raise InvalidTemplate where the container `rljob` asks for other than `gpusPerReplica` GPUs, of whatever kind."""
+    """Raise InvalidTemplate if the container `rljob` does not request `gpusPerReplica` GPUs of any kind."""
     container = own_container(pod)
     assert container is not None
     path = f"{group.path}.spec.containers[rljob]"
@@ -69,7 +69,7 @@ def _raise_limit(pod: dict[str, Any], host_memory_bytes: int, path: str) -> None
 
 
 def _enlarge_shared_memory(pod: dict[str, Any], size_bytes: int, path: str) -> None:
-    """A volume of another kind, which the template may name, has the size that it has."""
+    """Only an emptyDir can be enlarged; a volume of another kind keeps its size."""
     for volume in pod["spec"]["volumes"]:
         directory = volume.get("emptyDir")
         if volume["name"] != SHARED_MEMORY_VOLUME or not isinstance(directory, dict):
@@ -79,7 +79,7 @@ def _enlarge_shared_memory(pod: dict[str, Any], size_bytes: int, path: str) -> N
 
 
 def _is_below(limit: Any, size_bytes: int, path: str) -> bool:
-    """Nothing is more than no limit."""
+    """False without a limit."""
     try:
         return limit is not None and quantity_bytes(limit) < size_bytes
     except ValueError as problem:

@@ -34,7 +34,7 @@ _FIXED_CONTAINER_FIELDS = {
     "terminationMessagePolicy": "the operator reads what is left there",
 }
 _FIXED_VARIABLES = ("RLJOB_", "RAY_AUTH_", "PET_", "POD_IP", "NODE_NAME")
-"""Beginnings of the names of variables that the trainer is told its place by."""
+"""Prefixes of variables that RLJob sets."""
 _CONTROLLER_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 

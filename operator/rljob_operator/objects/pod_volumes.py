@@ -1,4 +1,4 @@
-"""The volumes of a pod, and where the container `rljob` finds them."""
+"""Volumes of a pod, and their mounts in the container `rljob`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FIXED_VOLUMES = {
     "job": "it holds the manifest of the job",
     "model": "write spec.model.uri",
 }
-"""Volumes that a template cannot override, and why or where to write it instead."""
+"""Volumes that a template cannot override, with the reason or the field to use instead."""
 
 
 def pod_volumes(attempt: JobAttempt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes, and their mounts: the root file system is read-only, so what is written is written to one of them."""
+    """Volumes and their mounts. The root file system is read-only, so all output goes to a volume."""
     volumes = [
         {
             "name": SHARED_MEMORY_VOLUME,
@@ -59,7 +59,7 @@ def pod_volumes(attempt: JobAttempt) -> tuple[list[dict[str, Any]], list[dict[st
 
 
 def output_directory(attempt: JobAttempt) -> str:
-    """Where the job writes. Jobs may share a volume that they name: there each has a directory of its own name."""
+    """Output directory of the job. A volume that the user names may be shared by jobs, so it is named after the job."""
     if attempt.spec.checkpoint.volume is None:
         return CHECKPOINT_DIRECTORY
     return f"{CHECKPOINT_DIRECTORY}/{attempt.name}"

@@ -69,7 +69,7 @@ def _own_container(attempt: JobAttempt, group: WorkerGroup, index: int, allocato
 def _other_container(
     attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Another trainer's image as it is: where it writes is its own affair, so its root file system stays writable."""
+    """The image of another trainer, unchanged; its root file system stays writable."""
     trainer = attempt.spec.trainer
     assert trainer is not None
     environment = [
@@ -88,12 +88,12 @@ def _other_container(
 
 
 def _gpu_entries(group: WorkerGroup, allocator: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A container without GPUs of its own must not see its node's."""
+    """Variables of the allocator; GPUs of the node are hidden from a container without GPUs."""
     return literal_entries(dict(allocator) if group.gpus else {**allocator, **NO_GPU})
 
 
 def _resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]:
-    """No memory limit: what a host may give is not known here, and a limit that is too low ends the job."""
+    """Requests without a memory limit: the memory of the hosts is not known here, and a low limit fails the job."""
     ranks = max(group.gpus, 1)
     requests = {"cpu": str(CPUS_PER_GPU * ranks), "memory": f"{MEMORY_GIB_PER_GPU * ranks}Gi"}
     if not group.gpus:

@@ -1,4 +1,4 @@
-"""The probe in the pods of another trainer: says why a process ran out of memory, without a change to the image.
+"""The probe in the pods of another trainer: reports why a process ran out of memory, without a change of the image.
 
 An init container of the operator's image copies it into a volume, and PYTHONPATH leads every Python there.
 """
@@ -13,7 +13,7 @@ from rljob_operator.objects.pod_template import own_container
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY
 
 IN_OPERATOR_IMAGE = "/opt/rljob-probe"
-"""Where images/operator puts it."""
+"""Path of the probe in the operator image."""
 
 _NAME = "rljob-probe"
 _DIRECTORY = "/opt/rljob-probe"
@@ -27,7 +27,8 @@ _PATH_OF_TEMPLATE = "RLJOB_TEMPLATE_PYTHONPATH"
 
 
 def add_probe(attempt: JobAttempt, pod: Manifest) -> None:
-    """To a worker pod with the user's template over it; none where the job is RLJob's own trainer's or wants none."""
+    """Add the probe to a worker pod after the merge with the template, unless the job runs RLJob's own trainer or
+    disables it."""
     trainer = attempt.spec.trainer
     if trainer is None or trainer.probe == "Disabled" or not attempt.settings.probe_image:
         return

@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KeyedList:
-    """A list whose elements are told apart by `keys`; all other lists are replaced as a whole.
+    """A list whose elements are identified by `keys`; all other lists are replaced as a whole.
 
     `one_of`: an element is a choice between its other fields, so a patch that makes another choice drops the first one.
     `fields`: the keyed lists within an element.
@@ -58,7 +58,7 @@ _KEY_DEFAULTS = {"protocol": "TCP"}
 def strategic_merge(base: Object, patch: Object, fields: Fields, path: str) -> Object:
     """`base` with `patch` over it; neither is changed. null deletes a field, `$patch: delete` or `replace` an object.
 
-    `path`: of the patch, for messages. Raises InvalidTemplate where the patch does not fit.
+    `path`: of the patch, for messages. Raises InvalidTemplate if the patch does not fit.
     """
     match patch.get("$patch", "merge"):
         case "delete":

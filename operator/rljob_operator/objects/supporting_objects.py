@@ -129,7 +129,7 @@ def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
 
 
 def build_network_policy(attempt: JobAttempt) -> Manifest:
-    """In: the job's own pods. Out: those, DNS, and HTTPS (443, 6443): the API server and where models come from.
+    """In: the job's own pods. Out: those, DNS, and HTTPS (443, 6443): the API server and sources of models.
 
     Policies add up: one of the user's own can let more through.
     """
@@ -158,7 +158,7 @@ PLAN_CHANGES_KEY = "plan-changes.json"
 POLICY_ENVIRONMENT_KEY = "policy-environment.json"
 ROLLOUT_ENVIRONMENT_KEY = "rollout-environment.json"
 
-# YAML refuses these, or reads them as line ends, where JSON takes them as they are.
+# YAML rejects these, or reads them as line ends; JSON allows them.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 

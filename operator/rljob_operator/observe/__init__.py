@@ -1,1 +1,1 @@
-"""What the cluster holds, kept in caches fed by watches. Reads only."""
+"""Caches of the state of the cluster, filled by watches. Read-only."""

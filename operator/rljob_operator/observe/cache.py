@@ -14,11 +14,11 @@ _DELETIONS_REMEMBERED = 4096
 
 
 class Cache(Generic[Fact]):
-    """Facts of all objects of one kind, each as new as the newest that was seen of its object.
+    """Facts of all objects of one kind, each from the newest version of its object.
 
-    Watch events and answers to writes come in any order: what is older than what is known, or than the object's
-    deletion, is ignored. Bodies are not kept. `reduce` makes the fact; `changed(key, before, after)` is told of each
-    fact that differs from the last (None: absent).
+    Watch events and responses to writes arrive in any order: a version that is older than the known one, or than the
+    object's deletion, is ignored. Bodies are not kept. `reduce` makes the fact; `changed(key, before, after)` is called
+    for each fact that differs from the last one (None: absent).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Cache(Generic[Fact]):
             self._drop(key, revision(resource_version))
 
     def forget(self, key: Key) -> None:
-        """A write found no such object: it was deleted after it was last seen."""
+        """Remove an object that a write did not find: it was deleted after it was last observed."""
         if key in self._facts:
             self._drop(key, self._facts[key][0])
 

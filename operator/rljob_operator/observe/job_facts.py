@@ -1,4 +1,4 @@
-"""From a stored RLJob to the little that is kept of it, and back to the parsed job when it is looked at."""
+"""Cached form of an RLJob, and its parsing for each reconcile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_PROBLEM = 1024
 
 @dataclass(frozen=True, slots=True)
 class JobFact:
-    """One RLJob. `text` holds it as JSON, a tenth of what the parsed object takes: it is parsed for each reconcile."""
+    """One RLJob. `text` is its JSON, a tenth of the size of the parsed object; it is parsed for each reconcile."""
 
     namespace: str
     name: str
@@ -35,9 +35,9 @@ class JobFact:
     deleting: bool
     finalizers: tuple[str, ...]
     phase: str
-    """As kubectl shows it; Pending where there is none yet."""
+    """As in kubectl get; Pending if there is none yet."""
     placed: bool
-    """Its pods have their nodes, or need none any more."""
+    """Its pods are scheduled, or no longer needed."""
     text: bytes
 
     @property
@@ -45,7 +45,7 @@ class JobFact:
         return labels.FINALIZER in self.finalizers
 
     def status(self) -> Object:
-        """The status as it is stored; empty where there is none."""
+        """The stored status; empty if there is none."""
         status: Object = json.loads(self.text).get("status") or {}
         return status
 
@@ -72,9 +72,9 @@ def job_fact(obj: Object) -> JobFact:
 
 @dataclass(frozen=True, slots=True)
 class ParsedJob:
-    """The job, or `problem`: why it cannot be read, and its status as far as that can be read.
+    """The job, or the error `problem` and the status, if that can be parsed.
 
-    A status that cannot be read counts as absent: it can be worked out again.
+    A status that cannot be parsed counts as absent, because it can be derived again.
     """
 
     job: RLJob | None
@@ -106,7 +106,7 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 
 def parse_step_report(text: bytes) -> tuple[StepReport | None, str | None]:
-    """The report, or why it cannot be read."""
+    """The report, or the error in it."""
     try:
         return StepReport.model_validate_json(text, by_alias=True, by_name=False), None
     except pydantic.ValidationError as error:
@@ -115,7 +115,7 @@ def parse_step_report(text: bytes) -> tuple[StepReport | None, str | None]:
 
 
 def step_report_text(obj: Object) -> bytes:
-    """What is kept of a StepReport."""
+    """Cached form of a StepReport."""
     kept = ("namespace", "name", "uid")
     metadata = {name: obj["metadata"][name] for name in kept}
     return json.dumps(obj | {"metadata": metadata}, separators=(",", ":")).encode()
@@ -124,4 +124,4 @@ def step_report_text(obj: Object) -> bytes:
 def _problem(stored: Object) -> str:
     text = ProblemText(stored)
     sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)]
-    return "; ".join(sentences)[:_MAX_PROBLEM] or "the object cannot be read"
+    return "; ".join(sentences)[:_MAX_PROBLEM] or "cannot parse the object"

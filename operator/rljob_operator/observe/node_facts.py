@@ -1,4 +1,4 @@
-"""From a node to what decisions need of it: its GPUs, and whether pods can go there."""
+"""Reduced form of a node: its GPUs, and whether it accepts pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is known of the cluster, put together job by job. No requests and no writes are made here."""
+"""Observation of jobs, combined from the caches. Makes no requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 
 
 class Observer:
-    """Caches of jobs, pods, StepReports and nodes. `wake` is told of each job about which something has changed."""
+    """Caches of jobs, pods, StepReports and nodes. `wake` gets the key of each job affected by a change."""
 
     def __init__(self, gpu_resources: tuple[str, ...], wake: Callable[[Key], None]) -> None:
         self.jobs = Cache[JobFact](job_fact, self._job_changed)
@@ -30,14 +30,14 @@ class Observer:
         self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed)
         self.api_groups: frozenset[str] = frozenset()
         self.node_changed: Callable[[NodeFact], None] = lambda _: None
-        """Told of each node that is there or has changed."""
+        """Called with each node that appears or changes."""
         self._wake = wake
         self._pods_of: dict[Key, dict[str, PodFact]] = {}
         self._refusals: dict[Key, ApiRefusals] = {}
         self._nodes: tuple[ObservedNode, ...] | None = ()
 
     def observe(self, key: Key) -> Observation | None:
-        """What is known of the job now; None: there is no such job."""
+        """The present observation of the job; None if it does not exist."""
         fact = self.jobs.get(key)
         if fact is None:
             return None
@@ -73,7 +73,7 @@ class Observer:
         return Observation(observed, fact.resource_version, fact.finalizers, fact.status())
 
     def saw(self, obj: Object) -> None:
-        """An object as it came back from a write: the caches need not wait for the watch to tell it."""
+        """Update the caches with an object that a write returned, without waiting for the watch."""
         if obj.get("kind") == RLJOBS.kind:
             self.jobs.put(obj)
         elif obj.get("kind") == PODS.kind:
@@ -83,16 +83,16 @@ class Observer:
         return self._refusals.setdefault(key, ApiRefusals())
 
     def accepted(self, key: Key) -> None:
-        """Everything that was to be made for the job has been made."""
+        """Clear the refusals of the job."""
         self._refusals.pop(key, None)
 
     def set_api_groups(self, groups: frozenset[str]) -> None:
-        """API groups that the cluster serves: schedulers that some jobs may wait for are known by theirs."""
+        """Set the API groups that the cluster serves; the schedulers are detected by theirs."""
         if groups != self.api_groups:
             self.api_groups = groups
             self._wake_unplaced()
 
-    # --- what the caches tell ---
+    # --- changes of the caches ---
 
     def _job_changed(self, key: Key, before: JobFact | None, after: JobFact | None) -> None:
         if before:
@@ -121,7 +121,7 @@ class Observer:
         self._wake(key)
 
     def _node_changed(self, key: Key, before: NodeFact | None, after: NodeFact | None) -> None:
-        """Jobs that have their nodes do not mind; the others may find one now."""
+        """Wake the jobs that wait for nodes."""
         if after:
             self.node_changed(after)
         if (before and before.node) != (after and after.node):

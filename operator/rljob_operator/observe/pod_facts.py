@@ -1,4 +1,4 @@
-"""From a pod, as the API server gives it, to what decisions need of it."""
+"""Reduced form of a pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod, PodPhase
 
 CONTAINER = "rljob"
-"""The container of ours in each pod; others are the user's."""
+"""RLJob's container in each pod; others are the user's."""
 
 _ROLES = ("controller", "policy", "rollout")
 _STILL_STARTING = ("ContainerCreating", "PodInitializing")
@@ -25,7 +25,7 @@ _MAX_TEXT = 1024
 
 @dataclass(frozen=True, slots=True)
 class PodFact:
-    """One pod with the operator's labels. `pod` is None where its labels do not say which pod of a job it is."""
+    """One pod with the operator's labels. `pod` is None if its labels do not identify a pod of a job."""
 
     name: str
     job_name: str
@@ -46,7 +46,7 @@ def pod_fact(obj: Object) -> PodFact:
 
 
 def observed_pod(obj: Object) -> ObservedPod | None:
-    """None where role, index or attempt are not in its labels, as in a pod that somebody else made."""
+    """The pod, or None if its labels lack role, index or attempt, as in a foreign pod."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     marks = metadata.get("labels") or {}
     role, index, attempt = (marks.get(label, "") for label in (labels.ROLE, labels.INDEX, labels.ATTEMPT))
@@ -94,7 +94,7 @@ def _shared_memory_bytes(spec: Object) -> int | None:
 
 
 def _bytes(quantity: str | None) -> int | None:
-    """None also for a quantity that the API server takes and that is no whole number of bytes, such as 1500m."""
+    """Bytes of a quantity; None also if the quantity is not a whole number of bytes, such as 1500m."""
     try:
         return quantity_bytes(quantity) if quantity else None
     except ValueError:
@@ -106,7 +106,7 @@ def _is_true(condition: Object) -> bool:
 
 
 def _end(container: Object) -> ContainerTermination | None:
-    """How the container ended; where it runs again after a restart, it has not."""
+    """Termination of the container; None if it runs, even after a restart."""
     terminated = (container.get("state") or {}).get("terminated")
     if not terminated:
         return None
@@ -123,7 +123,7 @@ def _end(container: Object) -> ContainerTermination | None:
 
 
 def _waiting(status: Object) -> str | None:
-    """What keeps a container from starting, the init containers first, as they come first."""
+    """Reason why a container cannot start; init containers first."""
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     for container in containers:
         waiting: dict[str, Any] = (container.get("state") or {}).get("waiting") or {}
@@ -134,7 +134,7 @@ def _waiting(status: Object) -> str | None:
 
 
 def _disruption(status: Object, condition: Object, end: ContainerTermination | None) -> str | None:
-    """Why the cluster took the pod away: the condition that says so, or the reason of a pod that failed as a whole.
+    """Reason why the cluster removed the pod: of the condition DisruptionTarget, or of a pod that failed as a whole.
 
     Such reasons are Evicted, NodeLost, Shutdown, and the kubelet's refusals, as UnexpectedAdmissionError or OutOfcpu.
     """
@@ -146,5 +146,5 @@ def _disruption(status: Object, condition: Object, end: ContainerTermination | N
 
 
 def moment(text: str) -> datetime:
-    """A point in time as Kubernetes writes it."""
+    """Parse a time in the format of Kubernetes."""
     return datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""Which watches keep the caches fresh."""
+"""Watches that fill the caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rljob_operator.kube.watch import Reflector
 from rljob_operator.observe.observer import Observer
 
 OWN_OBJECTS = f"{labels.MANAGED_BY}={labels.MANAGED_BY_OPERATOR}"
-"""Selects what the operator made: it never sees the pods of anybody else."""
+"""Selects objects of the operator, so that it does not receive foreign pods."""
 
 
 def reflectors(

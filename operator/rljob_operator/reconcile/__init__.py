@@ -1,1 +1,1 @@
-"""What should be done about a job, decided from what was observed. Pure: no clock, no I/O."""
+"""Decisions about a job, from an observation. Pure: no clock, no I/O."""

@@ -1,4 +1,4 @@
-"""What is to be done about one job now: the result of reconcile, carried out by apply in the order of the fields."""
+"""Writes for one job: the result of a reconcile, executed in the order of the fields."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class PodDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """Nothing set: nothing to do.
+    """Writes to execute; the default is none.
 
-    Rule of the whole operator: a reconcile acts only on what the *observed* status says already. To start attempt 2,
-    one round writes a status with attempt 2 in it and does nothing else; the round that observes this status makes the
-    pods. So the operator can die between any two writes, and what is done is never ahead of what is written down.
+    Rule of the whole operator: a reconcile acts only on the *observed* status. To start attempt 2, one reconcile writes
+    a status with attempt 2 and nothing else; the reconcile that observes this status creates the pods. So the operator
+    can be killed between any two writes, and actions are never ahead of the status.
     """
 
     finalizer: bool | None = None
-    """True: put it on; False: take it off, last of all; None: leave it."""
+    """True adds it, False removes it last of all, None leaves it."""
     apply: tuple[Manifest, ...] = ()
     """Server-side apply, in order."""
     create: tuple[Manifest, ...] = ()
-    """Create where absent, in order; one that exists already is left as it is."""
+    """Create if absent, in order; an existing object is not changed."""
     delete_pods: tuple[PodDeletion, ...] = ()
     delete_workloads: tuple[str, ...] = ()
     """Kueue's Workloads, by name: Kueue lets go of pods that it has not admitted when their Workload is deleted."""
     delete_job: bool = False
-    """The time to live is over."""
+    """The time to live has passed."""
     status: RLJobStatus | None = None
-    """The whole status; written last (before the finalizer goes), and only where it differs from the observed one."""
+    """The whole status; written last (before the finalizer is removed), if it differs from the observed one."""
     events: tuple[EventNote, ...] = ()
-    """Sent when the status write has succeeded, or where there was nothing to write."""
+    """Recorded after the write of the status has succeeded, or if there was nothing to write."""
     requeue_after_seconds: float | None = None
-    """Reconcile again after so long, even where nothing happens: a deadline, a time to live, a delay."""
+    """Reconcile again after this time even without a change: a deadline, a time to live, a delay."""

@@ -115,8 +115,8 @@ def _with_exit_code_of_probe(end: ContainerTermination, view: JobView) -> Contai
     """Another trainer has exit codes of its own: if it failed, the message of the probe names the cause."""
     if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
         return end
-    told = end.message.exit_code
-    return replace(end, exit_code=told) if told in OUT_OF_MEMORY_CODES else end
+    reported = end.message.exit_code
+    return replace(end, exit_code=reported) if reported in OUT_OF_MEMORY_CODES else end
 
 
 def _pending_exit(view: JobView) -> AttemptResult | None:
@@ -131,12 +131,12 @@ def _pending_exit(view: JobView) -> AttemptResult | None:
 def _disrupted(view: JobView) -> AttemptResult | None:
     for pod in view.pods:
         if pod.disruption:
-            return _not_counted(f"pod {pod.name} was taken away by the cluster ({pod.disruption})", pod)
+            return _not_counted(f"pod {pod.name} was removed by the cluster ({pod.disruption})", pod)
         if pod.deleting:
             return _not_counted(f"pod {pod.name} is being deleted", pod)
         if pod.ended and (pod.end is None or pod.end.reason == "ContainerStatusUnknown"):
             where = f" on node {pod.node}" if pod.node else ""
-            return _not_counted(f"pod {pod.name} ended{where} without running its container to an end", pod)
+            return _not_counted(f"pod {pod.name} ended{where} before its container did", pod)
     if view.missing and view.begun:
         return _not_counted(f"pod {view.missing[0]} is gone", None)
     return None
@@ -150,7 +150,7 @@ def _stopped_or_failed(view: JobView) -> AttemptResult | None:
             if pod.end.exit_code != ExitCode.COMPLETE:
                 return _by_exit_code(pod, pod.end, view)
             if view.own_trainer and pod.role != "controller":
-                sentence = f"pod {pod.name} ended though the controller goes on"
+                sentence = f"pod {pod.name} ended while the controller still runs"
                 return AttemptResult(AttemptReason.WORKER_LOST, sentence, Failed(), pod.end.exit_code)
     return None
 

@@ -1,4 +1,4 @@
-"""A job that has ended: its GPUs are set free, its controller is kept for its logs, and it may be given more steps."""
+"""A finished job: its GPUs are released, its controller pod is kept for its logs, and its steps may be raised."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
 
 
 def _is_kept_for_logs(pod: ObservedPod, view: JobView) -> bool:
-    """The controller's; without a controller, every pod's. A pod that has ended holds no GPU."""
+    """Keep the controller pod, or all pods of another trainer. A pod that has ended holds no GPU."""
     return pod.ended and (pod.role == "controller" or not view.own_trainer)
 
 
 def _seconds_to_exit(view: JobView) -> float | None:
-    """How long a controller that waited for a changed plan may take to see that there is none; deleted, it would take
-    its logs along."""
+    """Seconds for a controller that waits for a changed plan to exit by itself; a deletion would remove its logs."""
     if view.pending_exit is None or view.status.completion_time is None:
         return None
     return max(0.0, _ENDS_WITHIN_SECONDS - elapsed_seconds(view.status.completion_time, view.now)) or None

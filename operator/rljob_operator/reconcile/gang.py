@@ -1,4 +1,4 @@
-"""All or nothing: who sees to it that a job's pods start together, and when a half-placed job is released."""
+"""Gang scheduling: who schedules the pods of a job together, and when a partially scheduled job is released."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
 
 
 def half_placed_seconds_left(view: JobView) -> float | None:
-    """Seconds until the pods that are placed must be released, since others are not; None where that is not so.
+    """Seconds until the pods of a partially scheduled job are deleted; None if none or all are scheduled.
 
-    Counted from the last pod that got a node, or was made to get one. They may stay where Kueue or Volcano see to it,
-    or no gang is wanted.
+    Counted from the last pod that was scheduled, or created. Not with Kueue or Volcano, or without a gang.
     """
     if view.spec.gang == "Disabled" or gang_of(view.observed, view.spec) != "Native":
         return None
@@ -50,5 +49,5 @@ def half_placed_too_long(view: JobView) -> AttemptResult | None:
 
 
 def placement_retry_seconds(first_seconds: float, retries: int) -> float:
-    """Wait before the pods are made again, after `retries` times in vain."""
+    """Wait before the pods are created again, after `retries` failures."""
     return first_seconds * min(2.0 ** min(retries, 10), _LONGEST_RETRY_FACTOR)

@@ -73,7 +73,7 @@ def _is_about_shared_memory(evidence: Evidence) -> bool:
 
 
 def _is_unanswered(words: Evidence, view: JobView) -> bool:
-    """Whether they are of the latest attempt, and of a failure that no change of the plan has answered."""
+    """The evidence belongs to the latest attempt, and no change of the plan has answered its failure."""
     assert view.attempt is not None
     changes = [*view.status.plan_changes, *(view.report.plan_changes if view.report else [])]
     answered = any(change.attempt == words.attempt and change.time >= words.time for change in changes)

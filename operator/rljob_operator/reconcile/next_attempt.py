@@ -17,11 +17,11 @@ from rljob_operator.reconcile.timeouts import deadline_exceeded, deadline_second
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
 from rljob_operator.reconcile.view import JobView
 
-_LOOK_AT_CLUSTER_AGAIN_SECONDS = 60.0
+_OBSTACLE_RETRY_SECONDS = 60.0
 
 
 def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
-    """Writes the next attempt down, or why it has to wait. Its pods are made by the round that reads this status."""
+    """Record the next attempt, or the reason for its delay. The reconcile that observes it creates the pods."""
     if view.observed.pods:
         return Desired(delete_pods=next_deletions(view.observed.pods))
     if view.spec.suspend:
@@ -31,7 +31,7 @@ def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
         return fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
     if obstacle := obstacle_to_pods(view):
         draft.condition(ConditionType.SCHEDULED, False, *obstacle)
-        return Desired(requeue_after_seconds=soonest(_LOOK_AT_CLUSTER_AGAIN_SECONDS, deadline_seconds_left(view)))
+        return Desired(requeue_after_seconds=soonest(_OBSTACLE_RETRY_SECONDS, deadline_seconds_left(view)))
     if delay := _delay_seconds_left(view, draft):
         return Desired(requeue_after_seconds=soonest(delay, deadline_seconds_left(view)))
     _begin(view, draft)
@@ -50,7 +50,7 @@ def _suspended(draft: StatusDraft) -> Desired:
 def _resume(draft: StatusDraft) -> None:
     if draft.holds(ConditionType.SUSPENDED):
         draft.condition(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false again")
-        draft.event("Normal", EventReason.RESUMED, f"the job goes on at step {(draft.status.step or 0) + 1}")
+        draft.event("Normal", EventReason.RESUMED, f"the job resumes at step {(draft.status.step or 0) + 1}")
 
 
 def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
@@ -66,7 +66,9 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
         reason, why = ConditionReason.WAITING_TO_RESTART, f"attempt {last.number} ended ({last.reason})"
     left = max(0.0, delay - elapsed_seconds(last.end_time, view.now))
     if left:
-        draft.condition(ConditionType.SCHEDULED, False, reason, f"{why}; the pods are made again after {delay:.0f} s")
+        draft.condition(
+            ConditionType.SCHEDULED, False, reason, f"{why}; the pods are created again after {delay:.0f} s"
+        )
     return left
 
 
@@ -75,7 +77,7 @@ def _begin(view: JobView, draft: StatusDraft) -> None:
     last = draft.attempt
     retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
     number = _next_number(view, draft)
-    if retried:  # it committed nothing: its record makes room for the next one's
+    if retried:  # it committed nothing: its record is replaced by the next one
         draft.set(attempts=draft.status.attempts[:-1])
     draft.begin_attempt(
         AttemptStatus(

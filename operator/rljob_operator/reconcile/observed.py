@@ -1,4 +1,4 @@
-"""What is known of one job at one moment, reduced to what decisions need."""
+"""An observation of one job, reduced to the input of decisions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 @dataclass(frozen=True, slots=True)
 class ContainerTermination:
-    """How the container `rljob` of a pod ended."""
+    """Termination of the container `rljob` of a pod."""
 
     exit_code: int
     reason: str
-    """As the kubelet says it: Completed, Error, OOMKilled, ContainerStatusUnknown, …"""
+    """Reason of the kubelet: Completed, Error, OOMKilled, ContainerStatusUnknown, …"""
     finished_at: datetime | None
     message: TerminationMessage | None
-    """What the trainer left in /dev/termination-log; None where there is nothing, or nothing that can be read."""
+    """Message of the trainer in /dev/termination-log; None if there is none, or if it cannot be parsed."""
     text: str = ""
-    """The termination message as it is, for people, where it is not the trainer's JSON; at most 1,024 characters."""
+    """The raw termination message, if it is not the trainer's JSON; at most 1,024 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class ObservedPod:
     started: bool = False
     """The container `rljob` runs or has run."""
     deleting: bool = False
-    """It has a deletion timestamp: somebody wants it gone."""
+    """It has a deletion timestamp."""
     deletion_grace_seconds: int | None = None
-    """How long it may take to end then; None where it is not being deleted."""
+    """Grace period of its deletion; None if it is not being deleted."""
     gated: bool = False
     """A scheduling gate holds it, such as Kueue's."""
     unschedulable: str | None = None
-    """What the scheduler says (message of the condition PodScheduled) where it finds no node."""
+    """Message of the scheduler (condition PodScheduled) if it finds no node."""
     waiting: str | None = None
     """Why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
     CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing."""
@@ -64,9 +64,9 @@ class ObservedPod:
     memory_limit_bytes: int | None = None
     """Host memory limit of the container `rljob`; None: it has none."""
     shared_memory_bytes: int | None = None
-    """Size of its /dev/shm; None where the pod's volume for it has no size."""
+    """Size of its /dev/shm; None if the volume has no size limit."""
     restarts_in_place: bool = False
-    """All its containers are restarted when the container `rljob` asks for it by its exit code."""
+    """It has a restart rule: an exit code of the container `rljob` restarts all containers."""
     spec_digest: str = ""
     """Of the spec that it was made with."""
 
@@ -76,7 +76,7 @@ class ObservedPod:
 
     @property
     def placed_at(self) -> datetime:
-        """When it got its node, as far as that is known."""
+        """Time of its scheduling, or of its creation if that is unknown."""
         return self.scheduled_at or self.created_at
 
 
@@ -90,7 +90,7 @@ class ObservedNode:
     tainted: bool = False
     """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
     restarts_in_place: bool = False
-    """Its kubelet knows the rule by which an exit code restarts all containers of a pod."""
+    """Its kubelet supports restart rules that restart all containers of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Observed:
     """Everything that a decision about one job may depend on."""
 
     job: RLJob | None
-    """The job, parsed. None where the stored object does not parse: `problem` says why. A status that does not parse
-    makes no problem: it is left out."""
+    """The parsed job. None if the stored object cannot be parsed: `problem` has the error. A status that cannot be
+    parsed is left out."""
     namespace: str
     name: str
     uid: str
@@ -112,15 +112,14 @@ class Observed:
     nodes: tuple[ObservedNode, ...]
     problem: str | None = None
     stored_status: RLJobStatus | None = None
-    """The status where `job` is None, as far as it can be read."""
+    """The status if `job` is None and the status can be parsed."""
     foreign_pods: tuple[str, ...] = ()
-    """Names of pods that have a name this job needs, or its labels, and are not its own."""
+    """Foreign pods with a name that this job needs, or with its labels."""
     step_report_problem: str | None = None
-    """Why the StepReport cannot be read, where it cannot."""
+    """Error in the StepReport; None if it can be parsed."""
     namespace_terminating: bool = False
     refused: str | None = None
-    """The API server's last answer where it refused an object of this job for good (403 quota or policy, 422), until a
-    write for the job succeeds."""
+    """Message of the API server about an object that it refused (403, 422), until a write for the job succeeds."""
     volcano_installed: bool = False
     kueue_installed: bool = False
     fresh_token: str = ""
@@ -128,6 +127,6 @@ class Observed:
 
     @property
     def status(self) -> RLJobStatus:
-        """The stored status, as far as it can be read."""
+        """The stored status; empty if it cannot be parsed."""
         stored = self.job.status if self.job else self.stored_status
         return stored or RLJobStatus()

@@ -1,4 +1,4 @@
-"""From what the trainer reports to how far the job is: step, reward, memory."""
+"""Progress of a job from the trainer's report: step, reward, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_operator.reconcile.view import JobView, Stage
 
 
 def record_progress(view: JobView, draft: StatusDraft) -> None:
-    """Steps committed never become fewer, whichever report comes late."""
+    """Record progress. The number of committed steps never decreases, even if a report is late."""
     draft.set(step=committed_steps(view), steps=view.spec.algorithm.steps)
     draft.set(pods=pods_by_role(view) if view.stage is Stage.LIVE else [])
     report = view.report
@@ -24,16 +24,16 @@ def record_progress(view: JobView, draft: StatusDraft) -> None:
 
 
 def committed_steps(view: JobView) -> int | None:
-    """Steps committed, as far as anyone has said: the status, the StepReport, a controller's last words."""
-    said = [view.status.step, view.report.step if view.report else None]
+    """Committed steps: the maximum of the status, the StepReport and termination messages."""
+    reported = [view.status.step, view.report.step if view.report else None]
     for pod in view.observed.pods:
         if pod.end and pod.end.message and (pod.end.message.step or 0) <= view.spec.algorithm.steps:
-            said.append(pod.end.message.step)
-    return max((step for step in said if step is not None), default=None)
+            reported.append(pod.end.message.step)
+    return max((step for step in reported if step is not None), default=None)
 
 
 def fullest_gpu(ranks: Sequence[RankMemory]) -> JobMemory | None:
-    """The GPU with the least room at its worst moment; None where no process is on a GPU.
+    """The GPU with the least room at its worst moment; None if no process is on a GPU.
 
     What is outside torch is taken as it was when the process reported; its own allocator at its peak.
     """

@@ -1,12 +1,12 @@
-"""The whole life of a job, decided from what is observed. Pure: no clock, no I/O.
+"""The lifecycle of a job, decided from an observation. Pure: no clock, no I/O.
 
 A job goes through attempts. Each has a record in the status before anything of it exists in the cluster:
 
     between attempts ──▶ live ──▶ stopping ──▶ between attempts      (suspended, restarted, taken away, more steps)
                           └─────▶ finished                            (complete, failed)
 
-Where a job stands is read from its status alone, and what is done there rests on that status as it is stored, so that
-the operator can die between any two writes: the next round sees the same, and does what is left to do.
+The stage of a job is derived from its stored status alone, so the operator can be killed between any two writes: the
+next reconcile observes the same state and does the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rljob_operator.settings import OperatorSettings
 
 
 def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
-    """What is to be done about one job now. The same arguments give the same answer; it never raises for a bad job."""
+    """Decide the writes for one job. Deterministic; does not raise for an invalid job."""
     now = now.replace(microsecond=0)  # as Kubernetes writes times
     return replace(_decide(observed, settings, now), delete_workloads=workloads_to_delete(observed))
 
@@ -49,7 +49,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
     record_progress(view, draft)
     record_plan(view, draft)
     if view.stage is not Stage.FINISHED:
-        draft.reset(ConditionType.FAILED)  # an invalid spec may have been mended
+        draft.reset(ConditionType.FAILED)  # an invalid spec may have been fixed
     match view.stage:
         case Stage.BETWEEN_ATTEMPTS:
             desired = next_attempt(view, draft)
@@ -65,7 +65,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
 def _written(
     desired: Desired, draft: StatusDraft, observed: Observed, settings: OperatorSettings, now: datetime
 ) -> Desired:
-    """`desired` with the drafted status, where it is worth a write now, and with the finalizer."""
+    """Add the drafted status, if it is due for a write, and the finalizer to `desired`."""
     draft.set(display=display(draft.status))
     wait = wait_before_write(observed.status, draft.status, settings.status_interval_seconds, now)
     return replace(

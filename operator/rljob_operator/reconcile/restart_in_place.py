@@ -33,10 +33,10 @@ RESTART_TIMEOUT_SECONDS = 60.0
 
 
 def can_restart_in_place(view: JobView) -> bool:
-    """Whether the controller waits for the next attempt, in pods that are all there and know how to restart."""
+    """The controller waits for the next attempt, and all pods exist and have a restart rule."""
     whole = not view.missing and not view.leftovers and not view.not_restarted
     fit = all(pod.restarts_in_place and not (pod.ended or pod.deleting or pod.disruption) for pod in view.pods)
-    # The containers would find the old environment where the ConfigMap is refused.
+    # If the ConfigMap is refused, the containers would find the old environment.
     writable = view.observed.refused is None
     return view.pending_exit is not None and whole and fit and writable and not view.spec.suspend
 
@@ -75,7 +75,7 @@ def failed_restart_in_place(view: JobView) -> AttemptResult | None:
     late = restart_seconds_left(view) == 0.0
     for pod in view.not_restarted:
         if pod.ended or late:
-            how = "ended" if pod.ended else f"did not start anew within {RESTART_TIMEOUT_SECONDS:.0f} s"
+            how = "ended" if pod.ended else f"did not restart within {RESTART_TIMEOUT_SECONDS:.0f} s"
             sentence = f"pod {pod.name} {how} when it was to be restarted in place; the pods are replaced"
             return AttemptResult(AttemptReason.NOT_RESTARTED_IN_PLACE, sentence, NotCounted())
     return None
@@ -89,7 +89,7 @@ def restart_seconds_left(view: JobView) -> float | None:
 
 
 def _needs_new_pods(view: JobView) -> bool:
-    """Whether a restart of the containers does not help, or has to be delayed."""
+    """A restart of the containers does not help, or has to be delayed."""
     assert view.attempt is not None
     change = view.status.plan_changes[-1] if view.attempt.remedy else None
     if change is not None:
@@ -99,24 +99,24 @@ def _needs_new_pods(view: JobView) -> bool:
 
 
 def _same_pods(objects: JobObjects, view: JobView) -> bool:
-    """Whether the next attempt's pods would differ in nothing but their labels."""
+    """The pods of the next attempt differ only in their labels."""
     wanted = {pod["metadata"]["name"]: pod["metadata"]["annotations"][labels.SPEC_DIGEST] for pod in objects.pods}
     return wanted == {pod.name: pod.spec_digest for pod in view.pods}
 
 
 MAX_RESTARTS_IN_PLACE = 30
-"""Of one pod in one attempt. A restart takes at least 2 s, and a node knows of a changed ConfigMap within a minute."""
+"""Maximum for one pod in one attempt. A restart takes at least 2 s, and nodes see a changed ConfigMap in a minute."""
 
 
 def stuck_in_restarts(view: JobView) -> AttemptResult | None:
-    """The end of an attempt of which a pod does not get to work for restarts. It counts, and the pods are replaced."""
+    """Result of an attempt with a pod that keeps restarting. The restart counts, and the pods are replaced."""
     for pod in view.pods:
         restarts = _restarts_in_this_attempt(pod, view)
         if pod.restarts_in_place and restarts > MAX_RESTARTS_IN_PLACE:
             sentence = (
                 f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: its node "
-                "does not learn of the attempt's ConfigMap, or a container of the template asks for restarts; "
-                f"kubectl logs {pod.name} --all-containers says which"
+                "does not receive the attempt's ConfigMap, or a container of the template requests restarts; "
+                f"kubectl logs {pod.name} --all-containers shows which"
             )
             return AttemptResult(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
     return None

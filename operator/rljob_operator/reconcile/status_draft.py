@@ -1,4 +1,4 @@
-"""The status that a round writes: begun from the stored one, changed by the stages, compared in the end."""
+"""The draft of the status: starts from the stored one, is changed by the stages, and compared at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
     ConditionType.SCHEDULED: (ConditionReason.WAITING_FOR_PODS, "the pods are being created"),
     ConditionType.RUNNING: (ConditionReason.STARTING, "the pods have not started"),
-    ConditionType.MEMORY_PRESSURE: (ConditionReason.ENOUGH_MEMORY, "no sign that memory will run out"),
+    ConditionType.MEMORY_PRESSURE: (ConditionReason.ENOUGH_MEMORY, "no out-of-memory failure is projected"),
     ConditionType.RECOVERING: (ConditionReason.NO_FAILURE, "nothing has failed"),
     ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
     ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),
@@ -24,7 +24,7 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
 
 
 class StatusDraft:
-    """A status in the making, and the Events that go with it."""
+    """The new status, and the Events that belong to it."""
 
     def __init__(self, stored: RLJobStatus, generation: int, now: datetime) -> None:
         self.status = stored
@@ -45,7 +45,7 @@ class StatusDraft:
     # --- conditions ---
 
     def condition(self, type_: ConditionType, holds: bool, reason: ConditionReason, message: str) -> None:
-        """Set a condition. Its time changes only where its status differs from the stored one."""
+        """Set a condition. Its transition time changes only if its status differs from the stored one."""
         status: Literal["True", "False"] = "True" if holds else "False"
         stored = self._stored.get(type_)
         same_status = stored is not None and stored.status == status
@@ -61,14 +61,14 @@ class StatusDraft:
         self._keep_conditions()
 
     def reset(self, type_: ConditionType) -> None:
-        """As it is for a job that has not started."""
+        """Set the condition to its value before the start of a job."""
         self.condition(type_, False, *_INITIAL[type_])
 
     def holds(self, type_: ConditionType) -> bool:
         return self._conditions[type_].status == "True"
 
     def held(self, type_: ConditionType) -> bool:
-        """Whether it holds in the stored status."""
+        """The condition is true in the stored status."""
         stored = self._stored.get(type_)
         return stored is not None and stored.status == "True"
 

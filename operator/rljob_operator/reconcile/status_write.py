@@ -14,7 +14,7 @@ from rljob_operator.reconcile.view import condition_of
 def wait_before_write(
     stored: RLJobStatus, drafted: RLJobStatus, interval_seconds: float, now: datetime
 ) -> float | None:
-    """Seconds to wait with the write of `drafted`; None where there is nothing to write.
+    """Seconds to wait with the write of `drafted`; None if there is nothing to write.
 
     What a decision rests on, or a person waits for, is written at once. Progress and the wording of messages wait until
     `interval_seconds` have passed since the last write.

@@ -1,4 +1,4 @@
-"""Time that has passed and time that is left. All seconds."""
+"""Elapsed and remaining time, in seconds."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def elapsed_seconds(since: datetime, now: datetime) -> float:
 
 
 def soonest(*seconds_left: float | None) -> float | None:
-    """The first of several moments to look again at, each None where it does not come."""
+    """The smallest number that is not None; None if there is none."""
     return min((seconds for seconds in seconds_left if seconds is not None), default=None)

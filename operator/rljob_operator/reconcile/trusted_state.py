@@ -13,7 +13,7 @@ from rljob_operator.reconcile.observed import Observed, ObservedPod
 def trusted_status(
     stored: RLJobStatus, pods: Sequence[ObservedPod], report: StepReport | None, now: datetime
 ) -> RLJobStatus:
-    """`stored` without times to come and with every attempt once, the latest being that of the pods."""
+    """`stored` without future times, each attempt once, and the attempt of the pods as the latest."""
     attempts = _adopt(_in_order(stored.attempts, now), stored, pods, report, now)
     return stored.model_copy(
         update={
@@ -41,7 +41,7 @@ def _adopt(
     report: StepReport | None,
     now: datetime,
 ) -> list[AttemptStatus]:
-    """Pods of an attempt that the status does not know: its record was lost, so it is written anew."""
+    """Add a record for an attempt that has pods and whose record was lost."""
     known = attempts[-1].number if attempts else 0
     unknown = [pod for pod in pods if pod.attempt > known]
     if not unknown:
@@ -72,18 +72,18 @@ _LARGEST_ATTEMPT = 1_000_000
 
 
 def usable_report(observed: Observed, steps: int) -> tuple[StepReport | None, str | None]:
-    """The report, or None and what is wrong with it. A report that has not been written yet is nothing wrong."""
+    """The report, or None and the error in it. An empty report has no error."""
     report = observed.step_report
     if observed.step_report_problem:
-        return None, f"the StepReport cannot be read: {observed.step_report_problem}"
+        return None, f"cannot parse the StepReport: {observed.step_report_problem}"
     if report is None or report.attempt is None:
         return None, None
     wanted = max(steps, observed.status.steps or 0, observed.status.step or 0)
     if (report.step or 0) > wanted:
-        return None, f"the StepReport tells of step {report.step}, but the job has {wanted}"
+        return None, f"the StepReport has step {report.step}, but the job has {wanted} steps"
     latest = max(
         *(attempt.number for attempt in observed.status.attempts), *(pod.attempt for pod in observed.pods), 0, 0
     )
     if report.attempt > (latest or _LARGEST_ATTEMPT):
-        return None, f"the StepReport tells of attempt {report.attempt}, but there were {latest}"
+        return None, f"the StepReport has attempt {report.attempt}, but the latest is {latest}"
     return report, None

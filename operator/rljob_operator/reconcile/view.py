@@ -1,4 +1,4 @@
-"""What an observation comes to: which attempt the job is in, which pods belong to it, what the trainer reports."""
+"""An observation with its interpretation: the current attempt, its pods, the trainer's report."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from rljob_operator.settings import OperatorSettings
 
 
 class Stage(Enum):
-    """Where a job is in its life, by its status alone."""
+    """Stage of a job's lifecycle, derived from its status alone."""
 
     BETWEEN_ATTEMPTS = auto()
-    """No attempt yet, or the latest has ended: the next one may begin."""
+    """No attempt yet, or the latest has ended: the next one may start."""
     LIVE = auto()
     """An attempt has begun."""
     STOPPING = auto()
-    """An attempt has a reason to end, and its pods have not all gone."""
+    """An attempt has a reason to end, and some of its pods still exist."""
     FINISHED = auto()
     """Complete or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The facts that the stages of a job's life decide on."""
+    """Input of the decisions of all stages."""
 
     observed: Observed
     job: RLJob
     settings: OperatorSettings
     now: datetime
     status: RLJobStatus
-    """As stored, put right."""
+    """The stored status, corrected."""
     attempt: AttemptStatus | None
     """The latest."""
     pods: list[ObservedPod]
@@ -49,13 +49,13 @@ class JobView:
     expected_pods: list[tuple[str, Role]]
     """Name and role of every pod of an attempt."""
     missing: list[str]
-    """Names of pods that the latest attempt should have and has not."""
+    """Names of missing pods of the latest attempt."""
     report: StepReport | None
-    """What the trainer says, where that can be believed."""
+    """Report of the trainer, if it is usable."""
     report_problem: str | None
-    """Why the StepReport cannot be believed, where it cannot."""
+    """Reason why the StepReport is not usable."""
     not_restarted: list[ObservedPod]
-    """Pods that the latest attempt goes on in, whose containers are still those of the attempt before."""
+    """Pods that the latest attempt takes over, whose containers have not restarted yet."""
 
     @property
     def spec(self) -> RLJobSpec:
@@ -82,19 +82,19 @@ class JobView:
 
     @property
     def report_of_attempt(self) -> StepReport | None:
-        """What the latest attempt itself has reported."""
+        """Report of the latest attempt itself."""
         number = self.attempt.number if self.attempt else None
         return self.report if self.report and self.report.attempt == number else None
 
     @property
     def pending_exit(self) -> PendingExit | None:
-        """Why the latest attempt cannot go on, where its controller waits for a changed plan."""
+        """Reason why the latest attempt cannot continue, if its controller waits for a changed plan."""
         waits = self.controller is not None and self.controller.end is None
         return self.report_of_attempt.pending_exit if waits and self.report_of_attempt else None
 
     @property
     def all_ready(self) -> bool:
-        """Whether all pods of the latest attempt are there, and at work."""
+        """All pods of the latest attempt exist and are ready."""
         return not self.missing and all(pod.ready for pod in self.pods)
 
     @property
@@ -111,7 +111,7 @@ class JobView:
 
     @property
     def begun(self) -> bool:
-        """Whether all pods of the attempt have been there: a pod that is missing then has gone, and is not to come."""
+        """All pods of the attempt have existed: a missing pod is gone, and not still to be created."""
         return self.report_of_attempt is not None or self.holds(ConditionType.SCHEDULED)
 
 
@@ -148,7 +148,7 @@ def _is_to_restart(pod: ObservedPod, attempt: AttemptStatus | None) -> bool:
 
 
 def _as_before_its_restart(pod: ObservedPod) -> ObservedPod:
-    """What its container was or did is none of the attempt that it is about to be restarted for."""
+    """The pod without the state of its container, which belongs to the attempt before."""
     return replace(pod, ready=False, end=pod.end if pod.ended else None)
 
 
@@ -157,7 +157,7 @@ def condition_of(status: RLJobStatus, type_: ConditionType) -> Condition | None:
 
 
 def is_finished(status: RLJobStatus) -> bool:
-    """Complete, or failed for good. A spec that cannot be used is no end: the job goes on once it is mended."""
+    """Complete, or failed. A job with an invalid spec is not finished: it continues once the spec is fixed."""
     complete, failed = (condition_of(status, type_) for type_ in (ConditionType.COMPLETE, ConditionType.FAILED))
     if complete and complete.status == "True":
         return True
