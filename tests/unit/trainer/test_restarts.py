@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,6 +59,28 @@ def test_half_of_the_remaining_steps_give_a_restart_back(tmp_path: Path, monkeyp
     manifest = tmp_path / "job.yaml"
     manifest.write_text(MANIFEST)
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (RAISED, "the previous attempt failed with the same error"),
+        (LOST, "all restarts are used, recovery.maxRestarts is 1"),
+    ],
+)
+def test_a_run_that_is_given_up_reports_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: TrainerError, why: str
+) -> None:
+    def attempt(*_: object) -> Outcome:
+        raise failure
+
+    monkeypatch.setattr(JobRun, "_attempt", attempt)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is failure.exit_code
+    reason = json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"]
+    assert str(failure) in reason
+    assert why in reason
 
 
 @pytest.mark.parametrize(

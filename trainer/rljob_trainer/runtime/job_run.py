@@ -16,7 +16,7 @@ import structlog
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
-from rljob_memory.recovery import Constraints, RecoveryState, Restart, respond
+from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary
@@ -122,7 +122,7 @@ class JobRun:
                 report = failure_report(error, len(ledger.attempts) or 1, datetime.now(UTC))
                 answer = respond(report, replace(state, committed_step=ledger.last_step), constraints)
                 if stop or not isinstance(answer, Restart):
-                    return self._failed(ledger, error)
+                    return self._failed(ledger, error, answer)
                 state = answer.state
                 display.warning(f"Restarting: {answer.message}")
 
@@ -157,8 +157,9 @@ class JobRun:
             return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
         return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
 
-    def _failed(self, ledger: Ledger, error: TrainerError) -> Outcome:
-        message = str(error).rstrip(". ")
+    def _failed(self, ledger: Ledger, error: TrainerError, answer: Response) -> Outcome:
+        explained = isinstance(answer, GiveUp) and answer.reason is not GiveUpReason.LEFT_TO_SUPERVISOR
+        message = (answer.explanation if explained else str(error)).rstrip(". ")
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
         return Outcome(error.exit_code, f"{message}. {hint}", ledger.last_step, error, error.evidence)
 
