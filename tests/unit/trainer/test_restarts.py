@@ -65,7 +65,7 @@ def test_half_of_the_remaining_steps_give_a_restart_back(tmp_path: Path, monkeyp
     ("failure", "why"),
     [
         (RAISED, "the previous attempt failed with the same error"),
-        (LOST, "all restarts are used, recovery.maxRestarts is 1"),
+        (LOST, "all restarts are used, recovery.maxRestarts is 2"),
     ],
 )
 def test_a_run_that_is_given_up_reports_why(
@@ -76,7 +76,7 @@ def test_a_run_that_is_given_up_reports_why(
 
     monkeypatch.setattr(JobRun, "_attempt", attempt)
     manifest = tmp_path / "job.yaml"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(MANIFEST.replace("maxRestarts: 1", "maxRestarts: 2"))
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is failure.exit_code
     reason = json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"]
     assert str(failure) in reason

@@ -158,8 +158,10 @@ class JobRun:
         return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
 
     def _failed(self, ledger: Ledger, error: TrainerError, answer: Response) -> Outcome:
-        explained = isinstance(answer, GiveUp) and answer.reason is not GiveUpReason.LEFT_TO_SUPERVISOR
-        message = (answer.explanation if explained else str(error)).rstrip(". ")
+        message = str(error)
+        if isinstance(answer, GiveUp) and answer.reason is not GiveUpReason.LEFT_TO_SUPERVISOR:
+            message = answer.explanation
+        message = message.rstrip(". ")
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
         return Outcome(error.exit_code, f"{message}. {hint}", ledger.last_step, error, error.evidence)
 
