@@ -37,7 +37,7 @@ class ApiClient:
     def wait_ready(self, check: Callable[[], None]) -> None:
         """Wait until the server is ready. Calls `check`, which may raise, between requests.
 
-        Raises ClusterError where it is not ready within a minute.
+        Raises ClusterError if it is not ready within a minute.
         """
         end = time.monotonic() + READY_SECONDS
         while self.get("/readyz") is None:

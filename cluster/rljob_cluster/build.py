@@ -19,7 +19,7 @@ LOG_LINES = 8
 def build(modules: Iterable[Module], directory: Path, progress: Progress) -> None:
     """Build the programs that `directory` lacks. An interrupted build resumes, because Go caches compiled packages.
 
-    Raises ClusterError where Go is missing or a build fails.
+    Raises ClusterError if Go is missing or a build fails.
     """
     wanted = [(module, name) for module in modules for name in module.programs if not (directory / name).exists()]
     if not wanted:

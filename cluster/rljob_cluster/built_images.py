@@ -14,11 +14,14 @@ from rljob_cluster.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Files of a layer, and the digest of the chain of layers up to it."""
+    """A layer in buildah's storage."""
 
     storage: Path
+    """Folder of all layers."""
     id: str
+    """Id in buildah's storage."""
     chain_id: str
+    """Digest of the chain of layers up to this one, as defined by the OCI image specification."""
 
     @property
     def folder(self) -> Path:
@@ -27,12 +30,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """An image: `config` and `manifest` as stored, and its layers, lowest first."""
+    """An image in buildah's storage."""
 
     name: str
     config: bytes
+    """JSON, unchanged."""
     manifest: bytes
+    """JSON, unchanged."""
     layers: tuple[Layer, ...]
+    """Lowest first."""
 
     @property
     def digest(self) -> str:

@@ -1,7 +1,7 @@
-"""The cluster's control groups. They are also the record of what belongs to it.
+"""Control groups of the cluster, which also record its processes.
 
-Every process of the cluster, and of its pods, is in a group below /rljob-cluster. The kernel keeps that record: no
-crash loses it, and no number of a process that ended long ago is in it.
+Every process of the cluster and of its pods is in a group below /rljob-cluster. The kernel keeps this record: it
+survives crashes and never lists a process that has exited.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rljob_cluster.layout import CGROUP, NODES
 
 MOUNT = Path("/sys/fs/cgroup")
 MACHINE = f"{CGROUP}/machine"
-"""The group of the programs that make up the cluster; those of pods are in their nodes' groups beside it."""
+"""Group of the programs of the cluster. Pods are in the groups of their nodes, beside it."""
 END_SECONDS = 30.0
 
 
 def create() -> None:
-    """Make the groups in which the cluster's programs and its nodes' pods live."""
+    """Create the groups of the cluster's programs and of the pods of each node."""
     for hierarchy in hierarchies(MOUNT):
         for group in (CGROUP, MACHINE, *(f"{CGROUP}/{node.name}" for node in NODES)):
             path = hierarchy / group
@@ -32,13 +32,13 @@ def create() -> None:
 
 
 def enter(group: str) -> None:
-    """Move this process into the group: what it starts is born there."""
+    """Move this process into the group. Its child processes start in the same group."""
     for hierarchy in hierarchies(MOUNT):
         (hierarchy / group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def processes(group: str) -> set[int]:
-    """The ids of the processes in the group and below it."""
+    """Ids of the processes in the group and in the groups below it."""
     found: set[int] = set()
     for hierarchy in hierarchies(MOUNT):
         for path in _groups_below(hierarchy / group):
@@ -50,7 +50,7 @@ def processes(group: str) -> set[int]:
 def remove() -> None:
     """Kill every process of the cluster, and remove its groups.
 
-    Raises ClusterError where a process does not end within half a minute.
+    Raises ClusterError if a process does not exit within 30 s.
     """
     end = time.monotonic() + END_SECONDS
     while not _removed():
@@ -62,14 +62,14 @@ def remove() -> None:
 
 
 def hierarchies(mount: Path) -> list[Path]:
-    """The one hierarchy of version 2, or every hierarchy of version 1 (links to another are not counted twice)."""
+    """The single hierarchy of cgroup v2, or all hierarchies of cgroup v1 without symbolic links."""
     if (mount / "cgroup.controllers").exists():
         return [mount]
     return sorted(path for path in mount.iterdir() if path.is_dir() and not path.is_symlink())
 
 
 def _hand_down(group: Path) -> None:
-    """Give a new group what its parent has: the CPU set of version 1, the controllers of version 2."""
+    """Pass the settings of the parent to a new group: the CPU set in cgroup v1, the controllers in cgroup v2."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         inherited = group.parent / name
         if inherited.exists() and not (group.parent / "cgroup.subtree_control").exists():
@@ -93,13 +93,13 @@ def _removed() -> bool:
 
 
 def _groups_below(group: Path) -> Iterator[Path]:
-    """The group and all below it, the deepest first."""
+    """The group and all groups below it, deepest first."""
     for path, _, _ in os.walk(group, topdown=False):
         yield Path(path)
 
 
 def _kill(pid: int) -> None:
-    # By a handle, and only if the process is still ours once the handle is held: its number may have been reused.
+    # The id may have been reused: open a handle first, then check that the process belongs to the cluster.
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:

@@ -1,4 +1,4 @@
-"""A program that lives no longer than this process does."""
+"""A program that never outlives this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_SECONDS = 10
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One program and its log. The kernel kills it when the thread that started it ends, however that ends."""
+    """A program and its log. The kernel kills the program when the thread that started it exits for any reason."""
 
     command: list[str]
     log: Path
@@ -24,7 +24,7 @@ class ChildProcess:
         return Path(self.command[0]).name
 
     def start(self) -> None:
-        """Raises ClusterError where the program runs already."""
+        """Start the program. Raises ClusterError if it is running already."""
         if self._process and self._process.poll() is None:
             raise ClusterError(f"{self.name} is already running as process {self._process.pid}: stop it first")
         with self.log.open("ab") as log:
@@ -32,7 +32,7 @@ class ChildProcess:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def stop(self) -> None:
-        """Ask it to end, and kill it where it does not within ten seconds."""
+        """Send SIGTERM, and SIGKILL if the program has not exited after 10 s."""
         if self._process:
             self._process.terminate()
             try:
@@ -41,13 +41,13 @@ class ChildProcess:
                 self.kill()
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Send SIGKILL."""
         if self._process:
             self._process.kill()
             self._process.wait()
 
     def check_running(self) -> None:
-        """Raises ClusterError, with the end of its log, where the program has ended."""
+        """Raises ClusterError with the last lines of the log if the program has exited."""
         if self._process is None or self._process.poll() is None:
             return
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])

@@ -1,4 +1,4 @@
-"""The cluster as a whole: how it comes up, and how it goes."""
+"""Start and stop of the cluster."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ START_SECONDS = 60.0
 
 
 def up(layout: ClusterLayout, progress: Progress) -> None:
-    """Bring the cluster up. One that runs is left running: what it lacks is added.
+    """Start the cluster. If it is running already, only add its missing parts.
 
-    Raises ClusterError where this machine lacks something, or a part does not come up.
+    Raises ClusterError if the machine lacks a requirement or a part does not start.
     """
     require_root("starting a cluster (containers, cgroups, network interfaces)")
     require_packages()
@@ -50,16 +50,16 @@ def up(layout: ClusterLayout, progress: Progress) -> None:
 
 
 def down(layout: ClusterLayout, progress: Progress, *, images: bool) -> None:
-    """End the cluster and remove all of it but its programs and, unless `images`, the images that it holds."""
-    require_root("ending a cluster")
-    with held(layout.lock), progress.step("ending the cluster"):
+    """Stop the cluster and remove its state. Its programs are kept, and its images too unless `images` is true."""
+    require_root("stopping a cluster")
+    with held(layout.lock), progress.step("stopping the cluster"):
         take_down(layout)
         if images:
             shutil.rmtree(layout.images, ignore_errors=True)
 
 
 def start_machine(layout: ClusterLayout) -> None:
-    """Start everything that runs, and return when the API server is ready."""
+    """Start all programs. Returns when the API server is ready."""
     write_files(layout)
     cgroups.create()
     machine.start(layout)
@@ -67,7 +67,7 @@ def start_machine(layout: ClusterLayout) -> None:
 
 
 def complete(layout: ClusterLayout) -> None:
-    """Add what a running cluster lacks, and return when pods can be created and run."""
+    """Add the missing parts of a running cluster. Returns when pods can be created and run."""
     client = admin_client(layout.control_plane)
     install_addons(layout)
     load_archive(layout, write_pause_archive(layout))
@@ -81,7 +81,7 @@ def complete(layout: ClusterLayout) -> None:
 
 
 def take_down(layout: ClusterLayout) -> None:
-    """End and remove whatever is there of the cluster, however much or little that is."""
+    """Stop and remove all parts of the cluster that exist, also those of an incomplete start."""
     cgroups.remove()
     machine.unlink()
     shutil.rmtree(layout.state, ignore_errors=True)
@@ -117,17 +117,17 @@ def install_addons(layout: ClusterLayout) -> None:
 
 
 def give_gpus(client: ApiClient, node: Node) -> bool:
-    """Say in the node's status that it has its GPUs: its kubelet finds none. False where there is no such node."""
+    """Set the GPUs in the status of the node, whose kubelet finds none. Returns False if the node does not exist."""
     found = {GPU_RESOURCE: str(node.gpus)} if node.gpus else {}
     return client.merge(f"/api/v1/nodes/{node.name}/status", {"status": {"capacity": found, "allocatable": found}})
 
 
-# --- whether it is there ---
+# --- readiness ---
 
 
 def require_up(layout: ClusterLayout) -> None:
-    """Raises ClusterError where there is no cluster."""
-    require_root("reaching into a cluster's nodes")
+    """Raises ClusterError if no cluster is running."""
+    require_root("changing a cluster's nodes")
     if machine.first_process() is None or not layout.kubeconfig.exists():
         raise ClusterError("expected a running cluster, found none: run `python -m rljob_cluster up`")
 
@@ -144,7 +144,7 @@ def is_ready(client: ApiClient, node: Node) -> bool:
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether a program beside the control plane says that it is well."""
+    """Returns True if a health endpoint of the control plane's machine responds with 200."""
     try:
         with urlopen(f"http://{CONTROL_PLANE_ADDRESS}:{port}/{path}", timeout=2) as answer:
             return bool(answer.status == 200)
@@ -172,7 +172,7 @@ def wait_until(what: str, holds: Callable[[], bool], layout: ClusterLayout) -> N
 
 @contextmanager
 def held(lock: Path) -> Iterator[None]:
-    """Hold the lock; wait for it where another process starts or ends the cluster. The kernel frees a dead one's."""
+    """Hold the lock, after any other process that starts or stops the cluster. The kernel releases it on exit."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

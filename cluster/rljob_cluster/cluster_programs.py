@@ -1,4 +1,4 @@
-"""Everything that runs in a cluster besides its control plane, as command lines: pure functions of the layout."""
+"""Command lines of the programs outside the control plane, as pure functions of the layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kubelet(layout: ClusterLayout, node: Node) -> list[str]:
 
 
 def kube_proxy(layout: ClusterLayout) -> list[str]:
-    """One for all nodes: they share the machine's network."""
+    """One process for all nodes, which share the network of the machine."""
     return [
         str(layout.binaries / "kube-proxy"),
         f"--kubeconfig={layout.control_plane.kubeconfig('kube-proxy')}",
@@ -42,7 +42,7 @@ def kube_proxy(layout: ClusterLayout) -> list[str]:
         f"--bind-address={CONTROL_PLANE_ADDRESS}",
         f"--healthz-bind-address={CONTROL_PLANE_ADDRESS}:{PROXY_HEALTH_PORT}",
         "--oom-score-adj=0",
-        # The kernel lets nobody but the machine's own network set these.
+        # These can be set only in the machine's own network namespace.
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",

@@ -1,4 +1,4 @@
-"""A control plane without nodes, for tests: etcd and the API server, in seconds and without root.
+"""A control plane without nodes, for tests: etcd and the API server. Starts in seconds and does not need root.
 
 with ControlPlane(tmp_path, base_port=24000, controller_manager=True) as control_plane:
     subprocess.run(["kubectl", "--kubeconfig", control_plane.kubeconfig, "get", "namespaces"])
@@ -21,12 +21,12 @@ SOCKET_PATH_MAX = 107
 
 
 class ControlPlane:
-    """etcd and the API server; on request the controller manager (garbage collection, namespaces, service accounts)
+    """etcd and the API server; optionally the controller manager (garbage collection, namespaces, service accounts)
     and the scheduler.
 
-    All are children of this process and end with it, however it ends. Files and logs lie in `directory`; a control
-    plane started again in the same directory goes on with what it held. It listens on 127.0.0.1, on the three ports
-    from `base_port`, and only lets in who has a certificate or a token of it.
+    All are child processes and exit with this process. They listen on 127.0.0.1, on three ports from `base_port`, and
+    accept only clients with a certificate or token of this control plane. Files and logs are in `directory`: a control
+    plane that is started in the same directory again still has its objects.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ControlPlane:
         scheduler: bool = False,
         binaries: Path | None = None,
     ) -> None:
-        """`binaries`: the folder of the programs, by default the one that `binary_directory` names."""
+        """`binaries` is the folder of the programs, by default `binary_directory()`."""
         self.directory = directory.absolute()
         self._layout = ControlPlaneLayout(
             binaries=binaries or binary_directory(),
@@ -60,29 +60,29 @@ class ControlPlane:
 
     @property
     def ca(self) -> Path:
-        """The certificate of the authority that signed the API server's."""
+        """Certificate of the authority that signed the certificate of the API server."""
         return self._layout.authority.pair.certificate
 
     @property
     def kubeconfig(self) -> Path:
-        """A kubeconfig of a cluster administrator."""
+        """Kubeconfig of a cluster administrator."""
         return self._layout.admin_kubeconfig
 
     @property
     def kubectl(self) -> Path:
-        """The kubectl of the same version."""
+        """kubectl of the same version."""
         return self._layout.binaries / "kubectl"
 
     def start(self) -> None:
-        """Return when the API server is ready.
+        """Start all programs. Returns when the API server is ready.
 
-        Raises ClusterError where a program is missing, ends at once, or the server is not ready within a minute.
+        Raises ClusterError if a program is missing or exits, or if the server is not ready within a minute.
         """
         require_binaries(self._layout.binaries, CONTROL_PLANE)
         if len(str(self._layout.etcd_socket)) > SOCKET_PATH_MAX:
             raise ClusterError(
-                f"etcd's socket {self._layout.etcd_socket} has too long a path (at most {SOCKET_PATH_MAX} characters); "
-                "take a directory with a shorter one"
+                f"expected a path of at most {SOCKET_PATH_MAX} characters for etcd's socket, found "
+                f"{self._layout.etcd_socket}: choose a directory with a shorter path"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         write_credentials(self._layout)
@@ -90,7 +90,7 @@ class ControlPlane:
         self._etcd.start()
         self.start_api_server()
         if self._with_controller_manager:
-            # There is no kubelet: nodes are what their makers say, and few renew a Lease in time.
+            # Tests create Node objects without a kubelet that renews their Leases.
             patient = [*programs.controller_manager(self._layout), "--node-monitor-grace-period=1h"]
             self._followers.append(self._child(patient))
         if self._with_scheduler:
@@ -99,13 +99,13 @@ class ControlPlane:
             follower.start()
 
     def start_api_server(self) -> None:
-        """Start the API server, also after `kill_api_server`, and return when it is ready."""
+        """Start the API server, also after `kill_api_server`. Returns when it is ready."""
         self._api_server = self._child(programs.api_server(self._layout))
         self._api_server.start()
         admin_client(self._layout).wait_ready(self.check_running)
 
     def kill_api_server(self) -> None:
-        """End the API server as a crash would; etcd keeps everything it has answered for."""
+        """Kill the API server, as a crash does. etcd keeps all writes that the server confirmed."""
         if self._api_server:
             self._api_server.kill()
 
@@ -116,7 +116,7 @@ class ControlPlane:
         self._followers, self._api_server, self._etcd = [], None, None
 
     def check_running(self) -> None:
-        """Raises ClusterError, with the end of its log, where etcd or the API server has ended."""
+        """Raises ClusterError with the last lines of the log if etcd or the API server has exited."""
         for child in (self._etcd, self._api_server):
             if child:
                 child.check_running()

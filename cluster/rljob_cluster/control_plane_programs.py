@@ -1,4 +1,4 @@
-"""The control plane as command lines: pure functions of where it lies and how it is reached."""
+"""Command lines of the control plane's programs, as pure functions of its layout."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ADMIN_GROUP = "system:masters"
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneLayout:
-    """Where a control plane keeps its files, and its address and ports.
-
-    Everything secret lies in `directory`, readable by its owner alone; etcd listens on a socket there, not on a port.
-    """
+    """Folders, address and ports of a control plane."""
 
     binaries: Path
+    """Folder of the programs."""
     directory: Path
+    """Folder of all files, with keys that only their owner can read, and of the socket on which etcd listens."""
     address: str
+    """IP address of the API server."""
     api_port: int
     controller_manager_port: int
     scheduler_port: int
@@ -52,7 +52,7 @@ class ControlPlaneLayout:
 
 
 def write_credentials(layout: ControlPlaneLayout) -> None:
-    """Make the authority, every certificate of the control plane and its kubeconfigs, where they are not there."""
+    """Create the certificate authority, certificates and kubeconfigs that do not exist yet."""
     authority = layout.authority
     authority.ensure()
     authority.service_account_key()
@@ -75,7 +75,7 @@ def etcd(layout: ControlPlaneLayout) -> list[str]:
         f"--listen-client-urls={layout.etcd_url}",
         f"--advertise-client-urls={layout.etcd_url}",
         f"--listen-peer-urls=unix://{layout.directory}/etcd-peer.sock",
-        # The cluster does not outlive the machine's power.
+        # The cluster does not survive a reboot, so its data need not be on disk.
         "--unsafe-no-fsync",
         "--log-level=warn",
     ]
@@ -95,7 +95,7 @@ def api_server(layout: ControlPlaneLayout) -> list[str]:
         f"--tls-private-key-file={certificates}/api-server.key",
         f"--kubelet-client-certificate={certificates}/kubelet-client.crt",
         f"--kubelet-client-key={certificates}/kubelet-client.key",
-        # Nodes have addresses, not names that anything resolves.
+        # The names of the nodes cannot be resolved.
         "--kubelet-preferred-address-types=InternalIP",
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
         f"--service-account-key-file={service_account_key}",

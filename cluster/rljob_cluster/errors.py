@@ -1,5 +1,5 @@
-"""What the person who asked for a cluster can act on."""
+"""The error that is printed as one line instead of a traceback."""
 
 
 class ClusterError(Exception):
-    """The cluster cannot do what was asked; the message says what was expected, what was found and what to do."""
+    """An error of a cluster. Its message states what was expected, what was found and what to do."""

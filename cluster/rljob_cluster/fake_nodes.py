@@ -1,4 +1,4 @@
-"""Nodes without a machine, for tests of scale: KWOK plays their kubelets. Only pods that tolerate it go there."""
+"""Nodes without a machine, for tests of scale: KWOK simulates their kubelets. A taint keeps other pods away."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rljob_cluster.node_status import GPU_RESOURCE
 from rljob_cluster.progress import Progress
 
 TAINT = "kwok.x-k8s.io/node"
-# How a node comes up and stays up; how a pod becomes ready, completes and goes.
+# A node becomes and stays Ready; a pod becomes ready, completes and is deleted.
 STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 
 
 def add(layout: ClusterLayout, count: int, progress: Progress) -> None:
-    """Have at least `count` fake nodes, every second one with eight GPUs."""
+    """Ensure that at least `count` fake nodes exist, every second one with eight GPUs."""
     build([KWOK], layout.binaries, progress)
     with progress.step(f"adding {count} fake nodes"):
         if not layout.kwok_config.exists():
@@ -47,7 +47,7 @@ def fake_node(position: int) -> dict[str, Any]:
 
 
 def stages() -> str:
-    """KWOK's own stages, from the module that it is built from."""
+    """Stages from the Go module of KWOK."""
     downloaded = run("go", "-C", SOURCES / KWOK.name, "mod", "download", "-json", "sigs.k8s.io/kwok")
     folder = Path(json.loads(downloaded)["Dir"]) / "kustomize" / "stage"
     files = [file for stage in STAGES for file in sorted((folder / stage).glob("*.yaml"))]

@@ -1,4 +1,4 @@
-"""Puts images onto the nodes. There is no registry: what a pod runs must be there before."""
+"""Loads images onto the nodes. There is no registry: the image of a pod must be loaded before the pod is created."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rljob_cluster.oci_archive import SmallImage, write_archive, write_metadata_
 
 
 def load(layout: ClusterLayout, image: str) -> None:
-    """Put an image onto every node that lacks it: a file is an archive, anything else the name of buildah's image.
+    """Load an image onto all nodes that do not have it. `image` is an archive file or the name of an image in buildah.
 
-    Raises ClusterError where there is no such image, or a node refuses it.
+    Raises ClusterError if the image does not exist or a node rejects it.
     """
     if Path(image).is_file():
         load_archive(layout, Path(image))
@@ -29,12 +29,12 @@ def load(layout: ClusterLayout, image: str) -> None:
 
 
 def load_archive(layout: ClusterLayout, archive: Path) -> None:
-    """Import an OCI archive, or what `docker save` wrote, into every node that lacks an image of it."""
+    """Import an OCI archive, or one written by `docker save`, into all nodes that lack one of its images."""
     on_nodes_without(layout, images_of(archive), lambda node: node.import_archive(archive))
 
 
 def load_built(layout: ClusterLayout, image: BuiltImage) -> None:
-    """Give an image of buildah's to every node that lacks it. Its layers are linked: no copy, no archive, seconds."""
+    """Load an image of buildah onto all nodes that do not have it, within seconds: its layers are hard-linked."""
 
     def load_onto(node: NodeImages) -> None:
         for below, layer in zip((None, *image.layers), image.layers, strict=False):
@@ -51,7 +51,7 @@ def load_built(layout: ClusterLayout, image: BuiltImage) -> None:
 
 
 def write_pause_archive(layout: ClusterLayout) -> Path:
-    """The image of which every pod's sandbox is made."""
+    """Write the archive of the image for the sandboxes of pods."""
     path = layout.state / "pause.tar"
     pause = (layout.binaries / "pause").read_bytes()
     write_archive(SmallImage(PAUSE_IMAGE, {"pause": pause}, {}, ("/pause",)), path)
@@ -59,9 +59,9 @@ def write_pause_archive(layout: ClusterLayout) -> Path:
 
 
 def images_of(archive: Path) -> dict[str, str]:
-    """The images in an archive by name, each with the digest of its manifest; none for Docker archives before 25.
+    """Digest of the manifest of each image in an archive, by image name. Empty for archives of Docker before 25.
 
-    Raises ClusterError where the file is no archive.
+    Raises ClusterError if the file is not an archive.
     """
     try:
         with tarfile.open(archive) as content:
@@ -82,7 +82,7 @@ def node_images(layout: ClusterLayout, node: Node) -> NodeImages:
 
 
 def on_nodes_without(layout: ClusterLayout, wanted: dict[str, str], load: Callable[[NodeImages], None]) -> None:
-    """Load on all nodes at once, but not where every wanted image is there; where none is known, on all."""
+    """Call `load` concurrently for the nodes that lack a wanted image, or for all nodes if `wanted` is empty."""
     nodes = [node_images(layout, node) for node in NODES]
     lacking = [node for node in nodes if not wanted or not wanted.items() <= node.digests().items()]
     with ThreadPoolExecutor() as threads:

@@ -1,4 +1,4 @@
-"""Where a cluster's files lie, and its fixed addresses. Nothing here touches the machine."""
+"""Paths and addresses of a cluster. Nothing here changes the machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rljob_cluster.control_plane_programs import ControlPlaneLayout
 
 NODE_NETWORK = "10.200.0.0/24"
 HOST_ADDRESS = "10.200.0.254"
-"""This machine, as the cluster sees it."""
+"""Address of this machine on the network of the nodes."""
 CONTROL_PLANE_ADDRESS = "10.200.0.1"
 POD_NETWORK = "10.244.0.0/16"
 DNS_SERVICE_ADDRESS = "10.96.0.10"
@@ -20,7 +20,7 @@ CGROUP = "rljob-cluster"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One kubelet with its containerd."""
+    """A node: a kubelet and its containerd."""
 
     name: str
     address: str
@@ -36,10 +36,12 @@ NODES = (
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """What one node keeps: `state` lives as long as the cluster, `images` outlives it."""
+    """Files of one node."""
 
     state: Path
+    """Folder that is removed with the cluster."""
     images: Path
+    """Folder of the image store, which is kept for the next cluster."""
 
     @property
     def containerd_socket(self) -> Path:
@@ -60,10 +62,12 @@ class NodeFiles:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """The folders of one cluster: `root`/state goes with it, `root`/images stays for the next one."""
+    """Files of one cluster."""
 
     root: Path
+    """Folder of `state`, which is removed with the cluster, and `images`, which is kept for the next cluster."""
     binaries: Path
+    """Folder of the programs."""
 
     @classmethod
     def default(cls) -> ClusterLayout:
@@ -87,7 +91,7 @@ class ClusterLayout:
 
     @property
     def lock(self) -> Path:
-        """Held by whoever starts or ends the cluster."""
+        """Lock file of the process that starts or stops the cluster."""
         return self.root / "lock"
 
     @property
@@ -100,7 +104,7 @@ class ClusterLayout:
 
     @property
     def kwok_config(self) -> Path:
-        """Its being there asks for KWOK."""
+        """Configuration of KWOK, which runs if this file exists."""
         return self.state / "kwok.yaml"
 
     @property

@@ -1,7 +1,7 @@
-"""The cluster's machine: one process whose namespaces hold everything that runs, is mounted, and is connected.
+"""The cluster's machine: a process with its own namespaces.
 
-Processes, mounts, network interfaces and packet filter rules of the cluster exist in these namespaces only. When the
-first process in them ends, in whatever way, the kernel ends all the others and takes the rest away.
+All processes, mounts, network interfaces and packet filter rules of the cluster are in these namespaces. When the first
+process exits for any reason, the kernel kills the others and removes the namespaces.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rljob_cluster.errors import ClusterError
 from rljob_cluster.layout import HOST_ADDRESS, ClusterLayout
 
 HOST_LINK = "rljob-cluster"
-"""This machine's end of the only link into the cluster."""
+"""Network interface of this machine that leads into the cluster, the only one."""
 UPLINK = "uplink"
 START_SECONDS = 10.0
 
 
 def start(layout: ClusterLayout) -> None:
-    """Start the machine, and link it to this one. What it runs comes up by and by."""
+    """Start the machine and connect it to this one. Its programs start later."""
     command = [sys.executable, "-m", "rljob_cluster.machine_init", str(layout.root), str(layout.binaries)]
     with (layout.logs / "machine.log").open("ab") as log:
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -34,7 +34,7 @@ def start(layout: ClusterLayout) -> None:
 
 
 def unlink() -> None:
-    """Remove the link where it is there. The kernel would, but may take its time over it."""
+    """Remove the network interface if it exists. The kernel also removes it, but possibly late."""
     try:
         run("ip", "link", "delete", HOST_LINK)
     except ClusterError:
@@ -43,7 +43,7 @@ def unlink() -> None:
 
 
 def first_process() -> int | None:
-    """The id, as this machine counts, of the first process in the cluster's namespaces; None where there is none."""
+    """Process id, on this machine, of the first process in the cluster's namespaces; None if it does not exist."""
     for pid in cgroups.processes(cgroups.MACHINE):
         try:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -55,7 +55,7 @@ def first_process() -> int | None:
 
 
 def innermost_pid(status: str) -> int:
-    """The id that a process has in its own namespace, from the text of its /proc/PID/status."""
+    """Id of a process in its own namespace, from the text of /proc/PID/status."""
     ids = next(line for line in status.splitlines() if line.startswith("NSpid:"))
     return int(ids.split()[-1])
 

@@ -1,7 +1,7 @@
-"""What runs as the first process of the cluster's machine: it sets the machine up, starts everything, restarts it.
+"""First process of the cluster's machine: sets up the machine, and starts and supervises the programs.
 
-`python -m rljob_cluster.machine_init ROOT BINARIES` enters the cluster's control group and new namespaces, and goes on
-in them as process 1.
+`python -m rljob_cluster.machine_init ROOT BINARIES` enters the cluster's control group and new namespaces, in which it
+is process 1.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rljob_cluster.machine import UPLINK
 from rljob_cluster.supervisor import Supervisor
 
 NAMESPACES = ("--fork", "--pid", "--mount-proc", "--mount", "--net", "--ipc", "--propagation=private", "--kill-child")
-# Programs write to these whatever they are told; each cluster has its own, in memory.
+# Programs write to these folders regardless of their configuration; each cluster has its own, in memory.
 OWN_FOLDERS = ("/run", "/var/lib/cni", "/var/log")
-# The kubelet insists on these. It finds them so, and the machine's own settings stay as they are.
+# The kubelet requires these values. Files mounted over /proc/sys satisfy it without changing the machine's settings.
 KUBELET_SYSCTLS = {
     "kernel/keys/root_maxbytes": "25000000",
     "kernel/keys/root_maxkeys": "1000000",
@@ -80,11 +80,11 @@ def start_nodes(layout: ClusterLayout, supervisor: Supervisor) -> None:
     supervisor.ensure("volume-provisioner", cluster_programs.volume_provisioner(layout))
 
 
-# --- the machine itself ---
+# --- machine ---
 
 
 def mount_own_folders() -> None:
-    # Containers may ask for mounts that both they and the node see.
+    # Containers may request mounts with bidirectional propagation.
     run("mount", "--make-rshared", "/")
     for folder in OWN_FOLDERS:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -100,14 +100,14 @@ def hold_sysctls() -> None:
 
 
 def connect() -> None:
-    """Give the control plane and each node its address, once the link is there; forward between pods."""
+    """Wait for the uplink, assign the addresses of control plane and nodes, and enable forwarding between pods."""
     run("ip", "link", "set", "lo", "up")
     while UPLINK not in Path("/proc/net/dev").read_text():
         time.sleep(0.02)
     for address in (CONTROL_PLANE_ADDRESS, *(node.address for node in NODES)):
         run("ip", "address", "add", f"{address}/24", "dev", UPLINK)
     run("ip", "link", "set", UPLINK, "up")
-    # Without a route, a program of the node could not even try a Service's address.
+    # Programs of the node can only connect to the address of a Service if there is a route to it.
     run("ip", "route", "add", SERVICE_RANGE, "dev", UPLINK)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
@@ -116,7 +116,7 @@ def wait_for(path: Path) -> None:
     end = time.monotonic() + CONTAINERD_SECONDS
     while not path.exists():
         if time.monotonic() > end:
-            raise ClusterError(f"{path} is not there after {CONTAINERD_SECONDS:.0f} s")
+            raise ClusterError(f"{path} does not exist after {CONTAINERD_SECONDS:.0f} s")
         time.sleep(0.05)
 
 

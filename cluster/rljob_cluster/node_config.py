@@ -1,4 +1,4 @@
-"""The configuration files of a node: pure functions of the layout."""
+"""Configuration files of a node, as pure functions of the layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljob_cluster.layout import CGROUP, DNS_DOMAIN, DNS_SERVICE_ADDRESS, Cluste
 
 PAUSE_IMAGE = "localhost/rljob-cluster/pause:1"
 
-# As NVIDIA's GPU feature discovery labels a node with eight H200.
+# Labels that NVIDIA's GPU feature discovery sets on a node with eight H200.
 GPU_LABELS = {
     "feature.node.kubernetes.io/pci-10de.present": "true",
     "nvidia.com/cuda.driver.major": "580",
@@ -26,7 +26,7 @@ GPU_LABELS = {
 
 
 def containerd_config(layout: ClusterLayout, node: Node) -> str:
-    """TOML for containerd 2: overlayfs, runc, plain cgroups, images that are never fetched for the sandbox."""
+    """TOML for containerd 2: overlayfs, runc, cgroups without systemd, a sandbox image that is never pulled."""
     files = layout.node(node)
     return f"""\
 version = 3
@@ -73,7 +73,7 @@ SystemdCgroup = false
 
 
 def cni_config(layout: ClusterLayout, node: Node) -> str:
-    """Pods on routed point-to-point links: Services work without bridge filtering in the kernel."""
+    """CNI configuration with routed point-to-point links: Services work without bridge filtering in the kernel."""
     addresses = {
         "type": "host-local",
         "dataDir": f"{layout.node(node).state}/addresses",
@@ -100,7 +100,7 @@ def kubelet_config(layout: ClusterLayout, node: Node) -> str:
         "containerRuntimeEndpoint": f"unix://{files.containerd_socket}",
         "clusterDNS": [DNS_SERVICE_ADDRESS],
         "clusterDomain": DNS_DOMAIN,
-        # The cluster has no way out: a name that is not its own is refused at once.
+        # The cluster has no Internet access: other names than its own fail at once.
         "resolvConf": "",
         "podLogsDir": str(files.state / "pod-logs"),
         "volumePluginDir": str(files.state / "volume-plugins"),
@@ -110,7 +110,7 @@ def kubelet_config(layout: ClusterLayout, node: Node) -> str:
         "enforceNodeAllocatable": [],
         "oomScoreAdj": 0,
         "failSwapOn": False,
-        # The disk is the machine's own: what it holds besides is no reason to evict pods or drop images.
+        # The disk is shared with the machine: its other files must not lead to evicted pods or removed images.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

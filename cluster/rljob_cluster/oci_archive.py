@@ -15,12 +15,15 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
 @dataclass(frozen=True, slots=True)
 class SmallImage:
-    """An image of one layer. `files` and `links` (name → target) are by path without a leading slash."""
+    """An image with one layer."""
 
     name: str
     files: dict[str, bytes]
+    """Content by path, without a leading slash."""
     links: dict[str, str]
+    """Target of each symbolic link by path, without a leading slash."""
     command: tuple[str, ...]
+    """Entry point."""
 
 
 def write_archive(image: SmallImage, path: Path) -> None:

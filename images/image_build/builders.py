@@ -19,22 +19,25 @@ from image_build.recipes import Recipe
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image in the builder's store; `size` is the readable size of all its layers."""
+    """An image in the builder's store."""
 
     id: str
     size: str
+    """Readable size of all layers."""
     labels: Mapping[str, str]
 
 
 class Builder(ABC):
-    """Differences between buildah and docker. `step` finds the current step of a build in a line of its output."""
+    """Differences between buildah and docker."""
 
     name: ClassVar[str]
     step: ClassVar[re.Pattern[str]]
+    """Matches a line of output that names the current step of a build, in its group `step`."""
     _probe: ClassVar[Sequence[str]]
+    """Command that succeeds if the builder works on this machine."""
 
     def fault(self) -> str | None:
-        """Reason for which it cannot build on this machine; None if it can."""
+        """Reason why it cannot build on this machine; None if it can."""
         if shutil.which(self.name) is None:
             return f"{self.name} is not installed"
         probe = self._run(self._probe)

@@ -17,7 +17,7 @@ from image_build.recipes import Recipe, containerfile
 
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
-# Read by people on a workstation, by nobody in a container. The licences in usr/share/doc stay.
+# Not needed in a container. The licences in usr/share/doc are kept.
 LEFT_OUT = ("usr/share/man", "usr/share/info", "usr/share/locale", "var/lib/apt/lists", "var/cache", "var/log")
 
 

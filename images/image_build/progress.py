@@ -23,7 +23,7 @@ def run_with_progress(
 ) -> None:
     """Raises ImageBuildError with the last lines of the output if the command fails.
 
-    `step` finds, as its group `step`, what the command is at in a line of its output.
+    `step` matches a line of output that names the current step, in its group `step`.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{title}.log"

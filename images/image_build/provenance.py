@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def revision(repository: Path, files: Sequence[Path]) -> str:
-    """The last commit that changed one of the files, with `-dirty` where one differs from it; "unknown" without git.
+    """The last commit that changed one of the files, with `-dirty` if one differs from it; "unknown" without git.
 
     An image whose files did not change keeps its revision, and with it its id, from commit to commit.
     """
