@@ -1,1 +1,1 @@
-"""What is known about memory where vLLM and FSDP share GPUs: the memory plan, and each role's allocator settings."""
+"""Memory of vLLM and FSDP on shared GPUs: planning, diagnosis, forecast and recovery."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure
+from rljob_api.step_report import Evidence, MemoryPressure, PendingExit
 from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord
 
@@ -19,25 +19,28 @@ class RunListener:
         """The bounds of the memory plan, and its changes in earlier attempts. Called before `attempt_began`."""
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
-        """The attempt's memory plan is known; no role has started.
+        """Called before any role starts, once the memory plan of the attempt is known.
 
         `committed`: the steps of earlier attempts. `warn`: displays a warning, from any thread.
         """
 
     def phase_began(self, step: int, phase: Phase) -> None:
-        """The roles are up, and work on `step`."""
+        """Called before `phase` of `step`. All roles are running."""
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
-        """`memory`: by actor name and the phase that the peaks are about."""
+        """Called after each commit. `memory`: peaks by actor name and phase."""
 
     def failed(self, evidence: Evidence) -> None:
-        """Memory ran out. A later call reports whether the attempt recovered."""
+        """Called when memory runs out. If the attempt recovers, `recovered` is called later."""
+
+    def exit_pending(self, pending: PendingExit) -> None:
+        """The attempt waits for its restart in place, and exits with `pending` if none comes."""
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
-        """The memory plan was changed. The change is recorded, but not yet in effect."""
+        """Called after a change of the memory plan was recorded, before it takes effect."""
 
     def recovered(self, change: PlanChange) -> None:
-        """The failed phase has completed. `change` contains the observed effect."""
+        """Called after the failed phase has succeeded. `change` contains the observed effect."""
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
         """Called after each step: the projected out-of-memory failure, or None."""

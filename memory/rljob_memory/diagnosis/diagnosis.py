@@ -16,7 +16,7 @@ class Diagnosis:
     failure_class: FailureClass
 
     confidence: float
-    """From 0 to 1; above 0.8 only if numbers or an unmistakable message show the cause."""
+    """Between 0 and 1; above 0.8 only if numbers or an unmistakable message show the cause."""
 
     message: str
     """The cause as a sentence, with the numbers behind it."""

@@ -30,7 +30,7 @@ class Row:
     """failed, not diagnosed, skipped, timed out, no failure, or not run."""
     seconds: float
     diagnoses: list[dict[str, Any]] = field(default_factory=list)
-    """From `rljob diagnose --json`, the best first."""
+    """Diagnoses of `rljob diagnose --json`, the most likely first."""
     note: str = ""
 
 

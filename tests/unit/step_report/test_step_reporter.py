@@ -146,7 +146,7 @@ def test_failures_are_said_once_a_minute_and_do_not_end_the_reporting(monkeypatc
     reporter.close(PATIENCE_SECONDS)
     assert len(warnings) == 1
     assert "403: no" in warnings[0]
-    assert "training goes on" in warnings[0]
+    assert "training continues" in warnings[0]
     assert reporter_module._WARN_EVERY_SECONDS == 60
 
 

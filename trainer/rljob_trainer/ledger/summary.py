@@ -79,7 +79,7 @@ class Summary(_SummaryPart):
     """Per second of the committed steps."""
 
     startup_seconds: float | None
-    """From the start of the last attempt that committed a step to the start of its first step, including replayed
+    """Between the start of the last attempt that committed a step and its first step, including replayed
     updates; null without a step."""
 
     step_seconds: DurationStatistics | None

@@ -85,10 +85,10 @@ def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDi
         TerminationMessage(exit_code=outcome.exit_code, message=message, step=outcome.steps, evidence=outcome.evidence),
     )
     in_place = False
-    # A worker that does not answer is ending. How it ends may name the cause; a restart in place would not wait for it.
+    # A worker that does not respond is exiting and may report the cause. A restart in place would not wait for that.
     may_restart = environment.restarts_in_place and placement.workers_answer
     if server is not None and may_restart and outcome.exit_code in MAY_RESTART_IN_PLACE:
-        listener.cannot_go_on(pending_exit(outcome.exit_code, message))
+        listener.exit_pending(pending_exit(outcome.exit_code, message))
         print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
         in_place = wait_for_restart(JobReader(server, environment.namespace, environment.name), environment.attempt)
     if in_place:

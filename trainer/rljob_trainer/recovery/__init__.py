@@ -1,1 +1,1 @@
-"""What happens when memory runs out: evidence, a changed memory plan, and the failed phase once more."""
+"""Recovery from out-of-memory failures: evidence, a changed memory plan, and a retry of the failed phase."""

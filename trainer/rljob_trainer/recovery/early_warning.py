@@ -22,12 +22,12 @@ class EarlyWarning:
         listener: RunListener,
         warn: Callable[[str], None],
     ) -> None:
-        """`steps`: of the job. `prevent`: changes the plan before the step, if that relieves the pressure."""
+        """`steps`: of the job. `prevent`: changes the plan before a step; returns False if no change helps."""
         self._forecast = Forecast(steps)
         self._prevent = prevent
         self._listener = listener
         self._warn = warn
-        self._told: tuple[str, str, int] | None = None
+        self._warned_about: tuple[str, str, int] | None = None
 
     def look(self, step: int, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
         """`memory`: of the committed `step`, by actor name and phase."""
@@ -35,17 +35,17 @@ class EarlyWarning:
         self._forecast.observe(step, samples)
         pressure = self._forecast.pressure()
         self._listener.pressure(pressure)
-        self._tell(pressure)
+        self._warn_once(pressure)
         if pressure is not None and worth_preventing(pressure) and self._prevent(pressure, step + 1):
             self.forget()
 
     def forget(self) -> None:
-        """Start over: the plan was changed, or processes are new."""
+        """Discard all samples, after a change of the plan or a restart of processes."""
         self._forecast.forget()
 
-    def _tell(self, pressure: MemoryPressure | None) -> None:
-        """Warn once, as long as the same process runs out for the same cause."""
+    def _warn_once(self, pressure: MemoryPressure | None) -> None:
+        """Warn when process or cause differ from those of the previous step."""
         about = None if pressure is None else (pressure.diagnosis.class_name, pressure.role, pressure.rank)
-        if pressure is not None and about != self._told:
+        if pressure is not None and about != self._warned_about:
             self._warn(f"MemoryPressure: {messages.pressure_message(pressure)}")
-        self._told = about
+        self._warned_about = about

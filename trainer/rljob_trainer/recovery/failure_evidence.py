@@ -1,4 +1,4 @@
-"""The evidence of a failure of memory: from its exception, the last memory sample, and the directory of the run."""
+"""Evidence of an out-of-memory failure: its exception, the last memory sample, the directory of the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gather_evidence(
     phase: Phase | None,
     plan: MemoryPlan | None,
 ) -> Evidence | None:
-    """The evidence of a failure, with its diagnoses; None if `error` is not a failure of memory.
+    """The evidence of a failure, with its diagnoses; None if `error` is not an out-of-memory failure.
 
     `directory`: of the run. `step`, `phase`: those of the loop; phase None: the roles were starting.
     """

@@ -1,4 +1,4 @@
-"""Injects the faults of a job when they are due, and none more often than requested."""
+"""Injects each fault of a job when it is due, at most as often as the job requests."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _FAULT_PHASES: dict[Phase | None, tuple[FaultPhase, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultSchedule:
-    """Injects the job's faults into their processes. The ledger counts the injected ones."""
+    """Injects the faults of a job. The ledger counts the injected faults."""
 
     faults: Sequence[Fault]
     ledger: Ledger
     roles: ColocatedRoles
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
 
     def inject(self, step: int, phase: Phase | None) -> None:
         """Called before `phase` of `step` (None: before the roles load). Injects the faults that are due."""
         self._inject_due(step, _FAULT_PHASES[phase])
 
     def inject_into_checkpoint(self, step: int) -> None:
-        """Called before the checkpoint of `step` starts, which happens only in some phases `checkpoint`."""
+        """Called before a checkpoint of `step` starts."""
         self._inject_due(step, ("checkpoint",))
 
     def _inject_due(self, step: int, phases: Sequence[FaultPhase]) -> None:
         for fault in self.faults:
-            if fault.phase in phases and fault.step <= step and self._given(fault) < fault.times:
+            if fault.phase in phases and fault.step <= step and self._times_injected(fault) < fault.times:
                 self._inject(fault)
 
     def _inject(self, fault: Fault) -> None:
@@ -57,10 +57,10 @@ class FaultSchedule:
                 rank=fault.rank,
             )
         )
-        self.tell(f"injected fault: {fault.fault_class} in {fault.phase}, {processes.role} rank {fault.rank}")
+        self.log(f"injected fault: {fault.fault_class} in {fault.phase}, {processes.role} rank {fault.rank}")
         processes.inject(fault.rank, InjectedFault.of(fault, self.roles.settings.policy.device))
 
-    def _given(self, fault: Fault) -> int:
+    def _times_injected(self, fault: Fault) -> int:
         return sum(
             (record.fault_class, record.phase, record.step, record.rank)
             == (fault.fault_class, fault.phase, fault.step, fault.rank)

@@ -1,4 +1,4 @@
-"""The recovery state of a run: the plan in force, and every change of it, written down before anything acts on it."""
+"""The recovery state of a run: the current memory plan and its changes, each recorded before it takes effect."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
 def state_at_start(
     ledger: Ledger, steps: int, plan: MemoryPlan | None = None, changes: Sequence[PlanChange] = ()
 ) -> RecoveryState:
-    """The state that an attempt begins with, of a job of `steps` steps. Its plan is None if nobody has one yet.
+    """The state at the start of an attempt of a job with `steps` steps. Its plan is None before the first attempt.
 
-    `plan`, `changes`: those of the supervisor.
+    `plan`, `changes`: from the supervisor.
     """
     records = plan_change_records(ledger.records)
     known, supervisors = plan.generation if plan else 0, {change.generation: change for change in changes}
@@ -34,7 +34,7 @@ class PlanChanges:
     """The changes of the plan in one attempt."""
 
     def __init__(self, ledger: Ledger, state: RecoveryState) -> None:
-        """`state`: with the plan that the attempt begins with."""
+        """`state`: at the start of the attempt, with a plan."""
         self._ledger = ledger
         self._state = state
         self._records = plan_change_records(ledger.records)
@@ -45,13 +45,13 @@ class PlanChanges:
 
     @property
     def plan(self) -> MemoryPlan:
-        """The plan in force."""
+        """The current memory plan."""
         assert self._state.plan is not None, "an attempt has a plan"
         return self._state.plan
 
     @property
     def own(self) -> list[PlanChange]:
-        """The changes that were made here, in this attempt and before, oldest first."""
+        """Changes that the trainer made, in this attempt and earlier ones, oldest first."""
         return [record.change for record in self._records]
 
     @property
@@ -60,18 +60,18 @@ class PlanChanges:
         latest = self._records[-1] if self._records else None
         if latest is None or latest.change.preventive or latest.change.seconds_to_recover is not None:
             return None
-        # A later change of the supervisor's is the one that helped then.
+        # If the supervisor has changed the plan since, the effect is that of its change.
         return latest if latest.change.generation == self._state.changes[-1].generation else None
 
     def adopt(self, answer: Changed, evidence: Evidence | None) -> None:
-        """Write the change down. From then on its plan is in force, however this process ends."""
+        """Record the change. Its plan is then current, even if this process exits at once."""
         record = PlanChangeRecord(change=answer.change, plan=answer.plan, evidence=evidence)
         self._ledger.record(record)
         self._records.append(record)
         self._state = answer.state
 
     def confirm(self, change: PlanChange, seconds: Mapping[str, float]) -> None:
-        """Write down the effect of the latest change. `seconds`: of each part of the recovery."""
+        """Record the effect of the latest change. `seconds`: of each part of the recovery."""
         record = self._records[-1].model_copy(update={"change": change, "seconds": dict(seconds)})
         self._ledger.record(record)
         self._records[-1] = record

@@ -39,7 +39,7 @@ class NewAttempt(Exception):
 
 @dataclass(slots=True)
 class Recovery:
-    """Acts on the failures of one attempt, as far as that can be done within it."""
+    """Recovers from failures of one attempt that need no new attempt."""
 
     attempt: int
     """Its number, as reported."""
@@ -49,22 +49,22 @@ class Recovery:
     roles: ColocatedRoles
     checkpointing: Checkpointing
     settings_under: Callable[[MemoryPlan], RoleSettings]
-    """The roles' settings under a plan."""
+    """Returns the settings of the roles for a plan."""
     oom_kills: Callable[[], int]
     """Number of processes that the kernel has OOM-killed, on all machines with roles."""
     display: RunDisplay
     listener: RunListener
     _kills: int = field(init=False)
-    _trying_again: bool = field(default=False, init=False)
+    _retrying: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._kills = self.oom_kills()
 
     def recover(self, failure: TrainerError, step: int, phase: Phase | None) -> None:
-        """Change the memory plan, write the change down, and bring it into force; the caller then retries.
+        """Change the memory plan, record the change and apply it. The caller then retries the phase.
 
-        `phase` None: the roles were starting. Raises `NewAttempt` if the change needs one; `failure`, or the same with
-        an explanation, if it is not answered here.
+        `phase` None: the roles were starting. Raises `NewAttempt` if the change needs one, and `failure`, possibly with
+        an explanation, if the attempt cannot recover from it.
         """
         failure = self._explained(failure)
         evidence = gather_evidence(
@@ -84,15 +84,15 @@ class Recovery:
         self._adopt(answer, evidence)
         if answer.change.level == "RestartInPlace":
             raise NewAttempt
-        self._bring_into_force(answer, phase)
-        self._trying_again = True
+        self._apply(answer, phase)
+        self._retrying = True
 
     def phase_done(self, step: int, phase: Phase | None) -> None:
-        """Called after each phase that succeeds: if it is the one that had failed, the change is confirmed."""
+        """Called after each phase that succeeds. Confirms the change if it is the phase that had failed."""
         record = self.changes.unconfirmed
-        if record is None or not (self._trying_again or _is_past(record.change, step, phase)):
+        if record is None or not (self._retrying or _is_past(record.change, step, phase)):
             return
-        self._trying_again = False
+        self._retrying = False
         change = record.change
         before = _memory_of_a_gpu(record.evidence)
         after = latest_memory(self.directory, role_that_shows(change), change.rank)
@@ -112,7 +112,7 @@ class Recovery:
         self.roles.change(self.settings_under(answer.plan))
         return True
 
-    # --- how ---
+    # --- steps of a recovery ---
 
     def _adopt(self, answer: Changed, evidence: Evidence | None) -> None:
         self.changes.adopt(answer, evidence)
@@ -133,7 +133,7 @@ class Recovery:
         killed.actor = failure.actor
         return killed
 
-    def _bring_into_force(self, answer: Changed, phase: Phase | None) -> None:
+    def _apply(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
         for role in answer.renew:
             self.roles.end(role)
@@ -143,11 +143,11 @@ class Recovery:
 
 
 def dead_roles(roles: ColocatedRoles, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
-    """Roles whose processes cannot be used any more after `failure`.
+    """Roles whose processes are unusable after `failure`.
 
     - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
     - The kernel or a bus error ends a process that runs out of host or shared memory.
-    - A policy that was loading, or that was stopped in its optimizer step, has no weights that could be used.
+    - A policy that was loading, or was interrupted in its optimizer step, has no usable weights.
     - Other ranks of the policy may wait in a collective of FSDP, which cannot be retried (pytorch 44353).
     """
     role, _ = role_and_rank(failure.actor)
@@ -163,14 +163,14 @@ def dead_roles(roles: ColocatedRoles, failure: TrainerError, phase: Phase | None
 def failure_report(
     failure: TrainerError, attempt: int, time: datetime, dead: frozenset[Role] = frozenset()
 ) -> FailureReport:
-    """The failure of an attempt as the recovery engine takes it."""
+    """The failure of an attempt, as input of the recovery engine."""
     final = None
     if failure.given_up:
         final = GiveUpReason.NOTHING_LEFT
     elif isinstance(failure, BadInput):
         final = GiveUpReason.BAD_INPUT
     elif failure.evidence is None and not isinstance(failure, WorkerLost):
-        # A restart helps a process that raised an error, and neither a full disk nor a missing device.
+        # A restart helps after an error in a role process, but not after a full disk or a missing device.
         final = None if failure.actor is not None and type(failure) is TrainerError else GiveUpReason.TRAINER_ERROR
     return FailureReport(
         str(failure),
@@ -184,7 +184,7 @@ def failure_report(
 
 
 def _with_explanation(failure: TrainerError, answer: Response) -> TrainerError:
-    """`failure` with the engine's explanation as its message; `failure` itself if a supervisor answers it."""
+    """`failure` with the engine's explanation as its message; `failure` itself if a supervisor handles it."""
     if not isinstance(answer, GiveUp) or answer.reason is GiveUpReason.LEFT_TO_SUPERVISOR:
         return failure
     explained = type(failure)(answer.explanation)

@@ -53,7 +53,7 @@ class Outcome:
     exit_code: ExitCode
 
     message: str
-    """What happened and what to do, for people."""
+    """The outcome and what to do, for people."""
 
     steps: int
     """Committed steps, over all attempts."""

@@ -1,1 +1,1 @@
-"""The StepReport: how a job in a cluster tells its operator, and people, where it is."""
+"""The StepReport: progress and failures of a job in a cluster, for the operator and for people."""

@@ -29,7 +29,7 @@ def rank_memory(role: Role, rank: int, phase: Phase, sample: MemorySample) -> Ra
 
 
 def memory_of_ranks(memory: Mapping[str, Mapping[Phase, MemorySample]]) -> list[RankMemory]:
-    """One entry per process and phase; of more than 256, those that come closest to their limit."""
+    """One entry per process and phase: at most 256, those with the least free memory."""
     entries = [
         rank_memory(*role_and_rank(actor), phase, sample)
         for actor, phases in memory.items()

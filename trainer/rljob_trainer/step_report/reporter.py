@@ -41,9 +41,9 @@ class NoReportStore:
 
 
 class StepReporter(RunListener):
-    """Sends only the latest state: changes while a report is being sent, or too early for one, go into the next.
+    """Sends the latest state. Changes that arrive before the next report is due are sent together.
 
-    Call `close` so that the last state is sent.
+    Call `close` to send the last state.
     """
 
     def __init__(self, store: ReportStore, job: str, attempt: int) -> None:
@@ -80,9 +80,8 @@ class StepReporter(RunListener):
     def failed(self, evidence: Evidence) -> None:
         self._set(urgent=True, last_evidence=evidence)
 
-    def cannot_go_on(self, end: PendingExit) -> None:
-        """The attempt waits for a changed plan, and ends with `end` where none comes."""
-        self._set(urgent=True, pending_exit=end)
+    def exit_pending(self, pending: PendingExit) -> None:
+        self._set(urgent=True, pending_exit=pending)
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
         self._changes[change.generation] = change
@@ -99,7 +98,7 @@ class StepReporter(RunListener):
         """Try to send the last state, for at most `timeout_seconds`."""
         with self._changed:
             self._close_by = time.monotonic() + timeout_seconds
-            self._schedule = SendSchedule()  # without the present wait
+            self._schedule = SendSchedule()  # without the current backoff
             self._changed.notify()
         self._thread.join(timeout_seconds)
 
@@ -128,7 +127,7 @@ class StepReporter(RunListener):
                 self._schedule.succeeded(time.monotonic())
 
     def _wait_until_due(self) -> bool:
-        """False once it is closed, and has sent everything or used up its time."""
+        """Returns False after `close`, once everything is sent or the time is over."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -162,7 +161,7 @@ class StepReporter(RunListener):
             self._schedule.failed(now, retry_after_seconds)
         if now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_SECONDS
-            self._warn(f"the StepReport could not be written, training goes on: {why}")
+            self._warn(f"the StepReport could not be written, training continues: {why}")
 
 
 def _of_step(record: StepRecord) -> dict[str, Any]:
