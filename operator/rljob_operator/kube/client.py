@@ -15,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.decoding import decode
 from rljob_operator.kube.errors import Unavailable, error_of
 from rljob_operator.kube.resources import Object, Resource, resource_of
 from rljob_operator.kube.retry import RetryPolicy
@@ -174,7 +175,9 @@ class ApiClient:
                 body = await _body(response)
                 if response.status >= 400:
                     raise error_of(response.status, body, response.headers.get("Retry-After"))
-                return body if isinstance(body, dict) else {}
+                if not isinstance(body, dict):
+                    raise Unavailable(f"expected a JSON object from the API server, found {str(body)[:100]!r}")
+                return body
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _no_answer(error) from error
         finally:
@@ -203,6 +206,6 @@ async def _body(response: aiohttp.ClientResponse) -> Any:
     """The response as JSON, or as text if it is not JSON, such as a page of a proxy."""
     data = await response.read()
     try:
-        return json.loads(data)
+        return await decode(data)
     except ValueError:
         return data.decode(errors="replace")

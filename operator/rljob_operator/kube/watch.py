@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 import aiohttp
 import structlog
 
 from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.decoding import decode
 from rljob_operator.kube.errors import ApiError, Gone, error_of
 from rljob_operator.kube.resources import Object, Resource
 
@@ -44,20 +44,6 @@ class Sink(Protocol):
 def key_of(obj: Object) -> Key:
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
-
-
-async def list_into(
-    sink: Sink, client: ApiClient, resource: Resource, namespace: str | None = None, label_selector: str = ""
-) -> str:
-    """List all objects into the sink, and return the resourceVersion of the list."""
-    keys, version = set[Key](), ""
-    async for page, page_version in client.list_pages(resource, namespace, label_selector):
-        version = page_version
-        for obj in page:
-            keys.add(key_of(obj))
-            sink.put(obj)
-    sink.keep_only(keys, version, namespace)
-    return version
 
 
 class Reflector:
@@ -104,16 +90,29 @@ class Reflector:
             except Gone:
                 self._version = ""
                 wait_seconds = self._reconnect_seconds
-            except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                wait_seconds = min(self._reconnect_seconds * 2.0 ** min(self._failures, 8), _LONGEST_WAIT_SECONDS)
-                self._failures += 1
-                _log.warning(
-                    "watch interrupted", resource=self.resource.plural, error=str(error) or type(error).__name__
-                )
+            except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+                wait_seconds = self._back_off(error)
+            except Exception as error:  # an event of an unknown form: the same revision would bring it again
+                self._version = ""
+                wait_seconds = self._back_off(error)
             await asyncio.sleep(wait_seconds * random.uniform(0.5, 1.0))
 
+    def _back_off(self, error: Exception) -> float:
+        """Log the error, and return the seconds to wait."""
+        wait_seconds = min(self._reconnect_seconds * 2.0 ** min(self._failures, 8), _LONGEST_WAIT_SECONDS)
+        self._failures += 1
+        _log.warning("watch interrupted", resource=self.resource.plural, error=str(error) or type(error).__name__)
+        return wait_seconds
+
     async def _list(self) -> None:
-        self._version = await list_into(self._sink, self._client, self.resource, self._namespace, self._label_selector)
+        """Bring the sink to the state of the API server."""
+        keys, version = set[Key](), ""
+        async for page, version in self._client.list_pages(self.resource, self._namespace, self._label_selector):
+            for obj in page:
+                keys.add(key_of(obj))
+                self._feed(self._sink.put, obj)
+        self._sink.keep_only(keys, version, self._namespace)
+        self._version = version
         self._heard_at = time.monotonic()
         self.synced.set()
 
@@ -132,19 +131,26 @@ class Reflector:
             self._heard_at = time.monotonic()
             async for line in _lines(response, self._inactivity_seconds):
                 self._heard_at = time.monotonic()
-                self._take(json.loads(line))
+                self._take(await decode(line))
                 self._failures = 0
 
-    def _take(self, event: Object) -> None:
-        obj = event["object"]
-        match event["type"]:
+    def _take(self, event: Any) -> None:
+        kind, obj = event["type"], event["object"]
+        match kind:
             case "ADDED" | "MODIFIED":
-                self._sink.put(obj)
+                self._feed(self._sink.put, obj)
             case "DELETED":
-                self._sink.remove(obj)
+                self._feed(self._sink.remove, obj)
             case "ERROR":
                 raise error_of(int(obj.get("code", 500)), obj)
         self._version = obj["metadata"]["resourceVersion"]
+
+    def _feed(self, take: Callable[[Object], None], obj: Object) -> None:
+        """Hand the object to the sink. An error affects only this object."""
+        try:
+            take(obj)
+        except Exception:
+            _log.exception("object ignored; this is a bug in the operator", resource=self.resource.plural)
 
 
 async def _lines(response: aiohttp.ClientResponse, inactivity_seconds: float) -> AsyncIterator[bytes]:

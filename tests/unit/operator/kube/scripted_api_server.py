@@ -32,12 +32,14 @@ class Asked:
 
 @dataclass
 class Answer:
-    """Status 0: the connection is closed without one. `lines`: a stream that stays open while `open_seconds` last."""
+    """Status 0: the connection is closed without one. `text`: the body as it is sent, in place of `body`. `lines`: a
+    stream that stays open while `open_seconds` last; a line that is a text is sent as it is."""
 
     status: int = 200
     body: Any = None
+    text: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    lines: list[Object] | None = None
+    lines: list[Any] | None = None
     open_seconds: float = 0.0
     after_seconds: float = 0.0
 
@@ -45,7 +47,7 @@ class Answer:
 def refusal(code: int, reason: str, message: str = "no", causes: tuple[str, ...] = (), **headers: str) -> Answer:
     details = {"causes": [{"reason": cause} for cause in causes]}
     status = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
-    return Answer(code, status, {name.replace("_", "-"): value for name, value in headers.items()})
+    return Answer(code, status, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
 class ScriptedApiServer:
@@ -82,6 +84,8 @@ class ScriptedApiServer:
             return web.Response()
         if answer.lines is not None:
             return await _stream(request, answer)
+        if answer.text is not None:
+            return web.Response(text=answer.text, status=answer.status, content_type="application/json")
         return web.json_response(answer.body, status=answer.status, headers=answer.headers)
 
     def _take(self, asked: Asked) -> Answer:
@@ -102,7 +106,8 @@ async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     for line in answer.lines or []:
-        await response.write(json.dumps(line).encode() + b"\n")
+        text = line if isinstance(line, str) else json.dumps(line)
+        await response.write(text.encode() + b"\n")
     await asyncio.sleep(answer.open_seconds)
     return response
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.resources import PODS
@@ -41,12 +45,16 @@ def stream(*events: tuple[str, Object], open_seconds: float = 0.0) -> Answer:
 
 
 def watched(
-    script: Callable[[ScriptedApiServer], None], expected: set[str], inactivity_seconds: float = 5.0
+    script: Callable[[ScriptedApiServer], None],
+    expected: set[str],
+    inactivity_seconds: float = 5.0,
+    sink: Names | None = None,
 ) -> ScriptedApiServer:
     """Watch until the sink holds just the expected pods."""
 
+    sink = sink or Names()
+
     async def story(serving: Serving) -> None:
-        sink = Names()
         api = ApiClient(serving.connection, concurrency=2, retry=RetryPolicy(attempts=1))
         reflector = Reflector(
             api, PODS, sink, label_selector="a=b", inactivity_seconds=inactivity_seconds, reconnect_seconds=0.01
@@ -123,3 +131,67 @@ def test_objects_may_be_longer_than_any_buffer() -> None:
         server.answer("GET", "/pods", stream(("ADDED", long), ("ADDED", pod("b", 7)), open_seconds=5))
 
     watched(script, {"long", "b"})
+
+
+def deep_text(answer: Object) -> str:
+    """JSON of the answer with `DEEP` replaced by an object that Python's json module cannot decode."""
+    return json.dumps(answer).replace('"DEEP"', '{"a":' * 1200 + "1" + "}" * 1200)
+
+
+def test_a_deeply_nested_object_in_a_page_is_kept_without_its_depths() -> None:
+    def script(server: ScriptedApiServer) -> None:
+        body = {"items": [pod("a", 5) | {"spec": "DEEP"}, pod("b", 5)], "metadata": {"resourceVersion": "5"}}
+        server.answer("GET", "/pods", Answer(text=deep_text(body)))
+        server.answer("GET", "/pods", stream(("ADDED", pod("c", 6)), open_seconds=5))
+
+    watched(script, {"a", "b", "c"})
+
+
+def test_a_deeply_nested_object_in_a_watch_event_stops_no_other_event() -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("GET", "/pods", listing(5, "a"))
+        deep = deep_text({"type": "ADDED", "object": pod("b", 6) | {"spec": "DEEP"}})
+        server.answer("GET", "/pods", Answer(lines=[deep, {"type": "ADDED", "object": pod("c", 7)}], open_seconds=5))
+
+    server = watched(script, {"a", "b", "c"})
+    assert len(server.asked) == 2
+
+
+class Picky(Names):
+    """A sink with a bug: it cannot take the pod `bad`."""
+
+    def put(self, obj: Object) -> None:
+        if obj["metadata"]["name"] == "bad":
+            raise TypeError("a bug")
+        super().put(obj)
+
+
+def test_an_object_that_the_sink_cannot_take_stops_no_other_object() -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("GET", "/pods", listing(5, "bad", "a"))
+        server.answer("GET", "/pods", stream(("MODIFIED", pod("bad", 6)), ("ADDED", pod("b", 7)), open_seconds=5))
+
+    server = watched(script, {"a", "b"}, sink=Picky())
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("event", [{}, [], 5, {"type": "ADDED"}, {"type": "ERROR", "object": 7}, "not JSON"])
+def test_an_event_of_no_known_form_means_listing_again(event: Any) -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("GET", "/pods", listing(5, "a"))
+        server.answer("GET", "/pods", Answer(lines=[event], open_seconds=0.1))
+        server.answer("GET", "/pods", listing(50, "a", "b"))
+        server.answer("GET", "/pods", stream(open_seconds=5))
+
+    watched(script, {"a", "b"})
+
+
+@pytest.mark.parametrize("page", ["<html>gateway</html>", "[]", "7"])
+def test_a_page_that_is_no_list_removes_nothing(page: str) -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("GET", "/pods", Answer(text=page))
+        server.answer("GET", "/pods", listing(5, "a"))
+        server.answer("GET", "/pods", stream(open_seconds=5))
+
+    server = watched(script, {"a"})
+    assert "watch" not in server.asked[1].query
