@@ -68,6 +68,7 @@ class ConditionReason(StrEnum):
     NO_PROGRESS = "NoProgress"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     TRAINER_ERROR = "TrainerError"
+    RECONCILE_ERROR = "ReconcileError"
 
 
 class AttemptReason(StrEnum):

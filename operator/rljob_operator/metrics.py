@@ -63,6 +63,12 @@ WATCH_AGE_SECONDS = Gauge(
     ("resource",),
     registry=REGISTRY,
 )
+UNREADABLE_OBJECTS = Gauge(
+    "rljob_operator_unreadable_objects",
+    "Objects that are ignored because they cannot be read, by resource.",
+    ("resource",),
+    registry=REGISTRY,
+)
 LEADER = Gauge("rljob_operator_leader", "1 if this replica is the leader, else 0.", registry=REGISTRY)
 NODE_LABEL_WRITES = Counter(
     "rljob_operator_node_label_writes", "Nodes whose rljob.dev/has-gpus label was changed.", registry=REGISTRY

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from rljob_operator import labels
 from rljob_operator.apply.event_recorder import EventRecorder
-from rljob_operator.apply.status_patch import merge_patch, status_object
+from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from rljob_operator.kube.resources import PODS, RLJOBS, WORKLOADS, Object, resource_of
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
+from rljob_operator.reconcile.bug_report import BugReport
 from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion
 from rljob_operator.reconcile.observed import Observed
 
@@ -80,6 +81,14 @@ class Executor:
             await self._set_finalizers(job, version, left)
         if refusal is not None:
             raise refusal
+
+    async def report(self, bug: BugReport, observation: Observation) -> None:
+        """Write the report into the status of the job, if it is not there already."""
+        content = {"reason": bug.reason.value, "message": bug.event.message}
+        job = observation.observed
+        if patch := condition_patch(observation.status, bug.condition, content, job.generation):
+            await self._write_status(job, observation.resource_version, patch)
+            self._recorder.record(job, bug.event)
 
     # --- the job itself: each write names the resourceVersion that it was made for ---
 

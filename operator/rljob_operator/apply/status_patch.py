@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.status import RLJobStatus
@@ -24,3 +25,19 @@ def merge_patch(before: Object, after: Object) -> Object:
         elif known != value or name not in before:
             patch[name] = value
     return patch
+
+
+def condition_patch(status: Object, type_: str, condition: Object, generation: int) -> Object:
+    """The patch that sets a condition to False; empty if it has this content already, or is True."""
+    stored = [known for known in status.get("conditions") or () if isinstance(known, dict)]
+    before = next((known for known in stored if known.get("type") == type_), {})
+    if before.get("status") == "True" or all(before.get(name) == value for name, value in condition.items()):
+        return {}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    changed = {
+        "type": type_,
+        "status": "False",
+        "lastTransitionTime": before.get("lastTransitionTime", now),
+        "observedGeneration": generation,
+    } | condition
+    return {"conditions": [*(known for known in stored if known is not before), changed]}

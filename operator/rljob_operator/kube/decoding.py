@@ -1,9 +1,9 @@
 """Decoding of JSON from the API server.
 
-The API server stores objects that are nested up to 10,000 levels deep in fields without a schema, such as pod templates.
-Python's json module raises RecursionError at about 990 levels, and code that walks such an object does too. Here,
-everything deeper than MAX_LEVELS is replaced by a placeholder, so that the rest of the document can be used: a page with
-one such object still has all its objects, and that object still has its name and its status.
+The API server stores objects that are nested up to 10,000 levels deep in fields without a schema, such as pod
+templates. Python's json module raises RecursionError at about 990 levels, and code that walks such an object does too.
+Here, everything deeper than MAX_LEVELS is replaced by a placeholder, so that the rest of the document can be used: a
+page with one such object still has all its objects, and that object still has its name and its status.
 """
 
 from __future__ import annotations

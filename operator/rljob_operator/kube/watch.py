@@ -107,7 +107,8 @@ class Reflector:
     async def _list(self) -> None:
         """Bring the sink to the state of the API server."""
         keys, version = set[Key](), ""
-        async for page, version in self._client.list_pages(self.resource, self._namespace, self._label_selector):
+        async for page, page_version in self._client.list_pages(self.resource, self._namespace, self._label_selector):
+            version = page_version
             for obj in page:
                 keys.add(key_of(obj))
                 self._feed(self._sink.put, obj)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+import structlog
+
 from rljob_operator.kube.resources import Object, revision
 from rljob_operator.kube.watch import Key, key_of
+from rljob_operator.metrics import UNREADABLE_OBJECTS
+
+_log = structlog.get_logger(__name__)
 
 Fact = TypeVar("Fact")
 
@@ -25,11 +30,15 @@ class Cache(Generic[Fact]):
         self,
         reduce: Callable[[Object], Fact],
         changed: Callable[[Key, Fact | None, Fact | None], None],
+        resource: str = "",
     ) -> None:
+        """`resource`: its name in metrics and logs."""
         self._reduce = reduce
         self._changed = changed
         self._facts: dict[Key, tuple[int, Fact]] = {}
         self._deleted: dict[Key, int] = {}
+        self._unreadable: set[Key] = set()
+        self._resource = resource
 
     def get(self, key: Key) -> Fact | None:
         entry = self._facts.get(key)
@@ -49,7 +58,12 @@ class Cache(Generic[Fact]):
         known = self._facts.get(key)
         if version <= (known[0] if known else self._deleted.get(key, 0)):
             return
-        fact = self._reduce(obj)
+        try:
+            fact = self._reduce(obj)
+        except Exception as error:
+            self._ignore(key, error)
+            return
+        self._forget_unreadable(key)
         self._facts[key] = (version, fact)
         before = known[1] if known else None
         if fact != before:
@@ -59,7 +73,9 @@ class Cache(Generic[Fact]):
         self._drop(key_of(obj), revision(obj["metadata"]["resourceVersion"]))
 
     def keep_only(self, keys: set[Key], resource_version: str, namespace: str | None) -> None:
-        for key in [key for key in self._facts if key not in keys and namespace in (None, key[0])]:
+        for key in [
+            key for key in (*self._facts, *self._unreadable) if key not in keys and namespace in (None, key[0])
+        ]:
             self._drop(key, revision(resource_version))
 
     def forget(self, key: Key) -> None:
@@ -74,6 +90,23 @@ class Cache(Generic[Fact]):
         self._deleted[key] = max(version, self._deleted.pop(key, 0))
         if len(self._deleted) > _DELETIONS_REMEMBERED:
             del self._deleted[next(iter(self._deleted))]
+        self._forget_unreadable(key)
         if known:
             del self._facts[key]
             self._changed(key, known[1], None)
+
+    # --- objects that cannot be reduced: the last fact of each, if any, stays ---
+
+    def _ignore(self, key: Key, error: Exception) -> None:
+        if key not in self._unreadable:
+            problem = f"{type(error).__name__}: {error}"
+            _log.error(
+                "object ignored: it cannot be read", resource=self._resource, object="/".join(key), error=problem
+            )
+        self._unreadable.add(key)
+        UNREADABLE_OBJECTS.labels(self._resource).set(len(self._unreadable))
+
+    def _forget_unreadable(self, key: Key) -> None:
+        if key in self._unreadable:
+            self._unreadable.discard(key)
+            UNREADABLE_OBJECTS.labels(self._resource).set(len(self._unreadable))

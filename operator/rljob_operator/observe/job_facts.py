@@ -12,14 +12,23 @@ import pydantic
 from rljob_api.all_errors import all_errors
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted
+from rljob_api.metadata import Metadata
 from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import StepReport
 from rljob_operator import labels
+from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
 from rljob_operator.observe.pod_facts import moment
 
 _MAX_PROBLEM = 1024
+_METADATA = frozenset(field.alias or name for name, field in Metadata.model_fields.items()) - {"managedFields"}
+"""Metadata that is kept; later versions of Kubernetes may add more."""
+_PLACEHOLDER = NESTED_TOO_DEEPLY.encode()
+_NESTED_TOO_DEEPLY = (
+    f"expected fewer than {MAX_LEVELS} levels of nesting, found more; remove the nested objects, which are probably in "
+    "a template or in engineArgs"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +60,8 @@ class JobFact:
 
 
 def job_fact(obj: Object) -> JobFact:
-    metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
-    status = obj.get("status") or {}
-    phase = (status.get("display") or {}).get("phase") or "Pending"
-    scheduled = any(c["type"] == "Scheduled" and c["status"] == "True" for c in status.get("conditions") or ())
+    metadata = {name: value for name, value in obj["metadata"].items() if name in _METADATA}
+    phase, scheduled = _phase_and_scheduled(obj.get("status"))
     return JobFact(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -70,6 +77,15 @@ def job_fact(obj: Object) -> JobFact:
     )
 
 
+def _phase_and_scheduled(status: Any) -> tuple[str, bool]:
+    """The phase, and whether the pods are scheduled; defaults for a status of another form."""
+    try:
+        phase = str((status.get("display") or {}).get("phase") or "Pending")
+        return phase, any(c["type"] == "Scheduled" and c["status"] == "True" for c in status.get("conditions") or ())
+    except (TypeError, KeyError, AttributeError):
+        return "Pending", False
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedJob:
     """The job, or the error `problem` and the status, if that can be parsed.
@@ -83,6 +99,8 @@ class ParsedJob:
 
 
 def parse_job(text: bytes) -> ParsedJob:
+    if _PLACEHOLDER in text:
+        return ParsedJob(None, _NESTED_TOO_DEEPLY, _parsed_status(json.loads(text).get("status")))
     try:
         return ParsedJob(_parsed(text))
     except pydantic.ValidationError:

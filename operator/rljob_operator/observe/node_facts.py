@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
+from rljob_api.quantity import quantity_bytes
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
 from rljob_operator.reconcile.observed import ObservedNode
@@ -38,6 +40,15 @@ def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
 
 
 def _count(quantity: str | None) -> int:
-    """Extended resources are whole numbers, but the API server may write thousands as 1k."""
-    text = quantity or "0"
-    return int(text[:-1]) * 1000 if text.endswith("k") else int(text)
+    """Extended resources are whole numbers, which the API server may write as 1k or 1e3."""
+    try:
+        return quantity_bytes(quantity) if quantity else 0
+    except ValueError:
+        return _whole_number(quantity)
+
+
+def _whole_number(quantity: str | None) -> int:
+    try:
+        return int(Decimal(quantity or "0"))
+    except (ArithmeticError, ValueError):
+        return 0

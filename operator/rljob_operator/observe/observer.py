@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from rljob_operator.kube.resources import PODS, RLJOBS, Object
+from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Object
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import JOBS
 from rljob_operator.observation import Observation
@@ -24,10 +24,10 @@ class Observer:
     """Caches of jobs, pods, StepReports and nodes. `wake` gets the key of each job affected by a change."""
 
     def __init__(self, gpu_resources: tuple[str, ...], wake: Callable[[Key], None]) -> None:
-        self.jobs = Cache[JobFact](job_fact, self._job_changed)
-        self.pods = Cache[PodFact](pod_fact, self._pod_changed)
-        self.step_reports = Cache[bytes](step_report_text, self._step_report_changed)
-        self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed)
+        self.jobs = Cache[JobFact](job_fact, self._job_changed, RLJOBS.plural)
+        self.pods = Cache[PodFact](pod_fact, self._pod_changed, PODS.plural)
+        self.step_reports = Cache[bytes](step_report_text, self._step_report_changed, STEP_REPORTS.plural)
+        self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed, NODES.plural)
         self.api_groups: frozenset[str] = frozenset()
         self.node_changed: Callable[[NodeFact], None] = lambda _: None
         """Called with each node that appears or changes."""
@@ -69,6 +69,26 @@ class Observer:
             volcano_installed=VOLCANO_GROUP in self.api_groups,
             kueue_installed=KUEUE_GROUP in self.api_groups,
             fresh_token=secrets.token_hex(32),
+        )
+        return Observation(observed, fact.resource_version, fact.finalizers, fact.status())
+
+    def observe_metadata(self, key: Key) -> Observation | None:
+        """The job without its spec, for a report about a job that cannot be observed; None: there is no such job."""
+        fact = self.jobs.get(key)
+        if fact is None:
+            return None
+        observed = Observed(
+            job=None,
+            namespace=fact.namespace,
+            name=fact.name,
+            uid=fact.uid,
+            generation=fact.generation,
+            created_at=fact.created_at,
+            deleting=fact.deleting,
+            has_finalizer=fact.has_finalizer,
+            pods=(),
+            step_report=None,
+            nodes=(),
         )
         return Observation(observed, fact.resource_version, fact.finalizers, fact.status())
 

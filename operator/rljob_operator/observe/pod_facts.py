@@ -66,7 +66,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         phase=cast(PodPhase, status.get("phase", "Pending")),
         created_at=moment(metadata["creationTimestamp"]),
         node=spec.get("nodeName"),
-        scheduled_at=moment(scheduled["lastTransitionTime"]) if _is_true(scheduled) else None,
+        scheduled_at=_scheduled_at(scheduled),
         ready=_is_true(conditions.get("Ready") or {}),
         started=end is not None or bool(ours.get("restartCount")) or "running" in (ours.get("state") or {}),
         deleting="deletionTimestamp" in metadata,
@@ -99,6 +99,12 @@ def _bytes(quantity: str | None) -> int | None:
         return quantity_bytes(quantity) if quantity else None
     except ValueError:
         return None
+
+
+def _scheduled_at(condition: Object) -> datetime | None:
+    """None also without a time, which virtual kubelets may leave out."""
+    time = condition.get("lastTransitionTime")
+    return moment(time) if time and _is_true(condition) else None
 
 
 def _is_true(condition: Object) -> bool:

@@ -114,6 +114,7 @@ class EventReason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"
     PLAN_CHANGED = "PlanChanged"
+    RECONCILE_ERROR = "ReconcileError"
     RECOVERED = "Recovered"
     RESTARTING = "Restarting"
     RESUMED = "Resumed"

@@ -15,6 +15,7 @@ from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import RECONCILE_ERRORS, RECONCILE_SECONDS
 from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.bug_report import report_bug
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.runtime.job_metrics import count
@@ -60,15 +61,8 @@ class ReconcileLoop:
 
     async def _reconcile_once(self, key: Key) -> None:
         """Reconcile one job once, and requeue it according to the result."""
-        observation = self._observer.observe(key)
-        if observation is None:
-            self._executor.forget(key)
-            self._queue.requeue(key, None)
-            self._queue.succeeded(key)
-            return
         try:
-            desired = self._reconcile(observation.observed, self._settings, datetime.now(UTC))
-            await self._executor.execute(desired, observation)
+            await self._observe_and_execute(key)
         except LeadershipLost:
             raise
         except (JobGone, NotFound):  # NotFound: the whole namespace is gone
@@ -89,12 +83,31 @@ class ReconcileLoop:
         except Exception as error:
             _log.exception("reconcile failed; this is a bug in the operator")
             self._retry(key, "Unexpected", error)
+            await self._report_bug(key, error)
+
+    async def _observe_and_execute(self, key: Key) -> None:
+        observation = self._observer.observe(key)
+        if observation is None:
+            self._executor.forget(key)
+            self._queue.requeue(key, None)
         else:
+            desired = self._reconcile(observation.observed, self._settings, datetime.now(UTC))
+            await self._executor.execute(desired, observation)
             if desired.apply or desired.create:
                 self._observer.accepted(key)
             count(observation.status, desired.status)
             self._queue.requeue(key, desired.requeue_after_seconds)
-            self._queue.succeeded(key)
+        self._queue.succeeded(key)
+
+    async def _report_bug(self, key: Key, bug: Exception) -> None:
+        """Write the error into the status of the job, where its owner can see it. Best effort."""
+        try:
+            if observation := self._observer.observe_metadata(key):
+                await self._executor.report(report_bug(bug), observation)
+        except LeadershipLost:
+            raise
+        except Exception as error:
+            _log.warning("cannot report the error in the status of the job", error=str(error) or type(error).__name__)
 
     def _retry(self, key: Key, cause: str, error: Exception) -> None:
         RECONCILE_ERRORS.labels(cause).inc()

@@ -16,6 +16,7 @@ from rljob_operator.kube.errors import Conflict, Forbidden, Unavailable
 from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.labels import FINALIZER
 from rljob_operator.observation import Observation
+from rljob_operator.reconcile.bug_report import report_bug
 from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion
 from rljob_operator.reconcile.observed import Observed
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, nothing, play, refusal
@@ -270,3 +271,27 @@ def test_a_job_whose_time_is_over_is_deleted_by_its_uid() -> None:
     run = execute(Desired(delete_job=True))
     assert [(asked.method, asked.path) for asked in run.asked] == [("DELETE", JOB)]
     assert run.asked[0].body == {"preconditions": {"uid": UID}}
+
+
+def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
+    bug = report_bug(RecursionError("too deep"))
+    state = observation()
+    known = {"type": "Scheduled", "status": "True"}
+
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=1)
+        executor = Executor(client, recorder, lambda _: None)
+        await executor.report(bug, Observation(state.observed, "10", (), {"conditions": [known]}))
+        [asked] = serving.server.asked
+        await executor.report(bug, Observation(state.observed, "11", (), asked.body["status"]))
+        await client.close()
+
+    recorder = Recorded()
+    server = play(story)
+    [asked] = server.asked
+    assert (asked.path, asked.body["metadata"]) == (f"{JOB}/status", {"resourceVersion": "10"})
+    assert asked.body["status"]["conditions"][0] == known
+    failed = asked.body["status"]["conditions"][1]
+    assert (failed["type"], failed["status"], failed["reason"]) == ("Failed", "False", "ReconcileError")
+    assert "RecursionError: too deep" in failed["message"]
+    assert len(recorder.notes) == 1

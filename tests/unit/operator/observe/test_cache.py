@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_operator.kube.watch import Key
+from rljob_operator.metrics import REGISTRY
 from rljob_operator.observe.cache import Cache
 from tests.unit.operator.observe.objects import Object
 
@@ -96,3 +97,20 @@ def test_any_order_of_delivery_ends_with_the_newest_state(history: list[bool], d
         else:
             facts.remove(obj(version))
     assert facts.get(A) == (f"v{len(history)}" if history[-1] else None)
+
+
+def test_an_object_that_cannot_be_reduced_is_ignored_and_counted() -> None:
+    def count() -> float | None:
+        return REGISTRY.get_sample_value("rljob_operator_unreadable_objects", {"resource": "things"})
+
+    facts = Cache[str](lambda obj: str(obj["value"]), lambda *_: None, "things")
+    facts.put(obj(5))
+    broken = obj(6)
+    del broken["value"]
+    facts.put(broken)
+    assert (facts.get(A), count()) == ("v5", 1.0)
+    facts.put(obj(7))
+    assert (facts.get(A), count()) == ("v7", 0.0)
+    facts.put(broken | {"metadata": broken["metadata"] | {"resourceVersion": "8"}})
+    facts.keep_only(set(), "9", None)
+    assert (facts.get(A), count()) == (None, 0.0)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
 from rljob_operator.observe.job_facts import job_fact, parse_job, parse_step_report, step_report_text
-from tests.unit.operator.observe.objects import job, step_report
+from rljob_operator.observe.node_facts import node_fact
+from tests.unit.operator.observe.objects import job, node, step_report
 
 
 def test_the_job_comes_back_as_it_was_stored_without_managed_fields() -> None:
@@ -60,3 +64,22 @@ def test_an_absurd_step_report_names_only_its_first_trouble() -> None:
     _, problem = parse_step_report(json.dumps({"metadata": 7, "memory": [{}] * 9}).encode())
     assert problem is not None
     assert len(problem) <= 1024
+
+
+def test_a_job_that_is_nested_too_deeply_has_a_problem_and_keeps_its_status() -> None:
+    placeholder = {NESTED_TOO_DEEPLY: True}
+    parsed = parse_job(job_fact(job(status={"step": 3}, spec={"policy": {"template": placeholder}})).text)
+    assert parsed.job is None
+    assert "levels of nesting" in (parsed.problem or "")
+    assert parsed.status
+    assert parsed.status.step == 3
+
+
+def test_metadata_of_later_versions_of_kubernetes_is_left_out() -> None:
+    assert parse_job(job_fact(job(laterField={"a": 1})).text).job is not None
+
+
+@pytest.mark.parametrize("quantity", ["1000", "1k", "1e3"])
+def test_gpus_are_counted_in_every_form_of_a_quantity(quantity: str) -> None:
+    stored = node(status={"allocatable": {"example.com/gpu": quantity}})
+    assert node_fact(stored, ("example.com/gpu",)).node.gpus == 1000

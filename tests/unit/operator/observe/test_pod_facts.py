@@ -164,3 +164,10 @@ def test_whether_a_pod_restarts_in_place_is_read_from_what_the_api_server_kept_o
     assert read(spec={"containers": [{"name": "rljob", "restartPolicyRules": [rule]}]}).restarts_in_place
     assert not read(spec={"containers": [{"name": "rljob"}]}).restarts_in_place
     assert read(annotations={"rljob.dev/spec-digest": "abc"}).spec_digest == "abc"
+
+
+def test_a_scheduled_pod_may_lack_the_time_of_its_condition() -> None:
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": None}
+    observed = observed_pod(pod(status={"conditions": [condition]}))
+    assert observed
+    assert observed.scheduled_at is None

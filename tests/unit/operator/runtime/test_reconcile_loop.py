@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import pytest
@@ -14,12 +14,13 @@ from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.bug_report import BugReport
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
-from tests.unit.operator.observe.objects import job
+from tests.unit.operator.observe.objects import Object, job
 
 SUMS = ("research", "sums")
 SETTINGS = OperatorSettings(trainer_image="trainer:1", trainer_torch_version="2.8.0", reconcile_workers=2)
@@ -32,11 +33,15 @@ class Answers(Executor):
         self.errors = list(errors)
         self.carried_out: list[Desired] = []
         self.forgotten: list[Key] = []
+        self.bugs: list[str] = []
 
     async def execute(self, desired: Desired, observation: Observation) -> None:
         self.carried_out.append(desired)
         if self.errors:
             raise self.errors.pop(0)
+
+    async def report(self, bug: BugReport, observation: Observation) -> None:
+        self.bugs.append(bug.event.message)
 
     def forget(self, job: Key) -> None:
         self.forgotten.append(job)
@@ -45,7 +50,14 @@ class Answers(Executor):
 class Rounds:
     """Runs the loop until so many rounds were made; keeps what each of them observed."""
 
-    def __init__(self, executor: Executor, rounds: int, decide: Callable[[Observed], Desired] | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        rounds: int,
+        decide: Callable[[Observed], Desired] | None = None,
+        jobs: Sequence[Object] = (),
+    ) -> None:
+        self._jobs = jobs or [job()]
         self.observed: list[Observed] = []
         enough = asyncio.Event()
 
@@ -60,7 +72,8 @@ class Rounds:
     async def _run(self, executor: Executor, reconcile: Reconcile, enough: asyncio.Event) -> None:
         queue = WorkQueue()
         self.observer = Observer((), queue.add)
-        self.observer.jobs.put(job())
+        for stored in self._jobs:
+            self.observer.jobs.put(stored)
         loop = asyncio.create_task(ReconcileLoop(SETTINGS, queue, self.observer, executor, reconcile).run())
         waiting = asyncio.create_task(enough.wait())
         async with asyncio.timeout(60):
@@ -88,6 +101,21 @@ def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
     executor = Answers()
     Rounds(executor, rounds=2, decide=decide)
     assert executor.carried_out == [Desired()]
+    assert "ZeroDivisionError" in executor.bugs[0]
+
+
+def test_an_error_in_an_observation_ends_neither_the_loop_nor_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(observer: Observer, key: Key) -> Observation | None:
+        if key == SUMS:
+            raise RecursionError("too deep")
+        return original(observer, key)
+
+    original = Observer.observe
+    monkeypatch.setattr(Observer, "observe", observe)
+    executor = Answers()
+    rounds = Rounds(executor, rounds=1, jobs=[job(), job("honest", uid="h")])
+    assert [observed.name for observed in rounds.observed] == ["honest"]
+    assert "RecursionError" in executor.bugs[0]
 
 
 @pytest.mark.parametrize("error", [Forbidden("exceeded quota"), Invalid("spec.containers: Required value")])

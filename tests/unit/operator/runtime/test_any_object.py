@@ -1,0 +1,154 @@
+"""No object that the API server may store ends the process, or stops the reconciles of another job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Resource
+from rljob_operator.kube.watch import Reflector, Sink
+from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.runtime.reconcile_loop import ReconcileLoop
+from rljob_operator.runtime.work_queue import WorkQueue
+from rljob_operator.settings import OperatorSettings
+from tests.unit.operator.observe.objects import Object, job, node, pod, step_report
+from tests.unit.operator.runtime.test_reconcile_loop import SETTINGS, Answers
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+STATUS = {
+    "step": 2,
+    "attempts": [{"number": 1, "planGeneration": 1, "startTime": "2026-01-02T03:04:05Z", "fromStep": 1}],
+    "conditions": [{"type": "Scheduled", "status": "True"}],
+    "display": {"phase": "Running"},
+}
+OBJECTS: dict[Resource, list[Object]] = {
+    RLJOBS: [job(status=STATUS)],
+    PODS: [pod(status={"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]})],
+    STEP_REPORTS: [step_report(step=3, attempt=1, updateTime="2026-01-02T03:04:05Z")],
+    NODES: [node(gpus="8")],
+}
+DEEP = '{"a":' * 1200 + "1" + "}" * 1200
+
+
+@st.composite
+def changed(draw: st.DrawFn, obj: Any) -> Any:
+    """The object with one of its values replaced by anything, or left out."""
+    if not obj or not isinstance(obj, dict | list) or draw(st.integers(0, 4)) == 0:
+        return draw(JSON | st.just("DEEP"))
+    if isinstance(obj, list):
+        index = draw(st.integers(0, len(obj) - 1))
+        return [*obj[:index], draw(changed(obj[index])), *obj[index + 1 :]]
+    name = draw(st.sampled_from(sorted(obj)))
+    if draw(st.integers(0, 9)) == 0:
+        return {key: value for key, value in obj.items() if key != name}
+    return obj | {name: draw(changed(obj[name]))}
+
+
+def identified(obj: Any, original: Object) -> Object:
+    """The API server guarantees the fields that identify an object."""
+    metadata = original["metadata"]
+    given = obj.get("metadata") if isinstance(obj, dict) else None
+    known = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    identity = {name: metadata[name] for name in known if name in metadata}
+    return (obj if isinstance(obj, dict) else {}) | {
+        "metadata": (given if isinstance(given, dict) else {}) | identity | {"resourceVersion": "60"}
+    }
+
+
+class Stream:
+    """A watch response with these lines, which then stays open."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self.content = self
+
+    async def readany(self) -> bytes:
+        if self._lines:
+            return self._lines.pop(0).encode() + b"\n"
+        await asyncio.sleep(60)
+        return b""
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class Served:
+    """An API server with these objects of each resource, in the listing or as events of a watch."""
+
+    def __init__(self, listed: dict[Resource, list[Any]], lines: dict[Resource, list[str]]) -> None:
+        self._listed = listed
+        self._lines = lines
+
+    async def list_pages(self, resource: Resource, *_: Any) -> AsyncIterator[tuple[list[Any], str]]:
+        yield self._listed.get(resource, []), "50"
+
+    async def watch(self, resource: Resource, *_: Any) -> Stream:
+        return Stream(self._lines.pop(resource, []))
+
+
+async def run(served: Served) -> None:
+    honest = asyncio.Event()
+    queue = WorkQueue()
+    observer = Observer(("nvidia.com/gpu",), queue.add)
+
+    def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+        if observed.name == "honest":
+            honest.set()
+        return reconcile(observed, settings, now)
+
+    sinks: dict[Resource, Sink] = {
+        RLJOBS: observer.jobs, PODS: observer.pods, STEP_REPORTS: observer.step_reports, NODES: observer.nodes,
+    }  # fmt: skip
+    client = cast(ApiClient, served)
+    tasks = [asyncio.create_task(Reflector(client, *fed, reconnect_seconds=0.01).run()) for fed in sinks.items()]
+    tasks.append(asyncio.create_task(ReconcileLoop(SETTINGS, queue, observer, Answers(), decide).run()))
+    async with asyncio.timeout(10):
+        await honest.wait()
+    await asyncio.sleep(0.01)
+    ended = [task.exception() for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert ended == []
+
+
+RESOURCES = st.sampled_from(list(OBJECTS))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), RESOURCES)
+def test_no_listed_object_stops_anything(data: st.DataObject, resource: Resource) -> None:
+    [original] = OBJECTS[resource]
+    hostile = identified(data.draw(changed(original)), original)
+    listed = OBJECTS | {resource: [hostile]}
+    listed = listed | {RLJOBS: [*listed[RLJOBS], job("honest", uid="honest")]}
+    asyncio.run(run(Served(listed, {})))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), RESOURCES, st.sampled_from(["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]))
+def test_no_event_stops_anything(data: st.DataObject, resource: Resource, kind: str) -> None:
+    [original] = OBJECTS[resource]
+    hostile = identified(data.draw(changed(original)), original)
+    line = json.dumps({"type": kind, "object": hostile}).replace('"DEEP"', DEEP)
+    honest = json.dumps({"type": "ADDED", "object": job("honest", version=70, uid="honest")})
+    lines = {resource: [line]}
+    lines[RLJOBS] = [*lines.get(RLJOBS, []), honest]
+    asyncio.run(run(Served(dict(OBJECTS), lines)))
