@@ -32,6 +32,7 @@ class ConditionReason(StrEnum):
     NO_GPU_FREE_NODE = "NoGpuFreeNode"
     UNSCHEDULABLE = "Unschedulable"
     PODS_REFUSED = "PodsRefused"
+    FOREIGN_OBJECT = "ForeignObject"
     FOREIGN_POD = "ForeignPod"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"

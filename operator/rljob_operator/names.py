@@ -24,8 +24,9 @@ def service_account_name(job: str) -> str:
     return f"{job}-rljob"
 
 
-def ray_token_secret_name(job: str) -> str:
-    return f"{job}-ray-token"
+def ray_token_secret_name(job: str, uid: str) -> str:
+    """The uid makes the name the job's own: the operator has no right to read Secrets, nor to patch them."""
+    return f"{job}-ray-{uid[:8]}"
 
 
 def config_map_name(job: str) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from rljob_operator import labels
 from rljob_operator.apply.event_recorder import EventRecorder
+from rljob_operator.apply.ownership import ForeignObject, LeftBehind, require_owned
 from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
-from rljob_operator.kube.resources import PODS, RLJOBS, WORKLOADS, Object, resource_of
+from rljob_operator.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceGone, NotFound
+from rljob_operator.kube.resources import PODS, RLJOBS, SECRETS, WORKLOADS, Object, resource_of
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
 from rljob_operator.reconcile.bug_report import BugReport
@@ -40,6 +41,7 @@ class _Made:
     uid: str
     attempt: str | None
     digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    uids: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 class Executor:
@@ -58,7 +60,8 @@ class Executor:
     async def execute(self, desired: Desired, observation: Observation) -> None:
         """Execute all writes of `desired`.
 
-        Raises Conflict if the job has changed since, JobGone, NameTaken, and the errors of `kube.errors`.
+        Raises Conflict if the job has changed since, JobGone, NameTaken, ForeignObject, LeftBehind, and the errors of
+        `kube.errors`.
         """
         job, version = observation.observed, observation.resource_version
         if desired.finalizer is True:
@@ -117,12 +120,13 @@ class Executor:
 
     # --- the objects of the job ---
 
-    async def _make_objects_or_refusal(self, desired: Desired, job: Observed) -> ApiError | None:
+    async def _make_objects_or_refusal(self, desired: Desired, job: Observed) -> Exception | None:
         """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
         try:
             await self._make_objects(desired, job)
-        except (Forbidden, Invalid) as error:
-            if job.refused is None and not job.namespace_terminating:
+        except (Forbidden, Invalid, NotFound, ForeignObject, LeftBehind) as error:
+            known = job.refused or job.namespace_terminating or job.foreign_object or job.left_behind
+            if not known or isinstance(error, NamespaceGone):
                 raise
             return error
         return None
@@ -134,44 +138,64 @@ class Executor:
         for manifest in desired.apply:
             key, digest = _key(manifest), _digest(manifest)
             if made.digests.get(key) != digest:
-                await self._apply(manifest)
+                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
                 made.digests[key] = digest
         for manifest in desired.create:
             if _is_pod(manifest):
                 self._saw(await self._create_pod(manifest, job))
             elif _key(manifest) not in made.digests:
-                await self._create(manifest)
+                await self._create(manifest, job)
                 made.digests[_key(manifest)] = b""
 
     def _made_for(self, job: Observed, desired: Desired) -> _Made:
-        """Records of the current attempt. A new attempt starts with empty records."""
+        """Records of the current attempt. A new attempt keeps the uids alone."""
         key = (job.namespace, job.name)
         known = self._made.get(key)
         attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
-        if known is None or known.uid != job.uid or attempt not in (None, known.attempt):
+        if known is None or known.uid != job.uid:
             known = self._made[key] = _Made(job.uid, attempt)
+        elif attempt not in (None, known.attempt):
+            known = self._made[key] = _Made(job.uid, attempt, uids=known.uids)
         return known
 
-    async def _apply(self, manifest: Manifest) -> None:
-        try:
-            await self._client.apply(manifest)
-        except Invalid as error:
-            raise _left_behind(manifest, error) or error from None
-
-    async def _create(self, manifest: Manifest) -> None:
-        """Create the object, or adopt an existing one, which a deleted job of this name may have left."""
+    async def _create_or_apply(self, manifest: Manifest, job: Observed, uid: str | None) -> str:
+        """Create the object, or apply the manifest to the one that the job has; returns its uid."""
+        if uid is not None:
+            with suppress(Conflict):  # it was deleted, or replaced
+                return _uid(await self._client.apply(manifest, uid))
         resource, metadata = resource_of(manifest), manifest["metadata"]
         try:
-            await self._client.create(resource, manifest, metadata["namespace"])
+            return _uid(await self._client.create(resource, manifest, metadata["namespace"]))
         except AlreadyExists:
-            await self._apply({name: manifest[name] for name in ("apiVersion", "kind", "metadata")})
+            uid = await self._uid_if_owned(manifest, job)
+            return _uid(await self._client.apply(manifest, uid))
+
+    async def _create(self, manifest: Manifest, job: Observed) -> None:
+        """Create the object if the job does not have it yet."""
+        try:
+            await self._client.create(resource_of(manifest), manifest, manifest["metadata"]["namespace"])
+        except AlreadyExists:
+            if manifest["kind"] != SECRETS.kind:  # its name has the uid of the job
+                await self._uid_if_owned(manifest, job)
+
+    async def _uid_if_owned(self, manifest: Manifest, job: Observed) -> str:
+        kind, name = _key(manifest)
+        try:
+            metadata = await self._client.get_metadata(resource_of(manifest), name, manifest["metadata"]["namespace"])
+        except NotFound as error:
+            raise Conflict(f"{kind} {name} was deleted in the meantime") from error
+        return require_owned(metadata, kind, job)
 
     async def _create_pod(self, manifest: Manifest, job: Observed) -> Object:
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         try:
             return await self._client.create(PODS, manifest, namespace)
         except AlreadyExists:
+            pass
+        try:
             pod = await self._client.get(PODS, name, namespace)
+        except NotFound as error:
+            raise Conflict(f"pod {name} was deleted in the meantime") from error
         owners = pod["metadata"].get("ownerReferences") or ()
         if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
             return pod
@@ -208,9 +232,5 @@ def _digest(manifest: Manifest) -> bytes:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).digest()
 
 
-def _left_behind(manifest: Manifest, error: Invalid) -> Unavailable | None:
-    """The error for an object that a deleted job of this name still owns, until garbage collection removes it."""
-    if "Only one reference can have Controller set to true" not in error.message:
-        return None
-    kind, name = _key(manifest)
-    return Unavailable(f"{kind} {name} belongs to a deleted job of this name; waiting for its garbage collection")
+def _uid(obj: Object) -> str:
+    return str(obj["metadata"].get("uid", ""))

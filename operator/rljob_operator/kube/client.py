@@ -25,6 +25,7 @@ from rljob_operator.metrics import API_REQUESTS
 _APPLY = "application/apply-patch+yaml"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PAGE = 100
 """Objects per page of a list; the bodies of a page are in memory together."""
 
@@ -62,6 +63,11 @@ class ApiClient:
         """Return the object. All methods raise the errors of `kube.errors`."""
         return await self._request("get", resource, resource.path(namespace, name))
 
+    async def get_metadata(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
+        """Return the metadata of the object; its content is not transmitted."""
+        found = await self._request("get", resource, resource.path(namespace, name), accept=_METADATA)
+        return dict(found["metadata"])
+
     async def list_pages(
         self, resource: Resource, namespace: str | None = None, label_selector: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
@@ -88,9 +94,13 @@ class ApiClient:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("create", resource, resource.path(namespace), query, manifest, _JSON)
 
-    async def apply(self, manifest: Object) -> Object:
-        """Server-side apply of the manifest, which names its namespace; forces ownership of its fields."""
+    async def apply(self, manifest: Object, uid: str) -> Object:
+        """Server-side apply to the object with this uid; forces ownership of the fields.
+
+        The manifest names its namespace. Raises Conflict if there is no object, or one with another uid.
+        """
         resource, metadata = resource_of(manifest), manifest["metadata"]
+        manifest = manifest | {"metadata": metadata | {"uid": uid}}
         path = resource.path(metadata["namespace"], metadata["name"])
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self._request("apply", resource, path, query, manifest, _APPLY)
@@ -147,9 +157,12 @@ class ApiClient:
         query: dict[str, str] | None = None,
         body: Object | None = None,
         content_type: str = "",
+        accept: str = "",
     ) -> Object:
         data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
         url, headers = self._url(path, query), {"Content-Type": content_type} if data else {}
+        if accept:
+            headers["Accept"] = accept
         tries = 0
         while True:
             tries += 1

@@ -21,6 +21,10 @@ class NotFound(ApiError):
     """There is no such object, or no such API."""
 
 
+class NamespaceGone(NotFound):
+    """The namespace does not exist any more, and its objects with it."""
+
+
 class AlreadyExists(ApiError):
     """An object of this name exists."""
 
@@ -58,13 +62,15 @@ def error_of(code: int, status: Any, retry_after: str | None = None) -> ApiError
     details = body.get("details") or {}
     causes = frozenset(str(cause.get("reason")) for cause in details.get("causes") or ())
     message = str(body.get("message") or status or f"HTTP status {code}")[:_MAX_MESSAGE]
-    error = _kind_of(code, str(body.get("reason")), causes)(message, code, causes)
+    error = _kind_of(code, str(body.get("reason")), causes, str(details.get("kind")))(message, code, causes)
     if isinstance(error, Unavailable):
         error.retry_after_seconds = _seconds(retry_after or details.get("retryAfterSeconds"))
     return error
 
 
-def _kind_of(code: int, reason: str, causes: frozenset[str]) -> type[ApiError]:
+def _kind_of(code: int, reason: str, causes: frozenset[str], kind: str) -> type[ApiError]:
+    if code == 404 and kind == "namespaces":
+        return NamespaceGone
     if code == 409:
         return AlreadyExists if reason == "AlreadyExists" else Conflict
     if code == 403 and "NamespaceTerminating" in causes:

@@ -44,6 +44,7 @@ TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenrev
 SUBJECT_ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
 )
+SECRETS = Resource("", "v1", "Secret", "secrets")
 
 _WRITTEN_FOR_JOBS = (
     RLJOBS,
@@ -51,7 +52,7 @@ _WRITTEN_FOR_JOBS = (
     PODS,
     Resource("", "v1", "ConfigMap", "configmaps"),
     Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
-    Resource("", "v1", "Secret", "secrets"),
+    SECRETS,
     Resource("", "v1", "Service", "services"),
     Resource("", "v1", "ServiceAccount", "serviceaccounts"),
     Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),

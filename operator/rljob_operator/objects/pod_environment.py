@@ -69,7 +69,7 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
 
 def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
     """Additional variables of RLJob's own trainer."""
-    token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name), "key": TOKEN_KEY}}
+    token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name, attempt.uid), "key": TOKEN_KEY}}
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
         *literal_entries({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),

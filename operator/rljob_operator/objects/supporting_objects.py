@@ -95,7 +95,7 @@ def build_ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": object_metadata(attempt, names.ray_token_secret_name(attempt.name)),
+        "metadata": object_metadata(attempt, names.ray_token_secret_name(attempt.name, attempt.uid)),
         "type": "Opaque",
         "immutable": True,
         "stringData": {TOKEN_KEY: token},

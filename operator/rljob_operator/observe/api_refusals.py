@@ -16,6 +16,10 @@ class ApiRefusals:
 
     refused: str | None = None
     """The API server's message about an object that it refused."""
+    foreign_object: str | None = None
+    """Message about an object that is not the job's and has a name that the job needs."""
+    left_behind: str | None = None
+    """Message about an object of a deleted job of the same name."""
     namespace_terminating: bool = False
     _taken_until: dict[str, float] = field(default_factory=dict)
     _clock: Callable[[], float] = time.monotonic

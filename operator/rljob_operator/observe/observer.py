@@ -29,6 +29,8 @@ class Observer:
         self.step_reports = Cache[bytes](step_report_text, self._step_report_changed, STEP_REPORTS.plural)
         self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed, NODES.plural)
         self.api_groups: frozenset[str] = frozenset()
+        self.api_groups_outdated: Callable[[], None] = lambda: None
+        """Called if an API that was in use is not served any more."""
         self.node_changed: Callable[[NodeFact], None] = lambda _: None
         """Called with each node that appears or changes."""
         self._wake = wake
@@ -66,6 +68,8 @@ class Observer:
             nodes=self._observed_nodes(),
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,
+            foreign_object=refusals.foreign_object,
+            left_behind=refusals.left_behind,
             volcano_installed=VOLCANO_GROUP in self.api_groups,
             kueue_installed=KUEUE_GROUP in self.api_groups,
             fresh_token=secrets.token_hex(32),

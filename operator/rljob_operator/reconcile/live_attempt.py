@@ -65,9 +65,11 @@ def _reason_to_stop(view: JobView) -> AttemptResult | None:
 def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     """Create missing objects; if they are refused, set the condition and retry later."""
     if refused := refusal(view):
-        draft.condition(ConditionType.SCHEDULED, False, *refused)
+        _set_refused_condition(*refused, view, draft)
         if wait := _seconds_until_retry(view, refused[0]):
             return Desired(requeue_after_seconds=wait)
+    elif view.observed.left_behind:
+        draft.condition(ConditionType.SCHEDULED, False, ConditionReason.WAITING_FOR_PODS, view.observed.left_behind)
     assert view.attempt is not None
     objects = build(view, view.attempt.number)
     if isinstance(objects, str):
@@ -77,6 +79,13 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
         draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, sentence)
     desired = create_missing(objects, view)
     return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
+
+
+def _set_refused_condition(reason: ConditionReason, message: str, view: JobView, draft: StatusDraft) -> None:
+    stored = condition_of(view.status, ConditionType.SCHEDULED)
+    if reason == ConditionReason.FOREIGN_OBJECT and (stored is None or stored.reason != reason):
+        draft.event("Warning", EventReason.FOREIGN_OBJECT, message)
+    draft.condition(ConditionType.SCHEDULED, False, reason, message)
 
 
 def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:

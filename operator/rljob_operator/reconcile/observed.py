@@ -119,7 +119,11 @@ class Observed:
     """Error in the StepReport; None if it can be parsed."""
     namespace_terminating: bool = False
     refused: str | None = None
-    """Message of the API server about an object that it refused (403, 422), until a write for the job succeeds."""
+    """Message of the API server about an object that it refused (403, 404, 422), until a write for the job succeeds."""
+    foreign_object: str | None = None
+    """Message about an object that is not the job's and has a name that the job needs."""
+    left_behind: str | None = None
+    """Message about an object of a deleted job of the same name, which is about to be removed."""
     volcano_installed: bool = False
     kueue_installed: bool = False
     fresh_token: str = ""

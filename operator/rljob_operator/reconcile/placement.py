@@ -61,6 +61,8 @@ def refusal(view: JobView) -> Obstacle | None:
     if foreign := _foreign_in_the_way(view):
         sentence = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
         return ConditionReason.FOREIGN_POD, sentence
+    if view.observed.foreign_object:
+        return ConditionReason.FOREIGN_OBJECT, view.observed.foreign_object
     if view.observed.refused:
         return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
     return None

@@ -106,6 +106,7 @@ def clipped(text: str, longest: int) -> str:
 class EventReason(StrEnum):
     ATTEMPT_STARTED = "AttemptStarted"
     CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
+    FOREIGN_OBJECT = "ForeignObject"
     FOREIGN_POD_IGNORED = "ForeignPodIgnored"
     INVALID_SPEC = "InvalidSpec"
     JOB_COMPLETED = "JobCompleted"

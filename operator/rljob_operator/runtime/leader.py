@@ -33,6 +33,7 @@ EXIT_LEADERSHIP_LOST = 3
 _log = structlog.get_logger(__name__)
 
 _API_GROUPS_READ_EVERY_SECONDS = 600.0
+_API_GROUPS_READ_AT_MOST_EVERY_SECONDS = 1.0
 _STOP_WITHIN_SECONDS = 20.0
 _EVENTS_WRITTEN_WITHIN_SECONDS = 2.0
 
@@ -67,6 +68,8 @@ class Leader:
         self._tasks: list[asyncio.Task[None]] = []
         self._reconciling: asyncio.Task[None] | None = None
         self._api_groups_read = asyncio.Event()
+        self._api_groups_outdated = asyncio.Event()
+        self._observer.api_groups_outdated = self._api_groups_outdated.set
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -137,7 +140,11 @@ class Leader:
             else:
                 self._observer.set_api_groups(groups)
                 self._api_groups_read.set()
-            await asyncio.sleep(_API_GROUPS_READ_EVERY_SECONDS if self._api_groups_read.is_set() else 2.0)
+            self._api_groups_outdated.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_API_GROUPS_READ_EVERY_SECONDS if self._api_groups_read.is_set() else 2.0):
+                    await self._api_groups_outdated.wait()
+            await asyncio.sleep(_API_GROUPS_READ_AT_MOST_EVERY_SECONDS)
 
     def _check_node(self, fact: NodeFact) -> None:
         self._node_labels.check(fact.node.name, has_gpus=fact.node.gpus > 0, labelled=fact.labelled)

@@ -10,7 +10,16 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from rljob_operator.apply.executor import Executor, JobGone, NameTaken
-from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
+from rljob_operator.apply.ownership import ForeignObject, LeftBehind
+from rljob_operator.kube.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceGone,
+    NamespaceTerminating,
+    NotFound,
+)
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import RECONCILE_ERRORS, RECONCILE_SECONDS
@@ -65,12 +74,22 @@ class ReconcileLoop:
             await self._observe_and_execute(key)
         except LeadershipLost:
             raise
-        except (JobGone, NotFound):  # NotFound: the whole namespace is gone
+        except (JobGone, NamespaceGone):
             self._observer.jobs.forget(key)
         except Conflict as error:
             self._retry(key, "Conflict", error)
         except NameTaken as error:
             self._observer.refusals(key).name_taken(error.pod)
+            self._retry(key, "Refused", error)
+        except ForeignObject as error:
+            self._observer.refusals(key).foreign_object = str(error)
+            self._retry(key, "Refused", error)
+        except LeftBehind as error:
+            self._observer.refusals(key).left_behind = str(error)
+            self._retry(key, "Unavailable", error)
+        except NotFound as error:
+            self._observer.api_groups_outdated()
+            self._observer.refusals(key).refused = error.message
             self._retry(key, "Refused", error)
         except NamespaceTerminating as error:
             self._observer.refusals(key).namespace_terminating = True

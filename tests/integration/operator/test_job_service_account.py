@@ -36,13 +36,18 @@ FORBIDDEN: dict[str, Attempt] = {
     ),
     "list pods": lambda pod, namespace: pod.list("pods", namespace),
     "delete its worker": lambda pod, namespace: pod.delete("pods", worker_pod_name("job", "policy", 0), namespace),
-    "read the Ray token": lambda pod, namespace: pod.get("secrets", ray_token_secret_name("job"), namespace),
+    "read the Ray token": lambda pod, namespace: pod.get("secrets", ray_token(pod, namespace), namespace),
     "list secrets": lambda pod, namespace: pod.list("secrets", namespace),
     "list config maps": lambda pod, namespace: pod.list("configmaps", namespace),
     "list nodes": lambda pod, namespace: pod.list("nodes"),
     "list reports elsewhere": lambda pod, namespace: pod.list("stepreports", "default"),
     "make itself a token": lambda pod, namespace: token_of(pod, namespace, service_account_name("job")),
 }
+
+
+def ray_token(pod: ApiClient, namespace: str) -> str:
+    uid = pod.get("rljobs", "job", namespace)["metadata"]["uid"]
+    return ray_token_secret_name("job", uid)
 
 
 @pytest.fixture

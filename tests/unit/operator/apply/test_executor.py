@@ -11,8 +11,9 @@ import pytest
 from rljob_api.status import RLJobStatus
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.executor import Executor, JobGone, NameTaken
+from rljob_operator.apply.ownership import ForeignObject, LeftBehind
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import Conflict, Forbidden, Unavailable
+from rljob_operator.kube.errors import Conflict, Forbidden
 from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.labels import FINALIZER
 from rljob_operator.observation import Observation
@@ -111,7 +112,7 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
     assert run.error is None
     assert run.writes == [
         ("PATCH", JOB),
-        ("PATCH", "/api/v1/namespaces/research/configmaps/sums-rljob"),
+        ("POST", "/api/v1/namespaces/research/configmaps"),
         ("POST", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports"),
         ("POST", PODS),
         ("DELETE", f"{PODS}/sums-policy-0"),
@@ -173,7 +174,7 @@ def test_what_was_applied_for_an_attempt_is_not_applied_again_unless_it_differs(
     first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(manifest("Pod", "p"),))
     changed = Desired(apply=(manifest("ConfigMap", "c", data={"a": "2"}),))
     run = Run([(first, observation()), (first, observation()), (changed, observation())])
-    assert [method for method, path in run.writes if "configmaps" in path] == ["PATCH", "PATCH"]
+    assert [method for method, path in run.writes if "configmaps" in path] == ["POST", "PATCH"]
 
 
 def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
@@ -181,34 +182,112 @@ def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
         (Desired(apply=(manifest("Service", "s"),), create=(manifest("Pod", "p", attempt),)), observation())
         for attempt in ("1", "2")
     ]
-    assert [path for _, path in Run(steps).writes if "services" in path] == [
-        "/api/v1/namespaces/research/services/s"
-    ] * 2
+    services = "/api/v1/namespaces/research/services"
+    assert [write for write in Run(steps).writes if "services" in write[1]] == [
+        ("POST", services),
+        ("PATCH", f"{services}/s"),
+    ]
 
 
-def test_what_exists_is_left_as_it_is_and_made_the_jobs_own() -> None:
-    secret = manifest("Secret", "sums-ray-token", stringData={"token": "t"})
-    run = execute(
-        Desired(create=(secret,)),
-        script=lambda server: server.answer("POST", "/secrets", refusal(409, "AlreadyExists")),
-    )
-    assert run.error is None
-    adopted = run.asked[1]
-    assert adopted.method == "PATCH"
-    assert adopted.body["metadata"]["ownerReferences"] == [OWNER]
-    assert "stringData" not in adopted.body
+CLAIMS = "/api/v1/namespaces/research/persistentvolumeclaims"
 
 
-def test_what_a_deleted_job_left_behind_is_waited_for() -> None:
-    taken = refusal(422, "Invalid", "Only one reference can have Controller set to true")
+def existing(kind: str, name: str, *owners: Object) -> Callable[[ScriptedApiServer], None]:
+    """An object that exists, with these owners."""
+    plural = {"PersistentVolumeClaim": "persistentvolumeclaims", "ConfigMap": "configmaps", "Secret": "secrets"}[kind]
+    found = manifest(kind, name)
+    found["metadata"] |= {"uid": "object-uid", "ownerReferences": list(owners)}
 
     def script(server: ScriptedApiServer) -> None:
-        server.answer("POST", "/secrets", refusal(409, "AlreadyExists"))
-        server.answer("PATCH", "/secrets/s", taken)
+        server.answer("POST", f"/{plural}", refusal(409, "AlreadyExists"))
+        server.answer("GET", f"/{plural}/{name}", Answer(body=found))
 
-    run = execute(Desired(create=(manifest("Secret", "s"),)), script=script)
-    assert isinstance(run.error, Unavailable)
+    return script
+
+
+@pytest.mark.parametrize(
+    "owners", [(), ({"kind": "RLJob", "name": "another", "uid": "x"},), ({"kind": "App", "uid": "y"},)]
+)
+@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "ConfigMap"])
+def test_what_is_not_the_jobs_is_never_patched(kind: str, owners: tuple[Object, ...]) -> None:
+    wanted = (manifest(kind, "sums-x"),)
+    desired = Desired(create=wanted) if kind == "PersistentVolumeClaim" else Desired(apply=wanted)
+    run = execute(desired, script=existing(kind, "sums-x", *owners))
+    assert isinstance(run.error, ForeignObject)
+    assert f"{kind} sums-x exists and does not belong to this job" in str(run.error)
+    assert [method for method, _ in run.writes] == ["POST"]
+
+
+def test_the_error_about_a_foreign_claim_names_the_field_to_write() -> None:
+    run = execute(
+        Desired(create=(manifest("PersistentVolumeClaim", "sums-checkpoints"),)),
+        script=existing("PersistentVolumeClaim", "sums-checkpoints"),
+    )
+    assert "checkpoint.volume.persistentVolumeClaim.claimName" in str(run.error)
+
+
+def test_a_claim_of_the_job_is_left_as_it_is() -> None:
+    run = execute(
+        Desired(create=(manifest("PersistentVolumeClaim", "c"),)), script=existing("PersistentVolumeClaim", "c", OWNER)
+    )
+    assert run.error is None
+    assert run.writes == [("POST", CLAIMS)]
+
+
+def test_an_object_of_the_job_is_applied_to_by_its_uid() -> None:
+    run = execute(Desired(apply=(manifest("ConfigMap", "c"),)), script=existing("ConfigMap", "c", OWNER))
+    assert run.error is None
+    assert (run.asked[-1].method, run.asked[-1].body["metadata"]["uid"]) == ("PATCH", "object-uid")
+
+
+def test_a_secret_is_neither_read_nor_changed() -> None:
+    run = execute(Desired(create=(manifest("Secret", "s"),)), script=existing("Secret", "s"))
+    assert run.error is None
+    assert [asked.method for asked in run.asked] == ["POST"]
+
+
+def test_an_object_that_was_replaced_since_it_was_made_is_looked_at_again() -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", "/configmaps", Answer(body={"metadata": {"name": "c", "uid": "first"}}))
+        server.answer("PATCH", "/configmaps/c", refusal(409, "Conflict"))
+        existing("ConfigMap", "c")(server)
+
+    steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observation()) for text in "12"]
+    run = Run(steps, script)
+    assert isinstance(run.error, ForeignObject)
+    assert run.asked[1].body["metadata"]["uid"] == "first"
+    assert [asked.method for asked in run.asked] == ["POST", "PATCH", "POST", "GET"]
+
+
+@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "ConfigMap"])
+def test_what_a_deleted_job_left_behind_is_waited_for(kind: str) -> None:
+    earlier = {"kind": "RLJob", "name": "sums", "uid": "earlier", "controller": True}
+    run = execute(Desired(create=(manifest(kind, "s"),)), script=existing(kind, "s", earlier))
+    assert isinstance(run.error, LeftBehind)
     assert "deleted job of this name" in str(run.error)
+    assert [method for method, _ in run.writes] == ["POST"]
+
+
+def test_a_known_foreign_object_does_not_hold_up_the_status() -> None:
+    run = execute(
+        Desired(create=(manifest("PersistentVolumeClaim", "c"),), status=RLJobStatus(step=3)),
+        observation(foreign_object="claim c exists"),
+        script=existing("PersistentVolumeClaim", "c"),
+    )
+    assert isinstance(run.error, ForeignObject)
+    assert run.writes[-1] == ("PATCH", f"{JOB}/status")
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/pods/p", "Pod"), ("/persistentvolumeclaims/c", "PersistentVolumeClaim")])
+def test_an_object_that_goes_while_it_is_looked_at_is_a_conflict(path: str, kind: str) -> None:
+    collection, _, name = path.rpartition("/")
+
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("POST", collection, refusal(409, "AlreadyExists"))
+        server.answer("GET", path, refusal(404, "NotFound"))
+
+    run = execute(Desired(create=(manifest(kind, name),)), script=script)
+    assert isinstance(run.error, Conflict)
 
 
 def test_a_pod_that_exists_already_is_known_again() -> None:

@@ -113,12 +113,13 @@ def test_apply_and_patch_say_who_writes_and_how() -> None:
     async def story(serving: Serving) -> None:
         async with client(serving) as api:
             config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "research"}}
-            await api.apply(config_map)
+            await api.apply(config_map, "its-uid")
             await api.patch(RLJOBS, "a", {"status": {}}, "research", "status")
 
     applied, patched = play(story).asked
     assert (applied.method, applied.path) == ("PATCH", "/api/v1/namespaces/research/configmaps/a")
     assert applied.query == {"fieldManager": "rljob-operator", "force": "true"}
+    assert applied.body["metadata"]["uid"] == "its-uid"
     assert applied.content_type == "application/apply-patch+yaml"
     assert patched.path == "/apis/rljob.dev/v1alpha1/namespaces/research/rljobs/a/status"
     assert patched.content_type == "application/merge-patch+json"

@@ -196,3 +196,28 @@ def test_a_job_with_an_invalid_template_can_be_suspended() -> None:
     cluster.change_spec(suspend=True)
     assert cluster.settle() == Desired()
     assert cluster.phase == "Suspended"
+
+
+def test_a_foreign_object_in_the_way_is_named_in_a_condition_and_in_one_event() -> None:
+    message = "PersistentVolumeClaim demo-checkpoints exists and does not belong to this job"
+    cluster = SimulatedCluster()
+    cluster.round()
+    cluster.facts = {"foreign_object": message}
+    assert not cluster.round().create
+    cluster.settle()
+    scheduled = cluster.condition(ConditionType.SCHEDULED)
+    assert (scheduled.status, scheduled.reason, scheduled.message) == ("False", "ForeignObject", message)
+    cluster.tick(31)
+    assert cluster.round().create, "it may be gone"
+    assert cluster.events == ["ForeignObject"]
+    cluster.facts = {}
+    assert cluster.run().phase == "Running"
+
+
+def test_what_a_deleted_job_left_behind_is_reported_while_the_creation_is_retried() -> None:
+    cluster = SimulatedCluster()
+    cluster.round()
+    cluster.facts = {"left_behind": "ConfigMap demo-rljob belongs to a deleted job of this name"}
+    cluster.tick(11)
+    assert cluster.round().create
+    assert "deleted job" in cluster.condition(ConditionType.SCHEDULED).message

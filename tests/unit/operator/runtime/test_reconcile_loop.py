@@ -9,7 +9,8 @@ from datetime import datetime
 import pytest
 
 from rljob_operator.apply.executor import Executor, JobGone, NameTaken
-from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable
+from rljob_operator.apply.ownership import ForeignObject, LeftBehind
+from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable, error_of
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
@@ -149,6 +150,30 @@ def test_a_job_that_is_gone_is_forgotten() -> None:
     rounds = Rounds(executor, rounds=1)
     assert len(rounds.observer.jobs) == 0
     assert executor.forgotten == [SUMS]
+
+
+def test_a_job_whose_namespace_is_gone_is_forgotten() -> None:
+    assert len(Rounds(Answers(error_of(404, NAMESPACE_GONE)), rounds=1).observer.jobs) == 0
+
+
+NAMESPACE_GONE = {"reason": "NotFound", "details": {"name": "research", "kind": "namespaces"}}
+
+
+def test_any_other_missing_object_or_api_is_a_refusal_that_is_retried() -> None:
+    missing = {"reason": "NotFound", "message": "the server could not find the requested resource"}
+    rounds = Rounds(Answers(error_of(404, missing)), rounds=2)
+    assert len(rounds.observer.jobs) == 1
+    assert rounds.observed[1].refused == missing["message"]
+
+
+def test_the_next_decision_knows_the_foreign_object() -> None:
+    observed = Rounds(Answers(ForeignObject("ConfigMap", "sums-rljob")), rounds=2).observed[1]
+    assert "sums-rljob" in (observed.foreign_object or "")
+
+
+def test_the_next_decision_knows_what_a_deleted_job_left_behind() -> None:
+    observed = Rounds(Answers(LeftBehind("ConfigMap", "sums-rljob")), rounds=2).observed[1]
+    assert "sums-rljob" in (observed.left_behind or "")
 
 
 def test_a_lost_leadership_ends_the_loop() -> None:
