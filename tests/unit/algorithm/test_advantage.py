@@ -32,21 +32,21 @@ def test_a_group_of_equal_rewards_teaches_nothing_and_is_counted() -> None:
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.integers(1, 64), st.booleans())
-def test_equal_rewards_give_exactly_zero_whatever_their_value(reward: float, group_size: int, scale: bool) -> None:
+def test_equal_rewards_give_exactly_zero_for_any_value(reward: float, group_size: int, scale: bool) -> None:
     assert not group_advantages(np.full(group_size, reward, np.float32), group_size, scale=scale).any()
 
 
-def test_a_completion_alone_in_its_group_has_advantage_zero() -> None:
+def test_the_only_completion_of_a_group_has_advantage_zero() -> None:
     assert group_advantages(np.array([3.0, 5.0], np.float32), 1, scale=True).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_reward_that_is_not_finite_is_refused_by_its_place(bad: float) -> None:
+def test_a_reward_that_is_not_finite_is_refused_with_its_position(bad: float) -> None:
     with pytest.raises(BadInput, match="completion 2"):
         group_advantages(np.array([0, 1, bad, 1], np.float32), 2, scale=True)
 
 
-def test_rewards_that_make_no_whole_groups_are_refused() -> None:
+def test_rewards_of_incomplete_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="groups of 3"):
         group_advantages(np.zeros(4, np.float32), 3, scale=True)
 

@@ -36,7 +36,7 @@ def test_every_rank_has_the_same_number_of_micro_batches_and_at_least_one(
 
 
 @given(lengths_of_sequences, rank_counts)
-def test_ranks_get_like_loads(lengths: list[int], ranks: int) -> None:
+def test_ranks_get_similar_loads(lengths: list[int], ranks: int) -> None:
     plan = plan_micro_batches(lengths, ranks, 500)
     loads = [sum(lengths[sequence] for sequence in chain.from_iterable(rank)) for rank in plan]
     assert max(loads) - min(loads) <= max(lengths, default=0)

@@ -69,7 +69,7 @@ def test_without_tokens_all_gradients_are_zero() -> None:
     assert not weight.grad.any()
 
 
-def test_the_logits_of_more_than_a_chunk_never_exist() -> None:
+def test_logits_exist_for_one_chunk_at_a_time() -> None:
     hidden, weight, targets = inputs()
     with _LargestTensor() as largest:
         logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=10)

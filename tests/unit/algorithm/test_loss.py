@@ -43,7 +43,7 @@ def one_token(ratio: float, advantage: float, **values: float) -> TokenValues:
         (4.0, -2.0, 6.0, 0.0, "clip_fraction_dual"),  # at most −A · 3
     ],
 )
-def test_the_objective_is_clipped_on_the_side_where_it_would_run_away(
+def test_the_objective_is_clipped_only_on_its_unbounded_side(
     ratio: float, advantage: float, loss: float, gradient: float, counted_as: str | None
 ) -> None:
     tokens = one_token(ratio, advantage)
@@ -90,7 +90,7 @@ def test_importance_weights_carry_no_gradient() -> None:
     ).requires_grad
 
 
-def test_k3_is_zero_where_the_models_agree_and_positive_elsewhere() -> None:
+def test_k3_is_zero_if_the_models_agree_and_positive_otherwise() -> None:
     kl = k3_divergence(torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.0]))
     torch.testing.assert_close(kl, torch.tensor([0.0, math.exp(-1), math.e - 2]))
 

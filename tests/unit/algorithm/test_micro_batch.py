@@ -38,7 +38,7 @@ def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int) -> list[Micr
     ]
 
 
-def test_the_rows_of_the_hidden_states_are_those_that_predict_the_response() -> None:
+def test_hidden_state_rows_are_those_that_predict_the_response() -> None:
     batch = batch_of([[11, 12, 13]], [[21, 22], [31]], group_size=2)
     [micro_batch] = all_micro_batches(batch, 1, 100)
     assert micro_batch.input_ids.tolist() == [[11, 12, 13, 21], [11, 12, 13, 0]]

@@ -69,7 +69,7 @@ def test_rules_name_fields_that_exist() -> None:
                 assert name in part["properties"]
 
 
-def test_the_root_has_what_the_api_server_wants() -> None:
+def test_the_root_has_the_fields_that_the_api_server_requires() -> None:
     for definition in DEFINITIONS:
         schema = schema_of(definition)
         assert schema["type"] == "object"
@@ -117,7 +117,7 @@ def test_generated_yaml_reads_back_as_the_definitions() -> None:
         assert yaml.safe_load(text) == definition
 
 
-def test_the_editors_schema_knows_every_field_of_the_spec_and_refuses_others() -> None:
+def test_the_json_schema_has_exactly_the_fields_of_the_spec() -> None:
     schema = json.loads(generated_files()["crds/schema/rljob.schema.json"])
     assert schema["required"] == ["apiVersion", "kind", "metadata", "spec"]
     assert schema["properties"]["spec"]["additionalProperties"] is False

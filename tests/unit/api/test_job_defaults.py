@@ -33,7 +33,7 @@ def test_a_job_without_model_task_or_steps_is_invalid(smallest: dict[str, Any], 
         RLJob.model_validate(smallest)
 
 
-def test_the_api_server_fills_in_what_pydantic_fills_in(smallest: dict[str, Any]) -> None:
+def test_the_api_server_sets_the_same_defaults_as_pydantic(smallest: dict[str, Any]) -> None:
     filled = with_defaults(smallest, structural_schema(RLJob))
     assert RLJob.model_validate(filled) == RLJob.model_validate(smallest)
     expected = RLJob.model_validate(smallest).model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
@@ -47,7 +47,7 @@ def test_a_field_that_is_null_counts_as_absent(smallest: dict[str, Any]) -> None
     assert RLJob.model_validate(smallest).spec.policy.replicas == 1
 
 
-def test_a_job_survives_the_way_to_json_and_back(smallest: dict[str, Any]) -> None:
+def test_a_job_survives_a_json_round_trip(smallest: dict[str, Any]) -> None:
     smallest["spec"]["memory"] = {"kvCache": "4Gi", "microBatchTokens": 8192, "emptyCache": "Enabled"}
     job = RLJob.model_validate(smallest)
     assert job.spec.memory.kv_cache == 4 << 30

@@ -167,7 +167,7 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
         ),
     ],
 )
-def test_a_problem_names_its_field_and_what_to_write(
+def test_a_problem_names_its_field_and_a_valid_value(
     spec: str, path: str, message: str, problems_of: ProblemsOf
 ) -> None:
     problems = problems_of(f"{HEAD}spec:\n{spec}")
@@ -175,7 +175,7 @@ def test_a_problem_names_its_field_and_what_to_write(
     assert problems[0].message.startswith(message)
 
 
-def test_all_problems_come_at_once_with_their_lines(problems_of: ProblemsOf) -> None:
+def test_all_problems_are_reported_at_once_with_their_lines(problems_of: ProblemsOf) -> None:
     problems = problems_of(
         HEAD
         + """\
@@ -209,7 +209,7 @@ spec:
     ]
 
 
-def test_a_conflict_is_not_told_of_a_field_that_is_wrong_itself(problems_of: ProblemsOf) -> None:
+def test_no_conflict_is_reported_for_an_invalid_field(problems_of: ProblemsOf) -> None:
     """What topology goes with the replicas cannot be said before the topology is known."""
     problems = problems_of(f"{JOB}  topology: Separate\n  rollout: {{replicas: 2}}\n")
     assert [problem.path for problem in problems] == ["spec.topology"]
@@ -234,7 +234,7 @@ def test_a_problem_prints_as_file_line_path_and_message(problems_of: ProblemsOf)
         ("a\x00b: 1\n", None, "is not YAML: special characters are not allowed"),
     ],
 )
-def test_what_is_no_manifest_at_all_is_told_in_one_sentence(
+def test_text_that_is_not_a_manifest_is_refused_in_one_sentence(
     text: str, line: int | None, message: str, problems_of: ProblemsOf
 ) -> None:
     (problem,) = problems_of(text)
@@ -265,7 +265,7 @@ def test_a_name_that_pods_cannot_have_is_a_problem(name: str, problems_of: Probl
     assert problem.path == "metadata.name"
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("kind: Größe".encode("latin-1"))
     for path, message in [
@@ -293,7 +293,7 @@ def test_json_a_byte_order_mark_and_anchors_are_fine(load: Callable[[str], RLJob
     assert load(anchored).spec.policy.template.spec == {"x": {"steps": 3}}
 
 
-def test_free_form_parts_keep_what_they_are_given(load: Callable[[str], RLJob]) -> None:
+def test_free_form_parts_keep_all_values(load: Callable[[str], RLJob]) -> None:
     job = load(
         f"{HEAD}spec:\n{MODEL}{ALGORITHM}  task: {{name: reasoning-gym, args: {{dataset: chain_sum, max_terms: 2}}}}\n"
         "  rollout: {engineArgs: {enforce_eager: true, 1: null}}\n"

@@ -25,13 +25,13 @@ def test_fractions_of_a_byte_are_rounded_up() -> None:
 @pytest.mark.parametrize(
     "written", ["", "0", 0, -1, "-1Gi", "1GB", "1 Gi", "Gi", "1e3", True, "100000P", "1gi", "1.Gi"]
 )
-def test_what_is_no_quantity_of_bytes_is_refused(written: int | str) -> None:
+def test_text_that_is_not_a_quantity_of_bytes_is_refused(written: int | str) -> None:
     with pytest.raises(ValueError, match="expected a"):
         quantity_bytes(written)
 
 
 @given(st.integers(1, 2**62))
-def test_a_plain_number_of_bytes_is_itself(size: int) -> None:
+def test_a_plain_number_counts_bytes(size: int) -> None:
     assert quantity_bytes(size) == quantity_bytes(str(size)) == size
 
 

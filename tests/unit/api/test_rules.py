@@ -101,7 +101,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "invalid", "valid"), EXAMPLES)
-def test_cel_and_python_tell_the_same_of_a_conflict(field: str, invalid: dict[str, Any], valid: dict[str, Any]) -> None:
+def test_cel_and_python_report_the_same_conflict(field: str, invalid: dict[str, Any], valid: dict[str, Any]) -> None:
     assert [path for path, _ in told_by_cel(invalid)] == [field]
     assert told_by_python(invalid) == told_by_cel(invalid)
     assert told_by_cel(valid) == told_by_python(valid) == set()
@@ -146,7 +146,7 @@ def test_cel_and_python_agree_on_any_combination(spec: dict[str, Any]) -> None:
     assert {path.rpartition(".")[0] for path, _ in cel} == {path.rpartition(".")[0] for path, _ in python}
 
 
-def test_only_steps_of_the_algorithm_may_change_while_the_job_lives() -> None:
+def test_only_algorithm_steps_may_change_on_an_existing_job() -> None:
     algorithm = SCHEMA["properties"]["spec"]["properties"]["algorithm"]["properties"]
     changeable = {
         name
@@ -165,7 +165,7 @@ def test_only_steps_of_the_algorithm_may_change_while_the_job_lives() -> None:
         ({"replicas": 2}, {"replicas": 2}, True),
     ],
 )
-def test_an_optional_field_that_cannot_change_cannot_appear_or_vanish(
+def test_an_immutable_optional_field_cannot_be_added_or_removed(
     old: dict[str, int], new: dict[str, int], allowed: bool
 ) -> None:
     rollout = SCHEMA["properties"]["spec"]["properties"]["rollout"]

@@ -25,7 +25,7 @@ def evidence(message: str) -> Evidence:
 
 @settings(deadline=None)
 @given(sentence=st.text(max_size=3000), message=st.none() | st.text(max_size=4096))
-def test_any_message_fits_and_is_read_back(sentence: str, message: str | None) -> None:
+def test_any_message_fits_and_survives_a_round_trip(sentence: str, message: str | None) -> None:
     written = TerminationMessage(
         exit_code=80, message=sentence, step=6, evidence=None if message is None else evidence(message)
     ).to_json()
@@ -45,7 +45,7 @@ def test_the_longest_texts_of_any_characters_fit(character: str) -> None:
     assert len(message.to_json()) <= MAX_TERMINATION_MESSAGE_BYTES
 
 
-def test_a_message_that_is_cut_keeps_as_much_as_fits() -> None:
+def test_a_truncated_message_keeps_as_much_as_fits() -> None:
     written = TerminationMessage(exit_code=80, message="a GPU ran out of memory", evidence=evidence("x" * 4096))
     read = read_termination_message(written.to_json().decode())
     assert read is not None
@@ -53,14 +53,14 @@ def test_a_message_that_is_cut_keeps_as_much_as_fits() -> None:
     assert len(read.evidence.message) > 3500
 
 
-def test_a_long_sentence_is_cut_and_shows_it() -> None:
+def test_a_truncated_sentence_is_marked() -> None:
     message = TerminationMessage(exit_code=1, message="x" * 2000)
     assert len(message.message) == 1024
     assert message.message.endswith("x…")
 
 
 @pytest.mark.parametrize("text", ["", "Killed", "{}", '{"exitCode": 80', '{"exitCode": 300, "message": ""}', "[1]"])
-def test_what_is_no_message_is_none(text: str) -> None:
+def test_text_that_is_not_a_message_gives_none(text: str) -> None:
     assert read_termination_message(text) is None
 
 
@@ -73,7 +73,7 @@ def test_what_is_no_message_is_none(text: str) -> None:
     ],
     ids=["a time without a zone", "a step beyond 64 bits", "a number beyond 64 bits"],
 )
-def test_what_no_status_could_hold_is_no_message(broken: dict[str, object]) -> None:
+def test_a_message_that_does_not_fit_a_status_gives_none(broken: dict[str, object]) -> None:
     good = evidence("CUDA out of memory").model_dump(mode="json", by_alias=True, exclude_none=True)
     message = {"exitCode": 80, "message": "a GPU ran out of memory", "evidence": good}
     assert read_termination_message(json.dumps(message)) is not None

@@ -29,7 +29,7 @@ def test_alerts_and_dashboard_ask_only_for_metrics_that_the_operator_has(alerts:
     assert len(wanted) > 8
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do(alerts: list[Object]) -> None:
+def test_every_alert_has_a_severity_and_an_action(alerts: list[Object]) -> None:
     headings = re.findall(r"^## (\w+)$", (DOCS / "alerts.md").read_text(), re.MULTILINE)
     assert [alert["alert"] for alert in alerts] == headings
     for alert in alerts:
@@ -39,12 +39,12 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do(alerts: list[Object]) -> 
         assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{alert['alert'].lower()}"
 
 
-def test_alerts_look_at_the_release_that_they_came_with(alerts: list[Object]) -> None:
+def test_alerts_select_the_metrics_of_their_release(alerts: list[Object]) -> None:
     for alert in alerts:
         assert 'namespace="rljob-system",service="rljob-operator-metrics"' in alert["expr"]
 
 
-def test_prometheus_shows_its_own_token_unless_told_which(render: Render) -> None:
+def test_prometheus_uses_its_own_token_by_default(render: Render) -> None:
     [endpoint] = the(render(serviceMonitor={"enabled": True}), "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
     secret = {"credentials": {"name": "prometheus-token", "key": "token"}}

@@ -21,7 +21,7 @@ def environment(objects: list[Object]) -> dict[str, str]:
     return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
 
 
-def test_every_pod_meets_pod_security_restricted_and_cannot_write_its_image(render: Render) -> None:
+def test_every_pod_meets_pod_security_restricted_with_a_read_only_image(render: Render) -> None:
     templates = pod_templates(render())
     assert len(templates) == 2
     for template in templates:
@@ -36,7 +36,7 @@ def test_every_pod_meets_pod_security_restricted_and_cannot_write_its_image(rend
             assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_every_container_says_what_it_needs_and_how_much_memory_it_may_take(render: Render) -> None:
+def test_every_container_has_requests_and_a_memory_limit(render: Render) -> None:
     for template in pod_templates(render()):
         for container in template["spec"]["containers"]:
             assert set(container["resources"]["requests"]) == {"cpu", "memory"}
@@ -58,19 +58,19 @@ def test_without_metrics_nothing_listens_for_them(render: Render) -> None:
     assert not any(name.endswith("-metrics-reader") for name in cluster_role_names(objects))
 
 
-def test_an_upgrade_brings_the_next_operator_before_it_ends_the_last(render: Render) -> None:
+def test_an_upgrade_starts_the_new_operator_before_it_stops_the_old(render: Render) -> None:
     strategy = the(render(), "Deployment")["spec"]["strategy"]
     assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_the_operator_prefers_nodes_without_gpus_unless_told_otherwise(render: Render) -> None:
+def test_the_operator_prefers_nodes_without_gpus_by_default(render: Render) -> None:
     [preference] = operator_pod(render())["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert {"key": "rljob.dev/has-gpus", "operator": "DoesNotExist"} in preference["preference"]["matchExpressions"]
     own: Object = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     assert operator_pod(render(affinity=own))["affinity"] == own
 
 
-def test_replicas_are_guarded_by_a_disruption_budget_one_is_not(render: Render) -> None:
+def test_only_several_replicas_have_a_disruption_budget(render: Render) -> None:
     assert of_kind(render(), "PodDisruptionBudget") == []
     budget = the(render(replicas=2), "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1

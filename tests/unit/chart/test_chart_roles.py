@@ -36,11 +36,11 @@ WHY = {
 """Verbs and reason, by resource."""
 
 
-def test_the_operator_has_the_rights_that_it_has_a_reason_for_and_no_other(render: Render) -> None:
+def test_the_operator_has_exactly_the_expected_rights(render: Render) -> None:
     assert granted(render()) == {resource: set(verbs.split()) for resource, (verbs, _) in WHY.items()}
 
 
-def test_no_right_is_for_everything(render: Render) -> None:
+def test_no_right_has_a_wildcard(render: Render) -> None:
     for rule in rules(render()):
         assert "*" not in [*rule.get("apiGroups", []), *rule.get("resources", []), *rule["verbs"]]
 
@@ -51,7 +51,7 @@ def test_every_kind_that_the_operator_knows_is_one_it_has_rights_on(render: Rend
     assert known <= set(granted(render()))
 
 
-def test_held_to_namespaces_it_has_no_right_on_jobs_anywhere_else(render: Render) -> None:
+def test_restricted_to_namespaces_it_has_no_rights_on_jobs_elsewhere(render: Render) -> None:
     objects = render(namespaces=["team-a", "team-b"])
     cluster_wide = {name for role in operator_roles(objects, "ClusterRole") for name in resources_of(role)}
     assert cluster_wide == {"nodes", "tokenreviews", "subjectaccessreviews"}
@@ -60,11 +60,11 @@ def test_held_to_namespaces_it_has_no_right_on_jobs_anywhere_else(render: Render
     assert roles["rljob-system"] == {"leases"}
 
 
-def test_where_nodes_are_not_labelled_they_are_only_read(render: Render) -> None:
+def test_without_node_labelling_nodes_are_only_read(render: Render) -> None:
     assert granted(render(nodes={"label": False}))["nodes"] == {"list", "watch"}
 
 
-def test_a_team_can_do_without_any_right_on_the_cluster(render: Render) -> None:
+def test_a_namespaced_install_needs_no_cluster_rights(render: Render) -> None:
     objects = render(namespaces=["team-a"], nodes={"watch": False}, metrics={"authentication": False})
     assert operator_roles(objects, "ClusterRole") == []
     assert "nodes" not in granted(objects)

@@ -104,7 +104,7 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
     assert settings.model_dump() == expected.model_dump()
 
 
-def test_the_operator_knows_every_variable_and_the_rest_are_fixed_by_the_deployment(render: Render) -> None:
+def test_every_variable_is_a_setting_or_fixed_by_the_deployment(render: Render) -> None:
     [container] = the(render(**EVERY_LIST_SET), "Deployment")["spec"]["template"]["spec"]["containers"]
     told = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(container)}
     known = {option.name for option in options()}

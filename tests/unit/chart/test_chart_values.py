@@ -60,11 +60,11 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, assignment: str, told: str
     assert told in result.stderr
 
 
-def test_every_value_is_in_the_schema_and_every_one_in_the_schema_has_a_default() -> None:
+def test_schema_and_default_values_have_the_same_keys() -> None:
     assert set(value_paths(VALUES)) == set(schema_paths(SCHEMA)) - {"global"}
 
 
-def test_every_value_says_what_it_means() -> None:
+def test_every_value_has_a_description() -> None:
     silent = [path for path, value in schema_values(SCHEMA) if not value.get("description", "").endswith(".")]
     assert silent == []
 
@@ -74,7 +74,7 @@ def test_generated_files_are_up_to_date() -> None:
         assert (CHART.parents[1] / name).read_text() == text, f"{name}: run charts/generate.py"
 
 
-def test_a_digest_wins_over_a_tag(render: Render) -> None:
+def test_a_digest_takes_precedence_over_a_tag(render: Render) -> None:
     digest = "sha256:" + "0" * 64
     deployment = the(render(image={"repository": "registry/operator", "tag": "1", "digest": digest}), "Deployment")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"registry/operator@{digest}"

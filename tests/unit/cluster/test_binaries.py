@@ -24,7 +24,7 @@ FILES = st.dictionaries(st.text("abc/.", min_size=1), st.binary(max_size=8), max
 
 
 @given(FILES, FILES)
-def test_the_key_differs_exactly_where_the_files_differ(some: dict[str, bytes], others: dict[str, bytes]) -> None:
+def test_the_key_differs_if_and_only_if_the_files_differ(some: dict[str, bytes], others: dict[str, bytes]) -> None:
     assert (versions_key(some) == versions_key(others)) == (some == others)
 
 
@@ -44,7 +44,7 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert binary_directory().parent == Path("/caches/rljob/cluster/bin")
 
 
-def test_what_is_not_built_is_named(tmp_path: Path) -> None:
+def test_missing_programs_are_named(tmp_path: Path) -> None:
     (tmp_path / "etcd").touch()
     with pytest.raises(ClusterError, match=r"missing: kubectl.*build"):
         require_binaries(tmp_path, ["etcd", "kubectl"])

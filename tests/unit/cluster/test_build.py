@@ -35,7 +35,7 @@ def progress() -> tuple[Progress, io.StringIO]:
     return Progress(Console(file=printed)), printed
 
 
-def test_programs_are_built_one_by_one_and_said_so(go: Path, tmp_path: Path) -> None:
+def test_programs_are_built_one_by_one_with_progress(go: Path, tmp_path: Path) -> None:
     script(go, 'echo built > "$output"')
     reporter, printed = progress()
     build([TWO], tmp_path / "bin", reporter)
@@ -43,21 +43,21 @@ def test_programs_are_built_one_by_one_and_said_so(go: Path, tmp_path: Path) -> 
     assert "building one, 1 of 2" in printed.getvalue()
 
 
-def test_what_is_there_is_not_built_again(go: Path, tmp_path: Path) -> None:
+def test_existing_programs_are_not_built_again(go: Path, tmp_path: Path) -> None:
     script(go, "exit 1")
     for name in TWO.programs:
         (tmp_path / name).touch()
     build([TWO], tmp_path, progress()[0])
 
 
-def test_a_build_that_fails_says_why_and_leaves_nothing(go: Path, tmp_path: Path) -> None:
+def test_a_failed_build_shows_the_reason_and_leaves_no_files(go: Path, tmp_path: Path) -> None:
     script(go, 'echo half > "$output"; echo "undefined: x" >&2; exit 1')
     with pytest.raises(ClusterError, match="undefined: x"):
         build([TWO], tmp_path / "bin", progress()[0])
     assert list((tmp_path / "bin").iterdir()) == []
 
 
-def test_a_machine_without_go_is_told_which_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_go_the_error_names_the_required_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"Go toolchain, 1\.26 or newer"):
         build(MODULES, tmp_path / "bin", progress()[0])

@@ -40,7 +40,7 @@ def test_a_server_certificate_holds_names_and_addresses(authority: Authority) ->
     assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.1")]
 
 
-def test_what_is_there_is_kept(authority: Authority) -> None:
+def test_existing_certificates_are_kept(authority: Authority) -> None:
     before = (authority.pair.certificate.read_bytes(), authority.service_account_key().read_bytes())
     authority.ensure()
     assert (authority.pair.certificate.read_bytes(), authority.service_account_key().read_bytes()) == before

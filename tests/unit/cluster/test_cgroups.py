@@ -44,7 +44,7 @@ def test_processes_are_those_of_the_group_and_below(tmp_path: Path, monkeypatch:
     assert cgroups.processes("rljob-cluster/cpu-node") == set()
 
 
-def test_removing_what_is_not_there_is_done_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_missing_groups_succeeds_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "MOUNT", tmp_path)
     (tmp_path / "memory").mkdir()
     cgroups.remove()

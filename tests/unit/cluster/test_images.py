@@ -53,14 +53,14 @@ def test_the_same_image_makes_the_same_archive(tmp_path: Path) -> None:
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
 
 
-def test_an_archive_tells_its_images(tmp_path: Path) -> None:
+def test_the_images_of_an_archive_are_read_from_its_index(tmp_path: Path) -> None:
     manifest = b'{"schemaVersion": 2}'
     write_metadata_archive("localhost/test:1", b"{}", manifest, tmp_path / "image.tar")
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     assert images_of(tmp_path / "image.tar") == {"localhost/test:1": digest}
 
 
-def test_an_archive_without_an_index_tells_none(tmp_path: Path) -> None:
+def test_an_archive_without_an_index_has_no_known_images(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "docker.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("manifest.json"))
     assert images_of(tmp_path / "docker.tar") == {}
@@ -73,7 +73,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from(["sha256:a", "sha256:b", "sha256:c"]), min_size=1))
-def test_a_chain_is_told_by_the_layers_below_it_and_its_own(diff_ids: list[str]) -> None:
+def test_a_chain_id_covers_a_layer_and_all_layers_below(diff_ids: list[str]) -> None:
     chain = chain_ids(diff_ids)
     assert chain[0] == diff_ids[0]
     assert chain[:-1] == chain_ids(diff_ids[:-1])

@@ -29,14 +29,14 @@ BOTH = pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
 
 
 @BOTH
-def test_containerd_keeps_images_apart_from_what_ends_with_the_cluster(node: Node) -> None:
+def test_containerd_keeps_images_outside_the_state_of_the_cluster(node: Node) -> None:
     config = tomllib.loads(containerd_config(LAYOUT, node))
     assert Path(config["root"]).is_relative_to(LAYOUT.images)
     assert Path(config["state"]).is_relative_to(LAYOUT.state)
 
 
 @BOTH
-def test_the_kubelet_speaks_to_its_own_containerd(node: Node) -> None:
+def test_the_kubelet_uses_its_own_containerd(node: Node) -> None:
     kubelet = yaml.safe_load(kubelet_config(LAYOUT, node))
     containerd = tomllib.loads(containerd_config(LAYOUT, node))
     assert kubelet["containerRuntimeEndpoint"] == f"unix://{containerd['grpc']['address']}"

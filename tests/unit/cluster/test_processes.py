@@ -26,7 +26,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_child_that_ended_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_an_exited_child_is_reported_with_its_last_output(tmp_path: Path) -> None:
     child = ChildProcess(["/bin/sh", "-c", "echo no such key >&2; exit 3"], tmp_path / "log")
     child.start()
 
@@ -50,7 +50,7 @@ def test_a_running_child_is_not_started_twice(tmp_path: Path) -> None:
     child.stop()
 
 
-def test_a_child_ends_with_the_process_that_started_it_however_that_ends(tmp_path: Path) -> None:
+def test_a_child_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = f"""
 import os, signal
 from pathlib import Path
@@ -68,7 +68,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: not alive(pid))
 
 
-def test_the_supervisor_starts_again_what_ended_but_not_at_once(tmp_path: Path) -> None:
+def test_the_supervisor_restarts_exited_programs_after_a_delay(tmp_path: Path) -> None:
     # In a process of its own, for it takes note of every child that ends.
     script = f"""
 import time

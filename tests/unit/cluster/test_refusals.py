@@ -19,7 +19,7 @@ from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.requirements import PROGRAMS, missing_packages, require_packages
 
 
-def test_without_root_it_says_which_parts_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_error_names_the_parts_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"needs root; this process has user id 1000.*`build` and `control-plane`"):
         cluster.require_up(ClusterLayout(tmp_path, tmp_path))
@@ -39,24 +39,24 @@ def test_the_list_of_packages_has_every_package_that_is_asked_for() -> None:
     assert listed == sorted(listed)
 
 
-def test_a_control_plane_without_programs_says_how_to_build_them(tmp_path: Path) -> None:
+def test_missing_control_plane_programs_are_refused_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="rljob_cluster build"):
         ControlPlane(tmp_path, base_port=1, binaries=tmp_path / "none").start()
 
 
-def test_a_control_plane_in_too_deep_a_directory_says_so(tmp_path: Path) -> None:
+def test_too_long_a_socket_path_is_refused(tmp_path: Path) -> None:
     for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"):
         (tmp_path / name).touch()
     with pytest.raises(ClusterError, match="expected a path of at most 107 characters"):
         ControlPlane(tmp_path / ("deep" * 30), base_port=1, binaries=tmp_path).start()
 
 
-def test_a_command_that_fails_says_so_with_its_last_lines() -> None:
+def test_a_failed_command_is_reported_with_its_last_lines() -> None:
     with pytest.raises(ClusterError, match=r"`sh -c .*code 4: 6\n7\n8\n9\n10$"):
         run("sh", "-c", "seq 10 >&2; exit 4")
 
 
-def test_a_server_that_is_away_answers_nothing(tmp_path: Path) -> None:
+def test_requests_to_an_unreachable_server_return_none(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.ensure()
     client = ApiClient("https://127.0.0.1:1", authority.pair, authority.client("someone", "someone"))

@@ -71,7 +71,7 @@ def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "controller.log").read_text().count("from a child") == 2
 
 
-def test_a_crash_report_says_what_where_and_which_file_has_the_rest() -> None:
+def test_a_crash_report_names_error_place_and_log_file() -> None:
     error: Exception
     try:
         json.loads("{")

@@ -71,7 +71,7 @@ def test_a_resumed_run_begins_with_the_committed_steps() -> None:
 
 
 @pytest.mark.parametrize("text", ["SIGTERM: stopping after this step", "[bold] is not markup"])
-def test_a_note_is_shown_as_it_is_and_spoils_nothing(text: str) -> None:
+def test_a_note_is_shown_unchanged_beside_the_progress(text: str) -> None:
     console = terminal()
     with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
         display.note(text)
@@ -96,7 +96,7 @@ def test_no_line_is_wider_than_the_terminal() -> None:
     assert max(len(line) for line in shown(console).splitlines()) <= 40
 
 
-def test_the_rest_takes_as_long_as_the_last_ten_steps_say() -> None:
+def test_the_remaining_time_follows_the_last_ten_steps() -> None:
     slow = [step_record(step, total_seconds=60.0) for step in range(1, 11)]
     fast = [step_record(step, total_seconds=2.0) for step in range(11, 21)]
     assert remaining_seconds(slow + fast, total_steps=25) == 10.0

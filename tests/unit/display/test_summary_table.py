@@ -18,7 +18,7 @@ def printed(records: list[LedgerRecord], exit_code: ExitCode, reason: str | None
     return text.getvalue()
 
 
-def test_it_says_how_the_run_went() -> None:
+def test_it_shows_the_result_of_the_run() -> None:
     text = printed([step_record(step, reward=step / 10) for step in range(1, 11)], ExitCode.TERMINATED)
     rows = {line[:20].strip(): line[20:].strip() for line in text.splitlines()}
     assert "digits  Stopped  stopped by SIGTERM; the same command resumes the run" in text
@@ -34,7 +34,7 @@ def test_phases_that_took_no_time_are_left_out() -> None:
     assert "checkpoint" not in printed([step_record(1)], ExitCode.COMPLETE)
 
 
-def test_it_tells_of_attempts_and_replayed_steps() -> None:
+def test_it_shows_attempts_and_replayed_steps() -> None:
     records: list[LedgerRecord] = [
         AttemptRecord(attempt=1, started_at=0.0, resumed_from=0),
         step_record(1),
@@ -51,7 +51,7 @@ def test_a_run_without_a_step_claims_no_reward_and_no_speed() -> None:
     assert "tokens/s" not in text
 
 
-def test_it_tells_the_latest_changes_of_the_plan() -> None:
+def test_it_shows_the_latest_changes_of_the_plan() -> None:
     changes: list[LedgerRecord] = [plan_change_record(generation, seconds=38.0) for generation in range(2, 9)]
     text = printed([step_record(1), *changes], ExitCode.COMPLETE)
     assert "2 earlier ones not shown" in text

@@ -10,7 +10,7 @@ from rljob_api.memory_settings import MemorySettings
 PAGE = (Path(__file__).parents[3] / "docs" / "mitigations.md").read_text()
 
 
-def test_each_memory_setting_has_a_section_that_says_when_what_it_costs_and_how_to_pin_it() -> None:
+def test_each_memory_setting_has_a_section_with_use_cost_and_pin() -> None:
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
     settings = {field.alias for field in MemorySettings.model_fields.values()} - {"mode"}
     assert settings <= sections.keys()

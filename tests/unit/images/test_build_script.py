@@ -29,16 +29,16 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, i
 
 
 class TestBuilder:
-    def test_buildah_is_taken_where_docker_has_no_engine(self, program: Callable[[str, int], None]) -> None:
+    def test_buildah_is_used_if_docker_has_no_engine(self, program: Callable[[str, int], None]) -> None:
         program("docker", 1)
         program("buildah", 0)
         assert find_builder(None).name == "buildah"
 
-    def test_docker_is_taken_where_there_is_no_buildah(self, program: Callable[[str, int], None]) -> None:
+    def test_docker_is_used_if_buildah_is_missing(self, program: Callable[[str, int], None]) -> None:
         program("docker", 0)
         assert find_builder(None).name == "docker"
 
-    def test_without_either_the_message_says_what_each_lacks_and_what_to_install(
+    def test_without_a_builder_the_error_has_both_reasons_and_a_command(
         self, program: Callable[[str, int], None]
     ) -> None:
         program("docker", 1)
@@ -68,7 +68,7 @@ class TestCommand:
         (directory / "config.json").write_text("{}")
         assert model(directory).tag == "localhost/models/tiny:1"
 
-    def test_a_model_that_is_not_there_is_refused_with_the_command_that_makes_it(self, tmp_path: Path) -> None:
+    def test_a_missing_model_is_refused_with_the_command_that_makes_it(self, tmp_path: Path) -> None:
         with pytest.raises(ImageBuildError, match="make model"):
             model(tmp_path)
 
@@ -97,7 +97,7 @@ class TestSkipping:
         cli.build_if_changed(Store(built[0]), operator(), "base", even_if_unchanged=False)
         assert len(built) == 1
 
-    def test_rebuild_builds_it_all_the_same(self, built: list[dict[str, str]]) -> None:
+    def test_rebuild_builds_an_unchanged_image(self, built: list[dict[str, str]]) -> None:
         cli.build_if_changed(Store({}), operator(), "base", even_if_unchanged=False)
         cli.build_if_changed(Store(built[0]), operator(), "base", even_if_unchanged=True)
         assert len(built) == 2
@@ -115,7 +115,7 @@ class TestProgress:
     def _logs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, "LOGS", tmp_path / "logs")
 
-    def test_a_failed_build_says_how_it_ended_and_where_the_rest_is(self, tmp_path: Path) -> None:
+    def test_a_failed_build_shows_its_last_lines_and_its_log(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "print('STEP 1/2: RUN install'); print('no such package'); exit(3)"]
         with pytest.raises(ImageBuildError) as error:
             progress.run_with_progress("operator", command, step=Buildah.step, environment={})

@@ -42,7 +42,7 @@ def test_every_stage_is_built_on_the_base_image_that_the_caller_chooses(name: st
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_a_change_of_code_leaves_the_layer_of_the_dependencies_as_it_is(name: str) -> None:
+def test_a_change_of_code_keeps_the_layer_of_the_dependencies(name: str) -> None:
     every = instructions(name)
     dependencies = every[: next(number for number, line in enumerate(every) if line.endswith("AS tools"))]
     copied = " ".join(line for line in dependencies if line.startswith("COPY"))
@@ -52,7 +52,7 @@ def test_a_change_of_code_leaves_the_layer_of_the_dependencies_as_it_is(name: st
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_the_image_says_what_it_is(name: str) -> None:
+def test_the_image_has_the_standard_labels(name: str) -> None:
     labels = " ".join(line for line in last_stage(name) if line.startswith("LABEL"))
     for key in ("title", "description", "version", "revision", "source", "licenses"):
         assert f"org.opencontainers.image.{key}=" in labels
@@ -67,7 +67,7 @@ def test_the_torch_version_that_a_plain_build_declares_is_the_locked_one() -> No
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_the_build_machines_package_index_is_a_secret_and_no_address_is_written_down(name: str) -> None:
+def test_the_package_index_is_a_secret_and_never_written_down(name: str) -> None:
     text = "\n".join(path.read_text() for path in (IMAGES / name).iterdir() if path.is_file())
     assert "://" not in text
     assert "index-url" not in text
@@ -77,7 +77,7 @@ def test_the_build_machines_package_index_is_a_secret_and_no_address_is_written_
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_everything_that_is_installed_is_checked_against_a_hash(name: str) -> None:
+def test_every_installed_package_is_checked_against_a_hash(name: str) -> None:
     text = (IMAGES / name / "Containerfile").read_text()
     if name == "trainer":
         text += (IMAGES / "trainer" / "install-dependencies").read_text()
@@ -87,7 +87,7 @@ def test_everything_that_is_installed_is_checked_against_a_hash(name: str) -> No
 
 
 @pytest.mark.parametrize("recipe", [operator(), trainer("cpu"), trl()], ids=lambda recipe: recipe.name)
-def test_a_build_sees_what_its_containerfile_copies_and_no_more(recipe) -> None:
+def test_a_build_context_has_only_the_files_that_are_copied(recipe) -> None:
     copied = " ".join(line for line in instructions(recipe.name) if line.startswith("COPY ") and "--from" not in line)
     files = {path.relative_to(recipe.context) for path in input_files(recipe)}
     for source in re.findall(
@@ -99,7 +99,7 @@ def test_a_build_sees_what_its_containerfile_copies_and_no_more(recipe) -> None:
     assert not any("__pycache__" in file.parts for file in files)
 
 
-def test_what_the_cpu_image_leaves_out_is_in_the_lock() -> None:
+def test_packages_without_cpu_support_are_in_the_lock() -> None:
     left_out = [
         line for line in (IMAGES / "trainer/not-on-cpu.txt").read_text().splitlines() if not line.startswith("#")
     ]

@@ -52,9 +52,7 @@ def call(library: Path, function: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_loaders_report_names_what_is_missing_but_not_what_python_defines(
-    placeholders: ModuleType, user: Path
-) -> None:
+def test_the_loader_report_names_missing_symbols_except_pythons(placeholders: ModuleType, user: Path) -> None:
     unresolved = placeholders.read_loader_report(placeholders.loader_report(user))
     assert unresolved.libraries == ("libvendor.so.9",)
     assert set(unresolved.functions) == {("vendorAdd", "libvendor.so.9"), ("plainAdd", "")}

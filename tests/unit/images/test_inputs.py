@@ -30,7 +30,7 @@ def key(recipe: Recipe, base_id: str = "base") -> str:
     return content_key(recipe, base_id)
 
 
-def test_the_files_are_those_that_the_ignore_file_keeps(recipe: Recipe) -> None:
+def test_the_ignore_file_selects_the_files(recipe: Recipe) -> None:
     assert [str(path.relative_to(recipe.context)) for path in input_files(recipe)] == ["lock.txt", "part/code.py"]
 
 

@@ -12,7 +12,7 @@ from image_build.package_index import PackageIndex, build_secrets, package_index
 MIRROR = "https://user:secret@mirror.example/simple"
 
 
-def test_pip_and_uv_are_told_the_same_addresses() -> None:
+def test_pip_and_uv_get_the_same_addresses() -> None:
     index = PackageIndex(MIRROR, ("https://extra.example/simple",))
     pip = configparser.ConfigParser(interpolation=None)
     pip.read_string(pip_settings(index))
@@ -34,7 +34,7 @@ def test_the_index_of_the_environment_is_used(variable: str) -> None:
     assert package_index({variable: MIRROR}).default == MIRROR
 
 
-def test_pips_own_file_is_understood_and_a_variable_wins_over_it(tmp_path: Path) -> None:
+def test_pips_file_is_read_and_a_variable_takes_precedence(tmp_path: Path) -> None:
     file = tmp_path / ".config" / "pip" / "pip.conf"
     file.parent.mkdir(parents=True)
     file.write_text(

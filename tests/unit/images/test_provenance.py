@@ -32,7 +32,7 @@ def test_the_revision_is_the_last_commit_that_touched_the_files(repository: Path
     assert revision(repository, [repository / "notes.md"]) == git(repository, "rev-parse", "HEAD")
 
 
-def test_uncommitted_changes_of_those_files_are_told(repository: Path) -> None:
+def test_uncommitted_changes_of_the_files_are_marked(repository: Path) -> None:
     (repository / "code.py").write_text("second\n")
     assert revision(repository, [repository / "code.py"]).endswith("-dirty")
     assert not revision(repository, [repository / "notes.md"]).endswith("-dirty")
@@ -50,6 +50,6 @@ def test_without_a_repository_the_revision_is_unknown(tmp_path: Path) -> None:
         ("/home/someone/rljob", ""),
     ],
 )
-def test_only_a_public_address_is_told_as_the_source(repository: Path, origin: str, told: str) -> None:
+def test_only_a_public_address_is_recorded_as_the_source(repository: Path, origin: str, told: str) -> None:
     git(repository, "remote", "add", "origin", origin)
     assert source(repository) == told

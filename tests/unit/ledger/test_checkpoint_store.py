@@ -86,7 +86,7 @@ def _flip_a_bit(path: Path) -> None:
         ("checkpoint.json", lambda path: path.write_text("{"), r"checkpoint\.json is corrupt"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(
+def test_a_damaged_checkpoint_is_skipped_and_named(
     store: CheckpointStore, file: str, damage: Callable[[Path], None], said: str
 ) -> None:
     write_checkpoint(store, 10)
@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_kept_until_its_step_is_written_again(store: Che
     assert store.latest_valid().problems == []
 
 
-def test_where_all_are_damaged_there_is_none_and_each_is_named(store: CheckpointStore) -> None:
+def test_if_all_checkpoints_are_damaged_each_is_named(store: CheckpointStore) -> None:
     for step in (10, 20):
         (write_checkpoint(store, step) / "optimizer.bin").unlink()
     found = store.latest_valid()
@@ -142,7 +142,7 @@ def _killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_kill_between_manifest_and_rename_leaves_the_one_before(
+def test_a_kill_between_manifest_and_rename_keeps_the_previous_one(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(store, 10)

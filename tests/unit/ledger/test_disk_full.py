@@ -81,7 +81,7 @@ def test_a_replaced_file_keeps_its_old_content(small_disk: Path) -> None:
     assert {file.name for file in small_disk.iterdir()} == {"summary.json", "filler"}
 
 
-def test_a_checkpoint_that_will_not_fit_is_not_begun(small_disk: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_not_started(small_disk: Path) -> None:
     store = CheckpointStore(small_disk / "checkpoints", keep=1)
     (store.begin(10) / "weights.bin").write_bytes(b"w" * 20_000)
     store.commit(10)

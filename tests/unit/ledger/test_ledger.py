@@ -16,13 +16,13 @@ from rljob_trainer.ledger.records import RestoreRecord, step_records
 from tests.unit.ledger.samples import step_record, write_ledger
 
 
-def test_a_new_ledger_begins_at_step_one(tmp_path: Path) -> None:
+def test_a_new_ledger_starts_at_step_one(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.last_step == 0
         assert list(ledger.remaining(3)) == [1, 2, 3]
 
 
-def test_a_reopened_ledger_goes_on_after_its_last_step(tmp_path: Path) -> None:
+def test_a_reopened_ledger_continues_after_its_last_step(tmp_path: Path) -> None:
     path = write_ledger(tmp_path, [0.1, 0.2])
     with Ledger(path) as ledger:
         assert ledger.last_step == 2
@@ -46,7 +46,7 @@ def test_only_the_next_step_can_be_committed(tmp_path: Path, step: int) -> None:
     assert path.read_bytes() == before
 
 
-def test_attempts_are_numbered_and_know_where_they_went_on(tmp_path: Path) -> None:
+def test_attempts_are_numbered_and_record_their_first_step(tmp_path: Path) -> None:
     path = write_ledger(tmp_path, [0.1, 0.2])
     with Ledger(path) as ledger:
         attempt = ledger.begin_attempt(2000.0, {"torch": "2"}, {"generation": 1}, {"controller": 7})
@@ -111,7 +111,7 @@ def test_damage_in_the_middle_is_refused_and_names_the_line(tmp_path: Path, line
         Ledger(path)
 
 
-def test_what_commit_returned_for_survives_kill_9(tmp_path: Path) -> None:
+def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     committing = (
         "import sys; from pathlib import Path; from rljob_trainer.ledger.ledger import Ledger\n"

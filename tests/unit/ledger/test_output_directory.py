@@ -41,7 +41,7 @@ def other_run(output: OutputDirectory) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_opening_makes_the_layout_and_keeps_the_manifest(output: OutputDirectory) -> None:
+def test_opening_creates_the_layout_and_keeps_the_manifest(output: OutputDirectory) -> None:
     with output.open("steps: 10", IDENTITY):
         assert output.manifest.read_text() == "steps: 10"
         assert output.checkpoints.is_dir()
@@ -50,7 +50,7 @@ def test_opening_makes_the_layout_and_keeps_the_manifest(output: OutputDirectory
         assert output.logs.is_dir()
 
 
-def test_a_second_run_is_refused_and_told_who_holds_the_directory(
+def test_a_second_run_is_refused_with_the_name_of_the_first(
     output: OutputDirectory, other_run: subprocess.Popen[str]
 ) -> None:
     expected = rf"in use by another run: process {other_run.pid} on \S+, since .*kill -TERM {other_run.pid}.*--output"
@@ -59,7 +59,7 @@ def test_a_second_run_is_refused_and_told_who_holds_the_directory(
     assert output.manifest.read_text() == "steps: 10", "the running run's manifest stays"
 
 
-def test_a_run_killed_with_kill_9_lets_go(output: OutputDirectory, other_run: subprocess.Popen[str]) -> None:
+def test_a_run_killed_with_kill_9_releases_the_lock(output: OutputDirectory, other_run: subprocess.Popen[str]) -> None:
     other_run.kill()
     other_run.wait()
     with output.open("steps: 20", IDENTITY):
@@ -77,7 +77,7 @@ def test_in_a_cluster_the_pod_that_holds_the_directory_is_named(output: OutputDi
         pass
 
 
-def test_a_run_that_may_wait_gets_the_directory_when_the_other_lets_go(
+def test_a_waiting_run_gets_the_directory_once_it_is_released(
     output: OutputDirectory, other_run: subprocess.Popen[str]
 ) -> None:
     threading.Timer(0.3, other_run.kill).start()
@@ -105,14 +105,14 @@ def test_a_child_that_outlives_the_run_does_not_hold_the_directory(output: Outpu
         child.wait()
 
 
-def test_an_error_in_the_block_lets_go_and_passes_through(output: OutputDirectory) -> None:
+def test_an_error_in_the_block_releases_the_lock_and_propagates(output: OutputDirectory) -> None:
     with pytest.raises(FileNotFoundError), output.open("", IDENTITY):
         raise FileNotFoundError
     with output.open("", IDENTITY):
         pass
 
 
-def test_a_directory_of_something_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("…")
     with pytest.raises(OutputUnavailable, match=r"found thesis\.tex in "):
         OutputDirectory(tmp_path).open("", IDENTITY).__enter__()
@@ -131,7 +131,7 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         OutputDirectory(tmp_path / "run").open("", IDENTITY).__enter__()
 
 
-def test_another_job_is_refused_and_told_which_fields_differ(output: OutputDirectory) -> None:
+def test_another_job_is_refused_with_the_fields_that_differ(output: OutputDirectory) -> None:
     commit_a_step(output, IDENTITY)
     other = {"model": "random://llama", "algorithm": {"groupSize": 8}, "task": {"args": {"digits": 2}}}
     with pytest.raises(OutputUnavailable) as raised, output.open("second", other):
@@ -146,7 +146,7 @@ def test_another_job_is_refused_and_told_which_fields_differ(output: OutputDirec
     assert output.manifest.read_text() == "first"
 
 
-def test_a_corrected_manifest_starts_over_where_no_step_is_committed(output: OutputDirectory) -> None:
+def test_a_corrected_manifest_starts_over_if_no_step_is_committed(output: OutputDirectory) -> None:
     with output.open("first", IDENTITY), Ledger(output.ledger) as ledger:
         ledger.begin_attempt(0.0, versions={}, plan={}, processes={})
         (output.journal / "step-000001.npz").write_bytes(b"rollouts of the other reward function")
@@ -164,7 +164,7 @@ def test_a_corrected_manifest_starts_over_where_no_step_is_committed(output: Out
         pass
 
 
-def test_a_run_that_is_started_again_keeps_its_rollouts_without_a_step(output: OutputDirectory) -> None:
+def test_a_restarted_run_keeps_rollouts_of_an_uncommitted_step(output: OutputDirectory) -> None:
     with output.open("first", IDENTITY):
         (output.journal / "step-000001.npz").write_bytes(b"rollouts")
     with output.open("first", IDENTITY):

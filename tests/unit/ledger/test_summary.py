@@ -90,7 +90,7 @@ def test_a_run_that_died_before_its_first_step_has_a_summary_of_valid_json() -> 
     assert written["exit_code"] == 84
 
 
-def test_changes_of_the_plan_are_told_once_each_with_what_they_brought() -> None:
+def test_each_plan_change_is_listed_once_with_its_effect() -> None:
     records: list[LedgerRecord] = [plan_change_record(2), step_record(1), plan_change_record(2, seconds=3.5)]
     summary = summary_of([*records, plan_change_record(3)])
     assert [(c.generation, c.seconds_to_recover) for c in summary.plan_changes] == [(2, 3.5), (3, None)]

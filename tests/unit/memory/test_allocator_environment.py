@@ -18,9 +18,7 @@ def test_the_controller_sees_no_gpu() -> None:
 
 @pytest.mark.parametrize("role", ["policy", "rollout"])
 @pytest.mark.parametrize("version", ["2.6.0", "2.9.1", "2.13.0+cpu", "3.0.0a0+git1234"])
-def test_roles_on_a_gpu_start_with_classic_segments_by_the_one_name_that_every_torch_reads(
-    role: Role, version: str
-) -> None:
+def test_gpu_roles_start_with_classic_segments_in_any_torch_version(role: Role, version: str) -> None:
     assert allocator_environment(role, version) == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
 
 
@@ -40,7 +38,7 @@ def test_a_torch_that_is_too_old_or_unknown_is_refused(version: str, said: str) 
         ("Disabled", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
     ],
 )
-def test_another_trainer_gets_only_what_is_pinned(setting: Toggle, expected: dict[str, str]) -> None:
+def test_another_trainer_gets_only_pinned_settings(setting: Toggle, expected: dict[str, str]) -> None:
     assert other_trainer_environment(setting) == expected
 
 

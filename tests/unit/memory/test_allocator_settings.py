@@ -34,7 +34,7 @@ def test_a_string_is_read_as_torch_reads_it(settings: str, options: dict[str, st
         "pinned_num_register_threads:8",
     ],
 )
-def test_what_every_torch_understands_is_no_problem(settings: str) -> None:
+def test_options_of_every_torch_version_are_accepted(settings: str) -> None:
     assert setting_problems(settings, (2, 6)) == []
 
 
@@ -51,7 +51,7 @@ def test_what_every_torch_understands_is_no_problem(settings: str) -> None:
         ("garbage", "'garbage' is not an option"),
     ],
 )
-def test_what_torch_refuses_is_told(settings: str, said: str) -> None:
+def test_options_that_torch_refuses_are_reported(settings: str, said: str) -> None:
     (problem,) = setting_problems(settings, (2, 13))
     assert said in problem
 
@@ -60,7 +60,7 @@ def test_what_torch_refuses_is_told(settings: str, said: str) -> None:
     ("version", "problems"),
     [((2, 9), ["per_process_memory_fraction is known since torch 2.10, and the image has torch 2.9"]), ((2, 10), [])],
 )
-def test_an_option_that_came_later_is_told(version: tuple[int, int], problems: list[str]) -> None:
+def test_an_option_of_a_later_version_is_reported(version: tuple[int, int], problems: list[str]) -> None:
     assert setting_problems("per_process_memory_fraction:1.0", version) == problems
 
 

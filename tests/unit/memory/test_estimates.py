@@ -39,7 +39,7 @@ def test_the_kv_cache_counts_whole_blocks_of_keys_and_values() -> None:
     assert kv_bytes(MODEL, replace(WORK, max_response_tokens=25), sequences=1) == (3 + 1) * 32 * a_token
 
 
-def test_checkpointed_activations_are_the_layers_inputs_and_one_whole_layer() -> None:
+def test_checkpointed_activations_are_layer_inputs_and_one_whole_layer() -> None:
     whole_layer = activation_bytes_per_token(MODEL, checkpointing=False) // 2
     assert activation_bytes_per_token(MODEL, checkpointing=True) == 2 * 8 * 2 + whole_layer
     assert logits_bytes_per_token(MODEL) == 200

@@ -38,7 +38,7 @@ def test_a_cpu_gets_no_gpu_settings_and_a_small_kv_cache() -> None:
     assert plan.micro_batch_tokens == 8 * 8 * 12, "the whole step at once"
 
 
-def test_a_shared_gpu_gets_every_cheap_mitigation_and_nothing_that_costs_time() -> None:
+def test_a_shared_gpu_gets_every_mitigation_that_costs_no_time() -> None:
     plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
     assert plan.empty_cache
     assert plan.expandable_segments
@@ -63,7 +63,7 @@ def test_the_kv_cache_of_a_full_gpu_leaves_room_for_weights_and_policy() -> None
     assert kv_bytes(QWEN3_0_6B, many, 1) < plan.kv_cache_bytes < 24 * GIB - beside
 
 
-def test_an_engine_of_its_own_gpu_neither_sleeps_nor_makes_room() -> None:
+def test_an_engine_with_its_own_gpu_stays_awake_and_uses_all_memory() -> None:
     apart = replace(SIXTEEN_GROUPS, topology="Disaggregated")
     plan = first_plan(AUTO, H200, QWEN3_0_6B, apart)
     assert plan.rollout_sleep_level == 0
@@ -75,7 +75,7 @@ def test_an_engine_of_its_own_gpu_neither_sleeps_nor_makes_room() -> None:
     )
 
 
-def test_a_large_model_on_one_gpu_offloads_its_optimizer_and_checkpoints_activations() -> None:
+def test_a_large_model_on_one_gpu_offloads_and_checkpoints() -> None:
     eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
     alone = first_plan(AUTO, eighty, QWEN2_7B, SIXTEEN_GROUPS)
     assert alone.optimizer_offload
@@ -86,7 +86,7 @@ def test_a_large_model_on_one_gpu_offloads_its_optimizer_and_checkpoints_activat
     assert not small_host.optimizer_offload, "the host could not hold it"
 
 
-def test_activations_are_checkpointed_where_one_sequence_would_not_fit() -> None:
+def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:
     long = replace(SIXTEEN_GROUPS, max_response_tokens=32_768, policy_ranks=8, engines=8)
     eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
     assert first_plan(AUTO, eighty, QWEN2_7B, long).activation_checkpointing
@@ -134,7 +134,7 @@ def test_activation_checkpointing_makes_room_for_larger_micro_batches() -> None:
     assert again.micro_batch_tokens > kept.micro_batch_tokens
 
 
-def test_a_plan_survives_the_way_to_json_and_back() -> None:
+def test_a_plan_survives_a_json_round_trip() -> None:
     plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
     assert MemoryPlan.model_validate_json(plan.model_dump_json(by_alias=True)) == plan
     assert '"kvCache":' in plan.model_dump_json(by_alias=True)
@@ -172,7 +172,7 @@ workloads = st.builds(
 
 
 @given(machines, shapes, workloads)
-def test_any_machine_gets_a_plan_under_which_one_sequence_goes_through(
+def test_any_machine_gets_a_plan_that_fits_one_sequence(
     hardware: Hardware, model: ModelShape, workload: Workload
 ) -> None:
     plan = first_plan(AUTO, hardware, model, workload)
@@ -185,7 +185,7 @@ def test_any_machine_gets_a_plan_under_which_one_sequence_goes_through(
 
 
 @given(machines, shapes, workloads)
-def test_more_memory_never_makes_smaller_micro_batches_or_a_smaller_kv_cache(
+def test_more_memory_never_shrinks_micro_batches_or_kv_cache(
     hardware: Hardware, model: ModelShape, workload: Workload
 ) -> None:
     pinned = MemorySettings(optimizer_offload="Disabled", activation_checkpointing="Disabled")

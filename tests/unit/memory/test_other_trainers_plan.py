@@ -21,7 +21,7 @@ def spec(memory: dict[str, Any] | None = None, **algorithm: Any) -> RLJobSpec:
     return RLJobSpec.model_validate(given, by_alias=True, by_name=False)
 
 
-def test_nothing_is_switched_on_that_the_user_did_not_ask_for() -> None:
+def test_only_requested_settings_are_switched_on() -> None:
     plan = other_trainers_first_plan(spec())
     assert plan.generation == 1
     switches = (plan.empty_cache, plan.expandable_segments, plan.activation_checkpointing, plan.optimizer_offload)
@@ -41,11 +41,11 @@ def test_nothing_is_switched_on_that_the_user_did_not_ask_for() -> None:
         ({"detachMetrics": "Disabled"}, "detach_metrics", False),
     ],
 )
-def test_what_is_pinned_holds(memory: dict[str, Any], setting: str, value: object) -> None:
+def test_pinned_settings_are_kept(memory: dict[str, Any], setting: str, value: object) -> None:
     assert getattr(other_trainers_first_plan(spec(memory)), setting) == value
 
 
-def test_a_micro_batch_starts_as_the_whole_step_and_always_holds_the_longest_sequence() -> None:
+def test_a_micro_batch_starts_as_a_step_and_fits_the_longest_sequence() -> None:
     small = spec(promptsPerStep=2, groupSize=2, maxPromptTokens=10, maxResponseTokens=20)
     long = spec(maxPromptTokens=30_000, maxResponseTokens=10_000)
     assert other_trainers_first_plan(small).micro_batch_tokens == 120

@@ -36,7 +36,7 @@ def shard(model: Path) -> Path:
 
 
 class TestFile:
-    def test_a_directory_is_used_as_it_is(self, model: Path) -> None:
+    def test_a_directory_is_used_unchanged(self, model: Path) -> None:
         assert resolve_model(f"file://{model}") == model
         shard(model)
         assert resolve_model(f"file://{model}") == model
@@ -77,21 +77,21 @@ class TestImage:
         shutil.copytree(model, local)
         assert resolve_model("oci://localhost:5000/models/tiny:1", tmp_path / "cache") == local
 
-    def test_a_missing_image_says_where_it_was_expected_and_how_it_gets_there(self, tmp_path: Path) -> None:
+    def test_a_missing_image_is_refused_with_its_path_and_a_command(self, tmp_path: Path) -> None:
         expected = tmp_path / "models" / "localhost" / "models" / "smollm2-135m-instruct" / "latest"
         with pytest.raises(BadInput, match="make model") as raised:
             resolve_model("oci://localhost/models/smollm2-135m-instruct", tmp_path)
         assert str(expected) in str(raised.value)
 
     @pytest.mark.parametrize("uri", ["oci://name", "oci://localhost/../../etc:1"])
-    def test_what_is_no_image_is_refused(self, tmp_path: Path, uri: str) -> None:
+    def test_text_that_is_not_an_image_is_refused(self, tmp_path: Path, uri: str) -> None:
         with pytest.raises(BadInput, match="oci://registry/name:tag"):
             resolve_model(uri, tmp_path)
 
 
 class TestInAPod:
     @pytest.mark.parametrize("uri", ["oci://registry/models/tiny:1", "pvc://models/tiny"])
-    def test_what_kubernetes_mounts_is_used_as_it_is(self, model: Path, uri: str) -> None:
+    def test_a_model_mounted_by_kubernetes_is_used_unchanged(self, model: Path, uri: str) -> None:
         assert resolve_model(uri, mounted=model) == model
 
     def test_a_volume_without_a_model_is_refused(self, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ class TestHub:
         return finished.stdout.strip()
 
 
-def test_a_volume_claim_says_that_it_needs_kubernetes() -> None:
+def test_a_volume_claim_is_refused_outside_kubernetes() -> None:
     with pytest.raises(BadInput, match=r"only in a Kubernetes cluster.* file:///"):
         resolve_model("pvc://models/tiny")
 

@@ -68,7 +68,7 @@ def at(timeline: Timeline, seconds: float) -> dict[str, tuple[int, int]]:
     return {role: (level.in_use // GIB, level.held // GIB) for role, level in moment.levels.items()}
 
 
-def test_within_a_phase_the_peak_stands_and_after_it_what_is_left() -> None:
+def test_a_phase_shows_its_peak_and_then_the_remaining_memory() -> None:
     timeline = timeline_of(POLICY, ROLLOUT)
     assert at(timeline, 5)["policy"] == (9, 10)
     assert at(timeline, 11)["policy"] == (8, 9)
@@ -76,13 +76,13 @@ def test_within_a_phase_the_peak_stands_and_after_it_what_is_left() -> None:
     assert at(timeline, 51)["policy"] == (8, 12)
 
 
-def test_an_engine_that_sleeps_holds_only_what_it_kept() -> None:
+def test_a_sleeping_engine_holds_only_its_remaining_memory() -> None:
     timeline = timeline_of(POLICY, ROLLOUT)
     assert at(timeline, 35)["rollout"] == (20, 20)
     assert at(timeline, 45)["rollout"] == (1, 1)
 
 
-def test_what_nobody_of_the_job_holds_is_others() -> None:
+def test_memory_outside_the_job_is_shown_as_others() -> None:
     timeline = timeline_of(POLICY, ROLLOUT)
     assert timeline.moments[-1].others == CARD - 64 * GIB - 12 * GIB - GIB
 
@@ -92,7 +92,7 @@ def test_the_fullest_moment_is_known_with_its_step_and_phase() -> None:
     assert (fullest.step, fullest.phase, fullest.levels["policy"]) == (1, "update", Level(40 * GIB, 45 * GIB))
 
 
-def test_micro_batches_show_how_the_peak_came_about() -> None:
+def test_micro_batches_show_the_growth_to_the_peak() -> None:
     parts = [
         line(end, "update", began=40, allocated=8, reserved=held, peak_allocated=held - 1, peak_reserved=held)
         | {"micro_batch": number}
@@ -110,7 +110,7 @@ def test_an_attempts_processes_are_gone_when_the_next_begins() -> None:
     assert set(at(timeline, 105)) == {"policy"}
 
 
-def test_logs_without_the_begin_of_phases_are_drawn_from_line_to_line(tmp_path: Path) -> None:
+def test_logs_without_phase_starts_are_drawn_from_line_to_line(tmp_path: Path) -> None:
     old = [{name: value for name, value in one.items() if name not in ("began", "asleep")} for one in POLICY]
     (tmp_path / "policy-0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in old))
     timeline = memory_timeline(logged_samples(tmp_path), [])
@@ -226,7 +226,7 @@ def test_a_run_with_steps_has_all_the_pictures(failed_run: Path) -> None:
     assert stems == {"reward", "timing", "memory", "memory_timeline"}
 
 
-def test_nothing_at_all_is_said_so(tmp_path: Path) -> None:
+def test_an_empty_directory_is_refused_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text("")
     with pytest.raises(OutputUnavailable, match="nothing to draw yet"):
         plot_run(tmp_path)

@@ -29,11 +29,11 @@ def test_three_pictures_are_drawn_each_as_png_and_svg(run: Path) -> None:
     assert all("</svg>" in path.read_text() for path in paths if path.suffix == ".svg")
 
 
-def test_the_pictures_can_go_elsewhere(run: Path) -> None:
+def test_the_plots_can_be_written_to_another_directory(run: Path) -> None:
     assert {path.parent for path in plot_run(run, run / "elsewhere" / "deep")} == {run / "elsewhere" / "deep"}
 
 
-def test_titles_say_what_is_seen(run: Path) -> None:
+def test_titles_state_the_result(run: Path) -> None:
     paths = plot_run(run)
     assert "Reward rose from 0.10 to 0.85 in 20 steps" in svg(paths, "reward")
     assert "A step took 1.00 s; rollout was 60% of it" in svg(paths, "timing")
@@ -57,7 +57,7 @@ def test_short_and_long_runs_are_drawn(tmp_path: Path, steps: int) -> None:
     assert len(plot_run(tmp_path)) == 6
 
 
-def test_a_running_run_is_drawn_as_far_as_it_is_and_left_alone(run: Path) -> None:
+def test_an_unfinished_run_is_drawn_and_not_modified(run: Path) -> None:
     ledger = run / "ledger.jsonl"
     growing = ledger.read_bytes() + b'{"kind": "step", "st'
     ledger.write_bytes(growing)
@@ -65,7 +65,7 @@ def test_a_running_run_is_drawn_as_far_as_it_is_and_left_alone(run: Path) -> Non
     assert ledger.read_bytes() == growing
 
 
-def test_a_directory_without_a_run_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputUnavailable, match=r"nothing to draw: .* is not the output of a run"):
         plot_run(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -85,7 +85,7 @@ def test_memory_logs_are_drawn_rather_than_the_ledger_s_numbers(run: Path) -> No
     assert "the GPU: 80 GiB" not in memory, "far from the limit it is left out"
 
 
-def test_the_size_of_the_gpu_is_drawn_where_the_peaks_come_near(run: Path) -> None:
+def test_the_size_of_the_gpu_is_drawn_if_the_peaks_are_near(run: Path) -> None:
     write_memory_log(run, "policy-0", [{"peak_reserved": 75 * GIB}], device_total=80 * GIB)
     assert "the GPU: 80 GiB" in svg(plot_run(run), "memory")
 

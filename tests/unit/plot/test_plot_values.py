@@ -28,7 +28,7 @@ def test_the_window_is_between_five_and_fifty_one_steps(steps: int) -> None:
     assert 5 <= running_window(steps) <= 51
 
 
-def test_the_band_stays_within_the_rewards_that_there_were() -> None:
+def test_the_band_stays_within_the_observed_rewards() -> None:
     low, high = band(np.array([0.9]), np.array([0.3]), np.array([0.0]), np.array([1.0]))
     assert low[0] == pytest.approx(0.6)
     assert high[0] == 1.0
@@ -46,7 +46,7 @@ def test_bars_are_few_and_cover_every_step_once(steps: int) -> None:
     assert [step for a, b in pairwise(edges) for step in range(a, b)] == list(range(steps))
 
 
-def test_one_slow_step_does_not_press_the_others_flat() -> None:
+def test_one_slow_step_does_not_flatten_the_others() -> None:
     steady = np.ones(100)
     assert axis_height(np.append(steady, 3.0)) > 3.0
     assert axis_height(np.append(steady, 50.0)) < 3.0
@@ -61,7 +61,7 @@ def test_labels_keep_their_order_their_distance_and_the_range(heights: list[floa
     assert all(placed[b] - placed[a] >= room - 1e-9 for a, b in pairwise(in_order))
 
 
-def test_labels_with_room_stay_at_their_lines() -> None:
+def test_labels_with_enough_space_stay_at_their_lines() -> None:
     assert spread([0.2, 0.8, 0.5], spacing=0.1, bottom=0.0, top=1.0) == [0.2, 0.8, 0.5]
 
 
@@ -80,6 +80,6 @@ def test_peaks_are_the_highest_of_all_ranks_and_micro_batches(tmp_path: Path) ->
     assert (peaks.counts, peaks.device_total_bytes) == ("device", 80 * GIB)
 
 
-def test_without_logs_the_ledger_tells(tmp_path: Path) -> None:
+def test_without_logs_the_ledger_is_used(tmp_path: Path) -> None:
     peaks = memory_peaks(tmp_path / "memory", [step_record(1)])
     assert peaks.by_role == {"policy": {"update": {1: GIB}}, "rollout": {"rollout": {1: 2 * GIB}}}

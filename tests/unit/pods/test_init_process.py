@@ -42,7 +42,7 @@ def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
     ("program", "exit_code"),
     [("pass", 0), ("raise SystemExit(83)", 83), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
 )
-def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
+def test_it_exits_with_the_code_of_the_program(program: str, exit_code: int) -> None:
     assert start(program).wait(timeout=60) == exit_code
 
 
@@ -55,7 +55,7 @@ def test_it_exits_as_the_program_did(program: str, exit_code: int) -> None:
         ("import os; os.kill(os.getpid(), 9)", ""),
     ],
 )
-def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_path: Path) -> None:
+def test_a_controller_without_a_message_is_reported(program: str, told: str, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     under_init = (
@@ -75,7 +75,7 @@ def test_it_says_that_a_controller_said_nothing(program: str, told: str, tmp_pat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a first process: a namespace of its own")
 @pytest.mark.parametrize("command", ["controller", "worker"])
-def test_a_pod_that_is_deleted_while_it_still_imports_ends(command: str, tmp_path: Path) -> None:
+def test_a_pod_deleted_during_its_imports_exits(command: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_IMPORTS_WHEN_TOLD)
     process = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "rljob_trainer", command],
@@ -92,7 +92,7 @@ def test_a_pod_that_is_deleted_while_it_still_imports_ends(command: str, tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_program_which_decides(number: signal.Signals) -> None:
+def test_a_signal_is_forwarded_to_the_program(number: signal.Signals) -> None:
     process = start(
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(143))\n"

@@ -19,7 +19,7 @@ from tests.unit.pods.pod_variables import pod_variables
 PLAN = memory_plan()
 
 
-def test_the_contract_is_read_with_its_defaults() -> None:
+def test_the_pod_environment_is_read_with_its_defaults() -> None:
     environment = WorkerEnvironment.read(pod_variables(Path("/pod"), RLJOB_RUN_DIR="", RLJOB_TERMINATION_LOG=""))
     assert environment.ray_head_address == ("digits-controller.train.svc", 6379)
     assert str(environment.ready_file) == "/run/rljob/ready"
@@ -80,7 +80,7 @@ def test_the_token_is_in_no_text_of_the_environment(tmp_path: Path) -> None:
 
 
 class TestAControllerThatCannotStart:
-    def test_a_broken_environment_is_told_to_the_kubelet(
+    def test_a_broken_environment_is_reported_to_the_kubelet(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         code = run_controller(pod_variables(tmp_path, RLJOB_ATTEMPT=""))
@@ -88,24 +88,26 @@ class TestAControllerThatCannotStart:
         assert "RLJOB_ATTEMPT" in capsys.readouterr().out
         self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "RLJOB_ATTEMPT")
 
-    def test_so_is_a_manifest_with_mistakes(self, tmp_path: Path) -> None:
+    def test_an_invalid_manifest_is_reported_to_the_kubelet(self, tmp_path: Path) -> None:
         write_manifest(tmp_path / "job.yaml", algorithm={"steps": -1})
         assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
         self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "spec.algorithm.steps")
 
-    def test_so_are_pods_of_another_number_than_the_manifest_has(self, tmp_path: Path) -> None:
+    def test_a_wrong_number_of_pods_is_reported_to_the_kubelet(self, tmp_path: Path) -> None:
         write_manifest(tmp_path / "job.yaml", policy={"replicas": 2})
         assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
         self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "policy.replicas (2), found 1")
 
-    def test_so_is_a_volume_that_holds_something_else(self, tmp_path: Path) -> None:
+    def test_a_volume_with_other_files_is_reported_to_the_kubelet(self, tmp_path: Path) -> None:
         write_manifest(tmp_path / "job.yaml")
         (tmp_path / "volume").mkdir()
         (tmp_path / "volume" / "thesis.tex").touch()
         assert run_controller(pod_variables(tmp_path)) == ExitCode.OUTPUT_UNAVAILABLE
         self.assert_told(tmp_path, ExitCode.OUTPUT_UNAVAILABLE, "thesis.tex")
 
-    def test_and_so_is_an_error_that_nobody_thought_of(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unexpected_error_is_reported_to_the_kubelet(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def fail(_path: Path) -> None:
             raise RuntimeError("no such thing")
 

@@ -31,11 +31,11 @@ def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
     return PodPlacement(environment, PolicySpec(replicas=3), tmp_path / "log")
 
 
-def test_a_lost_worker_hides_no_kill_in_the_pods_of_others(placement: PodPlacement) -> None:
+def test_a_lost_worker_does_not_hide_kills_in_other_pods(placement: PodPlacement) -> None:
     assert placement.oom_kills() == 1
 
 
-def test_pods_are_not_restarted_in_place_when_one_does_not_answer(placement: PodPlacement) -> None:
+def test_pods_are_not_restarted_in_place_if_one_does_not_respond(placement: PodPlacement) -> None:
     assert placement.workers_answer
     placement.oom_kills()
     assert not placement.workers_answer

@@ -18,7 +18,7 @@ def options(command: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (part.removeprefix("--").partition("=") for part in command[4:])}
 
 
-def test_the_head_has_nothing_to_give_to_roles() -> None:
+def test_the_head_has_no_resources_for_roles() -> None:
     head = options(head_command(pod_ip="10.0.0.1", port=6379, ports=PORTS))
     assert (head["num-cpus"], head["num-gpus"]) == ("0", "0")
     assert "resources" not in head
@@ -31,7 +31,7 @@ def test_a_worker_is_found_by_its_own_resource() -> None:
     assert (worker["address"], worker["num-cpus"], worker["num-gpus"]) == ("10.0.0.1:6379", "4", "2")
 
 
-def test_no_port_is_left_to_chance_and_none_is_given_twice() -> None:
+def test_every_port_is_fixed_and_used_once() -> None:
     head = options(head_command(pod_ip="10.0.0.1", port=6379, ports=PORTS))
     ports = [int(value) for name, value in head.items() if name.endswith("port") and not name.startswith("max")]
     assert len(ports) == len(set(ports)) == 8
@@ -77,7 +77,7 @@ def test_object_store_leaves_room_in_shared_memory(monkeypatch: pytest.MonkeyPat
     assert int(head["object-store-memory"]) == 800 << 20
 
 
-def test_a_failed_start_says_what_ray_said_last(tmp_path: Path) -> None:
+def test_a_failed_start_shows_the_last_output_of_ray(tmp_path: Path) -> None:
     log = tmp_path / "ray-start.log"
     log.write_text("INFO Local node IP: 10.0.0.2\nConnectionError: token is wrong\n")
     with pytest.raises(TrainerError, match=r"exit code 1\): ConnectionError: token is wrong .*ray-start\.log"):

@@ -51,7 +51,7 @@ def status(*attempts: dict[str, Any], failed: str = "False") -> dict[str, Any]:
         "the job has failed",
     ],
 )
-def test_the_status_says_whether_to_restart_to_end_or_to_wait(found: dict[str, Any], decided: str) -> None:
+def test_the_status_decides_between_restart_exit_and_wait(found: dict[str, Any], decided: str) -> None:
     assert next_for(found, attempt=3) == decided
 
 
@@ -67,7 +67,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_an_api_server_that_is_away_for_a_moment_is_waited_for(no_pause: list[float]) -> None:
+def test_a_short_outage_of_the_api_server_is_tolerated(no_pause: list[float]) -> None:
     answers = iter([NoAnswer("away"), status(ENDED), status(ENDED, IN_PLACE)])
 
     def read() -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ def test_an_api_server_that_is_away_for_a_moment_is_waited_for(no_pause: list[fl
     assert no_pause == [102.0]
 
 
-def test_the_wait_for_an_operator_that_is_away_ends_after_a_minute(no_pause: list[float]) -> None:
+def test_the_wait_for_an_absent_operator_ends_after_a_minute(no_pause: list[float]) -> None:
     assert not wait_for_restart(lambda: {"status": status({"number": 3})}, attempt=3)
     assert no_pause == [160.0]
 
@@ -90,7 +90,7 @@ def environment(directory: Path, attempt: int) -> WorkerEnvironment:
     return WorkerEnvironment.read(variables)
 
 
-def test_a_life_begins_without_what_the_last_one_left(tmp_path: Path) -> None:
+def test_a_restarted_container_removes_files_of_the_previous_one(tmp_path: Path) -> None:
     prepare_pod(environment(tmp_path, attempt=3))
     left = environment(tmp_path, attempt=3)
     for file in (left.ready_file, left.controller_ended_file, left.restart_file):
@@ -109,7 +109,7 @@ def test_containers_with_a_stale_environment_are_restarted_again(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_containers_whose_new_environment_never_comes_end_for_good(tmp_path: Path) -> None:
+def test_containers_without_a_new_environment_exit_for_good(tmp_path: Path) -> None:
     prepare_pod(environment(tmp_path, attempt=3))
     for _ in range(MAX_STALE_STARTS):
         with pytest.raises(StaleEnvironment):

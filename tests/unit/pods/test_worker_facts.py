@@ -55,13 +55,13 @@ def test_a_workers_ray_has_room_for_all_its_bundles() -> None:
     assert sum(bundle["CPU"] for bundle in bundles) <= ray_cpus(policy)
 
 
-def test_ranks_share_what_the_poorest_worker_has() -> None:
+def test_ranks_share_the_resources_of_the_smallest_worker() -> None:
     made = hosts(PolicySpec(replicas=2, gpus_per_replica=0), worker(host_gib=64, cores=16), worker(host_gib=8, cores=4))
     assert made.machine.host_memory_bytes // made.ranks == 8 * GIB
     assert made.machine.cores // made.ranks == 4
 
 
-def test_what_holds_for_all_ranks_holds_in_every_worker() -> None:
+def test_settings_of_all_ranks_hold_in_every_worker() -> None:
     two = PolicySpec(replicas=2)
     assert hosts(two, worker(1), worker(1)).layers_compiled
     made = hosts(two, worker(1), worker(1, shared_memory_gib=1, may_compile=False))

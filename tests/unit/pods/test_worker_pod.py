@@ -36,7 +36,7 @@ def start(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]
     )
 
 
-def test_a_worker_says_what_it_waits_for_and_gives_up_in_the_end(tmp_path: Path, closed_port: int) -> None:
+def test_a_waiting_worker_logs_the_reason_and_gives_up_eventually(tmp_path: Path, closed_port: int) -> None:
     worker = start(tmp_path, f"127.0.0.1:{closed_port}", RLJOB_JOIN_TIMEOUT_SECONDS="1")
     printed, _ = worker.communicate(timeout=60)
     assert worker.returncode == ExitCode.WORKER_LOST, printed

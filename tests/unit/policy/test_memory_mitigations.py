@@ -50,7 +50,7 @@ def expandable() -> ExpandableSegments:
 # --- expandable segments ---
 
 
-def test_the_whole_settings_string_is_kept_with_one_key_changed() -> None:
+def test_the_settings_string_changes_in_one_key_only() -> None:
     inherited = "garbage_collection_threshold:0.8,expandable_segments:False,roundup_power2_divisions:[256:1,512:2]"
     assert settings_with(inherited, OLD_TORCH, expandable_segments=True) == (
         "garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
@@ -89,7 +89,7 @@ def test_nested_switches_restore_the_state_that_was(told: list[str]) -> None:
     assert told == [ON, OFF, "flush", ON]
 
 
-def test_where_segments_are_classic_anyway_nothing_is_set(told: list[str]) -> None:
+def test_nothing_is_set_if_segments_are_classic_already(told: list[str]) -> None:
     with ExpandableSegments().disabled():
         pass
     assert told == []
@@ -124,7 +124,7 @@ def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
     assert not classic.enabled
 
 
-def test_older_torch_is_told_under_its_own_name(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_is_set_by_its_own_variable(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     by_old_name: list[str] = []
     monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
     monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", by_old_name.append)
@@ -198,7 +198,7 @@ def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return cached
 
 
-def test_cached_memory_goes_back_where_it_is_worth_a_flush(told: list[str], caching: list[int]) -> None:
+def test_cached_memory_is_released_if_it_is_worth_a_flush(told: list[str], caching: list[int]) -> None:
     for cached, flushes in ((MIN_RELEASE_BYTES, ["flush"]), (MIN_RELEASE_BYTES - 1, [])):
         caching[0] = cached
         with cache_released_after(enabled=True):
@@ -207,7 +207,7 @@ def test_cached_memory_goes_back_where_it_is_worth_a_flush(told: list[str], cach
         told.clear()
 
 
-def test_cached_memory_stays_where_the_plan_says_so(told: list[str], caching: list[int]) -> None:
+def test_cached_memory_is_kept_if_the_plan_requires_it(told: list[str], caching: list[int]) -> None:
     with cache_released_after(enabled=False):
         pass
     assert told == []
@@ -228,9 +228,7 @@ def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(told: list[s
     assert told == ["flush"]
 
 
-def test_a_policy_that_is_told_to_give_its_cache_back_does_so_at_once(
-    told: list[str], caching: list[int], tmp_path: Path
-) -> None:
+def test_emptying_the_cache_takes_effect_at_once(told: list[str], caching: list[int], tmp_path: Path) -> None:
     """The engine that could not wake beside it is started anew next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
     rank: Any = PolicyRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))

@@ -13,7 +13,7 @@ from rljob_trainer.policy.config import PolicyConfig
 @pytest.mark.parametrize(
     ("warmup_steps", "step", "expected"), [(0, 1, 8.0), (4, 1, 2.0), (4, 2, 4.0), (4, 4, 8.0), (4, 100, 8.0)]
 )
-def test_the_learning_rate_rises_linearly_over_the_warm_up(warmup_steps: int, step: int, expected: float) -> None:
+def test_the_learning_rate_increases_linearly_during_the_warm_up(warmup_steps: int, step: int, expected: float) -> None:
     config = PolicyConfig(Path("model"), Path("run"), "cpu", "float32", 8.0, memory_plan(), warmup_steps=warmup_steps)
     assert config.learning_rate_at(step) == expected
 

@@ -100,7 +100,7 @@ def test_an_unreadable_probe_does_no_harm(program: ProbedProgram) -> None:
     assert (missing.output, missing.errors) == ("1\n", "")
 
 
-def test_switched_off_it_is_not_there(program: ProbedProgram) -> None:
+def test_a_disabled_probe_is_not_loaded(program: ProbedProgram) -> None:
     ended = program.run(
         "import sys; print([name for name in sys.modules if 'probe' in name], len(sys.meta_path)); raise MemoryError",
         environment={"RLJOB_PROBE": "0"},
@@ -110,7 +110,7 @@ def test_switched_off_it_is_not_there(program: ProbedProgram) -> None:
     assert program.message is None
 
 
-def test_where_there_is_no_termination_log_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_termination_log_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLJOB_TERMINATION_LOG", raising=False)
     monkeypatch.setattr(start, "DEFAULT_LOG", "/nowhere")
     before = list(sys.meta_path)
@@ -118,7 +118,7 @@ def test_where_there_is_no_termination_log_it_does_nothing(monkeypatch: pytest.M
     assert sys.meta_path == before
 
 
-def test_it_leaves_no_file_of_its_own_in_a_program_that_does_well(program: ProbedProgram) -> None:
+def test_a_successful_program_leaves_no_files_of_the_probe(program: ProbedProgram) -> None:
     before = set(program.directory.iterdir())
     program.run("print(1)")
     assert set(program.directory.iterdir()) - before <= {program.directory / "program.py"}
@@ -143,6 +143,6 @@ print([type(finder).__module__ for finder in sys.meta_path if not isinstance(fin
     difference(gpu_program, code)
 
 
-def test_a_torch_that_does_not_import_fails_as_ever(program: ProbedProgram) -> None:
+def test_a_torch_that_cannot_be_imported_fails_as_without_the_probe(program: ProbedProgram) -> None:
     (program.directory / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     difference(program, "try:\n  import torch\nexcept OSError as error: print(error)\nimport torch")

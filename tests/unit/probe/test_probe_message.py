@@ -16,7 +16,7 @@ TEXT = st.text(max_size=3000) | st.text(alphabet='\x00\x1b"\\é€🙂\udcff', m
 
 
 @given(words=TEXT, exit_code=st.sampled_from([80, 81, 82]))
-def test_any_words_of_an_error_fit_and_are_read(words: str, exit_code: int) -> None:
+def test_any_text_of_an_error_fits_and_is_read(words: str, exit_code: int) -> None:
     evidence: dict[str, Any] = {
         "time": "2026-01-01T00:00:00Z", "attempt": 10**6, "role": "rollout", "rank": 10**6, "step": 10**9,
         "phase": "checkpoint", "message": words,
@@ -32,5 +32,5 @@ def test_any_words_of_an_error_fit_and_are_read(words: str, exit_code: int) -> N
 
 
 @given(words=TEXT)
-def test_any_error_is_judged_without_a_fault(words: str) -> None:
+def test_any_error_is_classified_without_an_exception(words: str) -> None:
     memory_failure(RuntimeError(words))

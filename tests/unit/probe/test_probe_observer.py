@@ -31,7 +31,7 @@ def test_torch_that_was_imported_before_is_observed_too(gpu_program: ProbedProgr
         ("cuda.observers.append(observer)", "raise RuntimeError('cudaMallocAsync has no observers')"),
     ],
 )
-def test_a_torch_without_a_part_of_it_works_as_ever(program: ProbedProgram, part: str, instead: str) -> None:
+def test_a_torch_without_observers_works_as_without_the_probe(program: ProbedProgram, part: str, instead: str) -> None:
     write_fake_torch(program.directory, part, instead)
     ended = program.run("import torch; torch.cuda.use(); torch.cuda.run_out_of_memory()")
     assert ended.exit_code == 1
@@ -40,7 +40,7 @@ def test_a_torch_without_a_part_of_it_works_as_ever(program: ProbedProgram, part
     assert program.message is not None
 
 
-def test_where_an_error_came_from_names_the_phase(gpu_program: ProbedProgram) -> None:
+def test_the_source_of_an_error_gives_the_phase(gpu_program: ProbedProgram) -> None:
     generation = gpu_program.directory / "transformers" / "generation"
     generation.mkdir(parents=True)
     (generation.parent / "__init__.py").touch()

@@ -27,7 +27,7 @@ def run_with(program: ProbedProgram, own: str, code: str = LOOK, probed: bool = 
         "import sys; told = sys.modules[__name__].__name__",
     ],
 )
-def test_the_images_own_takes_the_place_of_the_probes(program: ProbedProgram, own: str) -> None:
+def test_the_images_own_sitecustomize_runs(program: ProbedProgram, own: str) -> None:
     without = run_with(program, own, probed=False)
     with_probe = run_with(program, own)
     assert (with_probe.exit_code, with_probe.output) == (without.exit_code, without.output)
@@ -36,7 +36,7 @@ def test_the_images_own_takes_the_place_of_the_probes(program: ProbedProgram, ow
 
 
 @pytest.mark.parametrize("own", ["raise ValueError('broken')", "import not_there_at_all", "this is no Python"])
-def test_one_that_is_broken_says_so_as_ever(program: ProbedProgram, own: str) -> None:
+def test_a_broken_sitecustomize_fails_as_without_the_probe(program: ProbedProgram, own: str) -> None:
     without = run_with(program, own, "raise MemoryError", probed=False)
     with_probe = run_with(program, own, "raise MemoryError")
     assert with_probe == without
@@ -53,7 +53,7 @@ def test_usercustomize_runs_as_well(program: ProbedProgram) -> None:
     assert program.run(code, environment=path).output == without.output
 
 
-def test_what_the_image_puts_on_the_path_stays_there(program: ProbedProgram) -> None:
+def test_the_images_path_entries_are_kept(program: ProbedProgram) -> None:
     show = "import sys; print([p for p in sys.path if 'probe/site' not in p])"
     own = "import sys; sys.path[1:1] = ['/added']; told = 1"
     assert run_with(program, own, show).output == run_with(program, own, show, probed=False).output

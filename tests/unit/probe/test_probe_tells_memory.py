@@ -31,7 +31,7 @@ except torch.OutOfMemoryError:
 """
 
 
-def test_an_uncaught_error_of_a_gpu_is_told_with_the_allocators_numbers(gpu_program: ProbedProgram) -> None:
+def test_an_uncaught_gpu_error_is_reported_with_allocator_numbers(gpu_program: ProbedProgram) -> None:
     ended = gpu_program.run(OUT_OF_GPU_MEMORY, environment={"RANK": "3", "RLJOB_ATTEMPT": "2", "RLJOB_ROLE": "policy"})
 
     assert ended.exit_code == 1
@@ -53,9 +53,7 @@ def test_an_uncaught_error_of_a_gpu_is_told_with_the_allocators_numbers(gpu_prog
 
 
 @pytest.mark.parametrize("way_out", ["sys.exit(1)", "raise SystemExit('cannot go on')", "raise ValueError('and so')"])
-def test_an_error_that_was_caught_is_told_where_the_program_ends_over_it(
-    gpu_program: ProbedProgram, way_out: str
-) -> None:
+def test_a_caught_error_that_ends_the_program_is_reported(gpu_program: ProbedProgram, way_out: str) -> None:
     ended = gpu_program.run(CAUGHT + way_out)
 
     assert ended.exit_code == 1
@@ -67,13 +65,13 @@ def test_an_error_that_was_caught_is_told_where_the_program_ends_over_it(
     assert (seen.allocated_bytes, seen.cached_bytes) == (3 * GIB, 1 * GIB)
 
 
-def test_an_error_that_was_outlived_by_a_step_is_not_told(gpu_program: ProbedProgram) -> None:
+def test_an_error_followed_by_a_completed_step_is_not_reported(gpu_program: ProbedProgram) -> None:
     gpu_program.run(CAUGHT + "optimizer.step(); raise ValueError('something else')")
     assert gpu_program.message is None
     assert not any(gpu_program.notes.iterdir())
 
 
-def test_the_step_is_one_more_than_the_optimizer_has_behind_it(gpu_program: ProbedProgram) -> None:
+def test_the_step_is_one_more_than_the_optimizers_steps(gpu_program: ProbedProgram) -> None:
     gpu_program.run(
         "import torch; optimizer = torch.optim.Optimizer()\nfor _ in range(40): optimizer.step()" + OUT_OF_GPU_MEMORY
     )
@@ -95,7 +93,9 @@ def test_the_step_is_one_more_than_the_optimizer_has_behind_it(gpu_program: Prob
         ),
     ],
 )
-def test_errors_of_other_memory_are_told_without_torch(program: ProbedProgram, code: str, exit_code: ExitCode) -> None:
+def test_errors_of_other_memory_are_reported_without_torch(
+    program: ProbedProgram, code: str, exit_code: ExitCode
+) -> None:
     ended = program.run(code)
     assert ended.exit_code == 1
     assert program.message is not None
@@ -113,7 +113,7 @@ def test_errors_of_other_memory_are_told_without_torch(program: ProbedProgram, c
         "try:\n  raise MemoryError\nexcept MemoryError:\n  pass",
     ],
 )
-def test_any_other_end_is_not_told(program: ProbedProgram, code: str) -> None:
+def test_other_exits_are_not_reported(program: ProbedProgram, code: str) -> None:
     program.run(code)
     assert program.message is None
 
@@ -126,7 +126,7 @@ def test_the_programs_own_hook_for_exceptions_still_runs(program: ProbedProgram)
     assert program.message is not None
 
 
-def test_the_first_process_to_fail_is_the_one_that_is_told(gpu_program: ProbedProgram) -> None:
+def test_the_first_process_to_fail_is_reported(gpu_program: ProbedProgram) -> None:
     gpu_program.run(OUT_OF_GPU_MEMORY, environment={"RANK": "1"})
     gpu_program.run(OUT_OF_GPU_MEMORY, environment={"RANK": "0"})
     assert gpu_program.message is not None
@@ -134,12 +134,12 @@ def test_the_first_process_to_fail_is_the_one_that_is_told(gpu_program: ProbedPr
     assert gpu_program.message.evidence.rank == 1
 
 
-def test_what_the_program_wrote_itself_stays(program: ProbedProgram) -> None:
+def test_a_message_of_the_program_itself_is_kept(program: ProbedProgram) -> None:
     program.run(f"open({str(program.log)!r}, 'w').write('my own words'); raise MemoryError")
     assert program.log.read_text() == "my own words"
 
 
-def test_a_child_that_cannot_tell_is_spoken_for_by_the_first_process(gpu_program: ProbedProgram) -> None:
+def test_the_first_process_reports_for_a_child_that_cannot(gpu_program: ProbedProgram) -> None:
     child = (
         "import os, torch\\ntorch.cuda.use()\\ntry: torch.cuda.run_out_of_memory()\\nexcept RuntimeError: os._exit(1)"
     )
@@ -160,7 +160,7 @@ sys.exit(1)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_worker_of_multiprocessing_is_told(gpu_program: ProbedProgram, method: str) -> None:
+def test_a_worker_of_multiprocessing_is_reported(gpu_program: ProbedProgram, method: str) -> None:
     code = f"""
 import multiprocessing, sys
 
@@ -181,7 +181,7 @@ if __name__ == "__main__":
     assert gpu_program.message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
 
 
-def test_processes_that_the_kernel_killed_are_told_by_the_first_process_alone(program: ProbedProgram) -> None:
+def test_only_the_first_process_reports_kills_by_the_kernel(program: ProbedProgram) -> None:
     report_exit(str(program.log), None, first=False, kills=2)
     assert program.message is None
 
@@ -208,6 +208,6 @@ def test_both_versions_of_cgroups_are_read(tmp_path: Path, events: str, limit: s
     assert cgroup.memory_limit_bytes(str(tmp_path)) == (512 << 20 if limit_bytes == "536870912" else None)
 
 
-def test_where_there_is_no_cgroup_nothing_was_killed(tmp_path: Path) -> None:
+def test_without_a_cgroup_no_kill_is_reported(tmp_path: Path) -> None:
     assert cgroup.oom_kills(str(tmp_path)) == 0
     assert cgroup.memory_limit_bytes(str(tmp_path)) is None

@@ -49,7 +49,7 @@ def test_an_empty_response_is_a_completion() -> None:
     assert (completion.token_ids, completion.logprobs, completion.finished) == ([], [], True)
 
 
-def test_a_response_that_the_engine_gave_up_is_no_completion() -> None:
+def test_an_aborted_response_is_not_a_completion() -> None:
     with pytest.raises(TrainerError, match="'abort'"):
         completions_of([SimpleNamespace(outputs=[output(0, [7], "abort")])], TOKENIZER)
 

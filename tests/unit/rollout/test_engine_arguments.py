@@ -32,7 +32,7 @@ def test_weights_are_not_read_and_logprobs_match_the_policy() -> None:
 @pytest.mark.parametrize(
     ("device", "level", "sleeps"), [("cuda", 0, False), ("cuda", 1, True), ("cuda", 2, True), ("cpu", 2, False)]
 )
-def test_sleep_mode_is_on_only_where_the_engine_sleeps(device: str, level: int, sleeps: bool) -> None:
+def test_sleep_mode_is_on_only_if_the_engine_sleeps(device: str, level: int, sleeps: bool) -> None:
     assert arguments(device=device, sleep_level=level)["enable_sleep_mode"] is sleeps
 
 

@@ -24,7 +24,7 @@ def test_a_complete_version_may_be_used() -> None:
     assert not synced().interrupted
 
 
-def test_the_old_version_ends_where_the_next_sync_begins() -> None:
+def test_the_old_version_is_unusable_once_a_sync_starts() -> None:
     weights = synced()
     weights.begin()
     weights.receive(["a"])

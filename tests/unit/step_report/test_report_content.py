@@ -29,7 +29,7 @@ def sample(free: int = 10, peak_rss: int = 7) -> MemorySample:
     )
 
 
-def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
+def test_each_process_is_reported_with_the_phase_of_its_peaks() -> None:
     [policy, rollout] = memory_of_ranks({"policy-1": {"update": sample()}, "rollout-0": {"rollout": sample()}})
     assert (policy.role, policy.rank, policy.phase) == ("policy", 1, "update")
     assert (rollout.role, rollout.rank, rollout.phase) == ("rollout", 0, "rollout")
@@ -52,24 +52,24 @@ def test_each_process_is_told_with_the_phase_of_its_peaks() -> None:
     }
 
 
-def test_of_too_many_processes_those_nearest_to_their_limit_are_told() -> None:
+def test_of_too_many_processes_those_with_least_memory_are_reported() -> None:
     ranks = range(MAX_RANKS_REPORTED + 50)
     told = memory_of_ranks({f"policy-{rank}": {"update": sample(free=1000 - rank)} for rank in ranks})
     assert len(told) == MAX_RANKS_REPORTED
     assert {entry.rank for entry in told} == set(range(50, MAX_RANKS_REPORTED + 50))
 
 
-def test_a_reward_that_is_no_number_is_left_out() -> None:
+def test_a_reward_that_is_not_a_number_is_omitted() -> None:
     assert reward_of(step_record(1, reward=0.25)) == 0.25
     assert reward_of(step_record(1, reward=float("nan"))) is None
 
 
-def test_phases_that_a_step_did_without_took_no_time() -> None:
+def test_absent_phases_of_a_step_took_no_time() -> None:
     seconds = seconds_of(step_record(1))
     assert (seconds.rollout, seconds.update, seconds.checkpoint) == (0.6, 0.3, 0.0)
 
 
-def test_what_is_sent_is_the_report_without_its_defaults() -> None:
+def test_the_report_is_sent_without_defaults() -> None:
     report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=0, plan=PLAN, update_time=NOW)
     sent = json.loads(encoded(report))
     assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, whatever else stood here"

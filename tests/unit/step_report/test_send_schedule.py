@@ -22,7 +22,7 @@ def test_an_urgent_report_does_not_wait_for_the_interval() -> None:
     assert schedule.wait_seconds(100.1, urgent=True) == 0
 
 
-def test_after_failures_even_an_urgent_report_waits_longer_and_longer_but_never_over_a_minute() -> None:
+def test_after_failures_urgent_reports_back_off_up_to_a_minute() -> None:
     schedule = SendSchedule()
     waits = []
     for _ in range(8):
@@ -34,7 +34,7 @@ def test_after_failures_even_an_urgent_report_waits_longer_and_longer_but_never_
     assert schedule.wait_seconds(200.0, urgent=True) == 5, "a success begins anew"
 
 
-def test_the_api_server_may_ask_for_more_time() -> None:
+def test_retry_after_of_the_api_server_is_respected() -> None:
     schedule = SendSchedule()
     schedule.failed(100.0, retry_after_seconds=90.0)
     assert schedule.wait_seconds(100.0, urgent=True) == 90
@@ -42,7 +42,7 @@ def test_the_api_server_may_ask_for_more_time() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.0, 3.0), min_size=10, max_size=100))
-def test_whatever_happens_when_regular_reports_keep_their_distance(pauses: list[float]) -> None:
+def test_regular_reports_always_keep_their_interval(pauses: list[float]) -> None:
     schedule, now, sent = SendSchedule(), 0.0, []
     for pause in pauses:
         now += pause

@@ -97,7 +97,7 @@ def test_nothing_is_sent_while_nothing_changes() -> None:
     assert len(store.applied) == 1
 
 
-def test_evidence_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 60.0)
     store = Store()
     reporter = StepReporter(store, "digits", attempt=1)
@@ -130,7 +130,7 @@ def test_the_loop_does_not_wait_for_an_api_server_that_hangs() -> None:
     released.set()
 
 
-def test_failures_are_said_once_a_minute_and_do_not_end_the_reporting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_logged_once_a_minute_and_reporting_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "_LONGEST_BACKOFF_SECONDS", 0.01)
     failures = iter([NoAnswer("the API server answered 403: no"), RuntimeError("unexpected")] * 2)
 
@@ -150,7 +150,7 @@ def test_failures_are_said_once_a_minute_and_do_not_end_the_reporting(monkeypatc
     assert reporter_module._WARN_EVERY_SECONDS == 60
 
 
-def test_the_last_state_gets_its_try_also_while_it_waits_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_tries_to_send_the_last_state_during_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 60.0)
     failures = iter([NoAnswer("the API server cannot be reached")])
     failed = threading.Event()

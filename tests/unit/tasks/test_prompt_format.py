@@ -14,7 +14,7 @@ def test_a_question_takes_its_place_in_the_template_unchanged(tokenizer: Any) ->
     assert len(token_ids) == len(text)
 
 
-def test_the_chat_template_is_used_where_the_tokenizer_has_one(chat_tokenizer: Any) -> None:
+def test_the_chat_template_is_used_if_the_tokenizer_has_one(chat_tokenizer: Any) -> None:
     text, token_ids = PromptFormat(chat_tokenizer, system_prompt="be brief").tokens("2?")
     assert text == "<bos>system: be brief<bos>user: 2?<bos>"
     bos = chat_tokenizer.bos_token_id
@@ -27,8 +27,6 @@ def test_never_leaves_the_chat_template_out(chat_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"chat_template": "Always"}, {"system_prompt": "be brief"}])
-def test_a_tokenizer_without_chat_template_is_refused_where_one_is_needed(
-    tokenizer: Any, settings: dict[str, Any]
-) -> None:
+def test_a_tokenizer_without_a_required_chat_template_is_refused(tokenizer: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="tokenizer with a chat template, found none"):
         PromptFormat(tokenizer, **settings)

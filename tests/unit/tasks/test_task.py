@@ -160,7 +160,7 @@ class TestPythonTask:
         with pytest.raises(BadInput, match=message):
             task_of({"name": f"{name}:items", "reward": f"{name}:reward"}, tokenizer, tmp_path)
 
-    def test_a_module_or_function_that_is_not_there_is_named(self, tokenizer: Any, tmp_path: Path) -> None:
+    def test_a_missing_module_or_function_is_named(self, tokenizer: Any, tmp_path: Path) -> None:
         spec = {"name": "digits", "reward": "no_such_module:reward"}
         with pytest.raises(BadInput, match=r"cannot import no_such_module .* expected no_such_module.py in"):
             task_of(spec, tokenizer, tmp_path)

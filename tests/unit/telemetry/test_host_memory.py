@@ -66,7 +66,7 @@ def test_the_lowest_limit_on_the_way_up_counts(in_cgroup: Tree) -> None:
     assert (memory.host_used_bytes, memory.host_limit_bytes) == (GIB - MIB, 2 * GIB)
 
 
-def test_version_1_says_the_same_in_other_files(in_cgroup: Tree) -> None:
+def test_version_1_gives_the_same_numbers_from_other_files(in_cgroup: Tree) -> None:
     memory = in_cgroup(
         {"": "/", "memory": "/docker/abc"},
         {
@@ -96,7 +96,7 @@ def test_this_machine_has_some_memory_in_use_and_a_limit() -> None:
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a /dev/shm")
-def test_what_lies_in_shared_memory_is_counted() -> None:
+def test_files_in_shared_memory_are_counted() -> None:
     before = host_memory()
     path = Path(f"/dev/shm/rljob-test-{os.getpid()}")
     with path.open("wb+") as file:

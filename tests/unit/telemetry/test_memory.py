@@ -44,7 +44,7 @@ def test_peaks_are_since_the_last_reset() -> None:
     assert sample_memory("cpu").peak_rss_bytes < high - 100 * MIB
 
 
-def test_the_log_is_one_json_line_a_sample_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_log_has_one_json_line_per_sample_and_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "memory" / "policy-0.jsonl"
     begun = time.time()
     MemoryLog(path, "cpu").record(3, "update", 0)
@@ -55,7 +55,7 @@ def test_the_log_is_one_json_line_a_sample_and_goes_on_where_it_was(tmp_path: Pa
     assert (second["phase"], second["micro_batch"], second["rss_bytes"]) == ("sync", None, sample.rss_bytes)
 
 
-def test_a_micro_batch_costs_only_what_one_call_each_tells(tmp_path: Path) -> None:
+def test_a_sample_of_a_micro_batch_makes_one_call_per_source(tmp_path: Path) -> None:
     log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
     log.record(1, "update", 0)
     log.record(1, "update")
@@ -65,7 +65,7 @@ def test_a_micro_batch_costs_only_what_one_call_each_tells(tmp_path: Path) -> No
     assert {"host_used_bytes", "host_limit_bytes", "peak_rss_bytes"} <= set(end_of_phase)
 
 
-def test_each_sample_says_when_its_phase_began(tmp_path: Path) -> None:
+def test_each_sample_has_the_start_of_its_phase(tmp_path: Path) -> None:
     log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
     log.begin_phase(1, "update")
     log.record(1, "update", 0)
@@ -76,7 +76,7 @@ def test_each_sample_says_when_its_phase_began(tmp_path: Path) -> None:
     assert between["began"] is None
 
 
-def test_the_log_knows_what_its_process_is_at(tmp_path: Path) -> None:
+def test_the_log_has_the_current_step_and_phase(tmp_path: Path) -> None:
     log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
     log.begin_phase(4, "update")
     assert (log.progress.step, log.progress.phase, log.progress.micro_batches_done) == (4, "update", None)
@@ -89,7 +89,7 @@ def test_the_log_knows_what_its_process_is_at(tmp_path: Path) -> None:
     assert log.progress.phases_begun == begun + 1, "the same phase once more is another try"
 
 
-def test_what_was_logged_outlives_a_killed_process(tmp_path: Path) -> None:
+def test_logged_samples_survive_a_killed_process(tmp_path: Path) -> None:
     program = (
         "import os, signal\nfrom pathlib import Path\nfrom rljob_trainer.telemetry.memory import MemoryLog\n"
         f"log = MemoryLog(Path({str(tmp_path / 'policy-0.jsonl')!r}), 'cpu')\n"
@@ -150,7 +150,7 @@ def test_the_counters_are_of_all_pools_together() -> None:
     )
 
 
-def test_what_a_version_of_torch_does_not_count_is_zero() -> None:
+def test_counters_that_torch_lacks_are_zero() -> None:
     assert sample_of_stats({"allocated_bytes": {"all": {"current": 5}}}) == MemorySample(allocated_bytes=5)
 
 
@@ -191,9 +191,7 @@ def test_before_the_gpu_is_used_a_sample_makes_no_context(monkeypatch: pytest.Mo
     assert (sample.reserved_bytes, sample.device_total_bytes) == (0, 0)
 
 
-def test_a_sleeping_engine_has_given_back_what_torch_still_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_released_by_a_sleeping_engine_is_subtracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     log = MemoryLog(tmp_path / "rollout-0.jsonl", "cuda")
     with log.behind_torch():

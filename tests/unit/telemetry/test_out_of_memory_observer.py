@@ -67,7 +67,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Observer, 
     return observer, log
 
 
-def test_a_failed_request_is_written_down_with_where_and_what_was_held(
+def test_a_failed_request_is_recorded_with_place_and_memory(
     observe: tuple[Observer, MemoryLog], tmp_path: Path
 ) -> None:
     observer, log = observe
@@ -85,7 +85,7 @@ def test_a_failed_request_is_written_down_with_where_and_what_was_held(
     assert pickle.loads((tmp_path / "oom" / "policy-2-step7.pickle").read_bytes()) == SNAPSHOT
 
 
-def test_diagnose_reads_what_was_written(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
+def test_diagnose_reads_the_snapshot(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
     observer, log = observe
     log.begin_phase(7, "update")
     observer(0, 700 * MIB, 80 * GIB, 30 * MIB)
@@ -96,9 +96,7 @@ def test_diagnose_reads_what_was_written(observe: tuple[Observer, MemoryLog], tm
     assert (failure.role, failure.rank, failure.step) == ("policy", 2, 7)
 
 
-def test_a_phase_is_written_down_once_and_its_next_try_again(
-    observe: tuple[Observer, MemoryLog], tmp_path: Path
-) -> None:
+def test_each_try_of_a_phase_is_recorded_once(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
     observer, log = observe
     path = tmp_path / "oom" / "policy-2-step7.json"
 
@@ -116,7 +114,7 @@ def test_a_phase_is_written_down_once_and_its_next_try_again(
 
 
 @pytest.mark.parametrize("fails", ["_snapshot", "get_device_properties"])
-def test_nothing_that_goes_wrong_in_it_hides_the_failure(
+def test_an_error_in_the_observer_does_not_hide_the_failure(
     observe: tuple[Observer, MemoryLog], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
 ) -> None:
     def broken(*_: object) -> None:
@@ -132,7 +130,7 @@ def test_a_full_disk_does_not_hide_the_failure_either(observe: tuple[Observer, M
     observe[0](0, 700, 80 * GIB, 0)
 
 
-def test_of_a_large_process_only_the_largest_is_kept() -> None:
+def test_a_large_process_keeps_only_its_largest_blocks() -> None:
     segments = [segment(*(block(size * MIB, "active_allocated") for size in range(1, 9))) for _ in range(500)]
     layout = layout_of({"segments": segments})
     assert (layout.segment_count, len(layout.segments)) == (500, MOST_SEGMENTS)
@@ -146,7 +144,7 @@ def test_a_large_snapshot_is_not_pickled() -> None:
     assert small_pickle({"segments": [segment(*blocks)]}) is None
 
 
-def test_in_a_thread_of_autograd_the_main_threads_stack_tells_what_for() -> None:
+def test_in_an_autograd_thread_the_main_threads_stack_is_used() -> None:
     found: list[list[str]] = []
 
     def backward() -> None:

@@ -51,7 +51,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return fake
 
 
-def test_where_nvml_knows_the_process_it_says_so_each_time(nvml: Nvml) -> None:
+def test_nvml_is_asked_each_time_if_it_knows_the_process(nvml: Nvml) -> None:
     outside = OutsideTorch()
     nvml.processes = {os.getpid(): 1_500, 1: 40_000}
     assert outside.measure(1_000) == 500
@@ -60,9 +60,7 @@ def test_where_nvml_knows_the_process_it_says_so_each_time(nvml: Nvml) -> None:
 
 
 @pytest.mark.parametrize("processes", [{4_000_001: 1_500}, {}, {os.getpid(): None}])
-def test_in_a_container_it_is_what_came_into_use_until_the_first_call(
-    nvml: Nvml, processes: dict[int, int | None]
-) -> None:
+def test_in_a_container_it_is_the_growth_until_the_first_call(nvml: Nvml, processes: dict[int, int | None]) -> None:
     nvml.used, nvml.processes = 20_000, processes
     outside = OutsideTorch()
     nvml.used = 21_500
@@ -71,7 +69,7 @@ def test_in_a_container_it_is_what_came_into_use_until_the_first_call(
     assert outside.measure(1_000) == 500, "what others take later is not this process's"
 
 
-def test_a_strangers_use_under_the_same_number_is_not_believed(nvml: Nvml) -> None:
+def test_a_foreign_process_with_the_same_id_is_not_counted(nvml: Nvml) -> None:
     """A process id of the host can be one of the container's too."""
     outside = OutsideTorch()
     nvml.used, nvml.processes = 1_300, {os.getpid(): 200}

@@ -23,7 +23,7 @@ print([name for name in ("torch", "vllm", "ray") if name in sys.modules])
 """
 
 
-def test_what_the_controller_imports_leaves_out_torch_and_vllm(tmp_path: Path) -> None:
+def test_the_controller_imports_neither_torch_nor_vllm(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     )

@@ -207,7 +207,7 @@ def test_a_replay_that_fails_resumes_at_the_failed_update(tmp_path: Path) -> Non
     assert roles.updates == [1, 2, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_change_is_written_down_before_anything_acts_on_it(tmp_path: Path) -> None:
+def test_a_change_is_recorded_before_it_takes_effect(tmp_path: Path) -> None:
     job = Job(tmp_path)
 
     class EndsAtTheChange(SimulatedRoles):
@@ -250,7 +250,7 @@ def test_a_supervised_attempt_raises_the_failure_unchanged(tmp_path: Path) -> No
     assert failure.value.evidence is not None
 
 
-def test_a_process_that_the_kernel_killed_is_a_failure_of_host_memory(tmp_path: Path) -> None:
+def test_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
     kills = iter([3, 4])
     with pytest.raises((HostOutOfMemory, NewAttempt)) as failure:
         Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: next(kills))

@@ -75,7 +75,7 @@ def test_a_failure_before_the_first_micro_batch_has_none(tmp_path: Path) -> None
     assert evidence.micro_batch is None
 
 
-def test_what_is_no_failure_of_memory_has_no_evidence(tmp_path: Path) -> None:
+def test_other_failures_have_no_evidence(tmp_path: Path) -> None:
     assert gathered(WorkerLost("policy-0 died").of("policy-0"), tmp_path) is None
 
 
@@ -149,5 +149,5 @@ def test_a_process_that_never_logged_has_no_memory(tmp_path: Path) -> None:
         (ValueError("shapes do not match"), "NoneType"),
     ],
 )
-def test_errors_of_a_process_are_told_by_the_memory_that_ran_out(error: Exception, failure: str) -> None:
+def test_errors_of_a_process_are_classified_by_kind_of_memory(error: Exception, failure: str) -> None:
     assert type(known_failure(error)).__name__ == failure

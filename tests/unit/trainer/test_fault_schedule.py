@@ -52,7 +52,7 @@ def test_a_fault_is_injected_from_its_step_on_as_often_as_requested(tmp_path: Pa
     assert roles.engines.injected == []
 
 
-def test_a_fault_that_was_given_is_not_given_again_by_the_next_attempt(tmp_path: Path) -> None:
+def test_an_injected_fault_is_not_repeated_by_the_next_attempt(tmp_path: Path) -> None:
     for _ in range(2):
         roles = Roles()
         with Ledger(tmp_path / "ledger.jsonl") as ledger:
@@ -86,7 +86,7 @@ def test_nothing_fails_at_a_start_that_is_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["Nonsense@update:1", "WorkerLost@dinner:1", "WorkerLost@update", "WorkerLost@update:0"]
 )
-def test_a_fault_that_there_is_not_is_refused(text: str) -> None:
+def test_an_unknown_fault_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|Input should"):
         Fault.parse(text)
 
@@ -128,7 +128,7 @@ def test_each_fault_happens_in_the_role_whose_memory_it_is() -> None:
     assert target_role(Fault.parse("WorkerLost@rollout:1")) == "rollout"
 
 
-def test_host_memory_is_taken_only_where_a_limit_protects_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_filled_only_below_a_container_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     from rljob_memory.sample import MemorySample
     from rljob_trainer.errors import BadInput
     from rljob_trainer.roles import faults

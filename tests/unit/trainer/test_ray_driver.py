@@ -15,9 +15,7 @@ from rljob_trainer.roles import ray_driver
     ("said", "raised"),
     [("The current node timed out during startup. This could happen", WorkerLost), ("something else", Exception)],
 )
-def test_a_ray_that_is_too_slow_is_worth_another_attempt(
-    monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]
-) -> None:
+def test_a_slow_start_of_ray_is_restarted(monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]) -> None:
     def init(**_: Any) -> None:
         raise Exception(said)
 

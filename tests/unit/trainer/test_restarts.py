@@ -86,7 +86,7 @@ def test_a_run_that_is_given_up_reports_why(
 @pytest.mark.parametrize(
     "failure", [LOST, TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")]
 )
-def test_a_process_that_died_or_raised_is_worth_a_restart(failure: TrainerError) -> None:
+def test_a_process_that_died_or_raised_is_restarted(failure: TrainerError) -> None:
     assert isinstance(answer(failure, RecoveryState(None, 100)), Restart)
 
 
@@ -99,5 +99,5 @@ def test_a_process_that_died_or_raised_is_worth_a_restart(failure: TrainerError)
         TrainerError("Ray did not start"),
     ],
 )
-def test_a_failure_that_would_repeat_itself_is_not(failure: TrainerError) -> None:
+def test_a_failure_that_would_recur_is_not_restarted(failure: TrainerError) -> None:
     assert not isinstance(answer(failure, RecoveryState(None, 100)), Restart)

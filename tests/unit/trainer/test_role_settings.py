@@ -87,20 +87,20 @@ def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.M
         ),
     ],
 )
-def test_what_this_trainer_cannot_run_is_refused_with_what_to_write(changes: dict[str, Any], sentence: str) -> None:
+def test_unsupported_topologies_are_refused_with_a_valid_value(changes: dict[str, Any], sentence: str) -> None:
     sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
     with pytest.raises(BadInput, match=sentence):
         require_supported(RLJobSpec.model_validate({**sections, **changes}))
 
 
-def test_a_gpu_that_is_asked_for_and_missing_is_refused() -> None:
+def test_a_requested_gpu_that_is_missing_is_refused() -> None:
     with pytest.raises(BadInput, match="--device cpu"):
         CPU.choose_device("cuda")
     assert CPU.choose_device("auto") == "cpu"
     assert TWO_GPUS.choose_device("auto") == "cuda"
 
 
-def test_layers_are_compiled_on_a_gpu_unless_torch_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_compiled_on_a_gpu_unless_torch_disables_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
     assert hosts_on(TWO_GPUS, monkeypatch).layers_compiled
     assert not hosts_on(CPU, monkeypatch).layers_compiled

@@ -20,7 +20,7 @@ completions = st.builds(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
-def test_a_saved_batch_loads_as_it_was(tmp_path: Path, data: st.DataObject, prompts: int, group_size: int) -> None:
+def test_a_saved_batch_loads_unchanged(tmp_path: Path, data: st.DataObject, prompts: int, group_size: int) -> None:
     asked = [
         Prompt(index, data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=5)), "") for index in range(prompts)
     ]

@@ -45,7 +45,7 @@ def host_memory_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bucket_bytes", [36, 40, 1000])
 @pytest.mark.parametrize("reserves", [False, True], ids=["fresh buffers", "reserved buffer"])
-def test_every_parameter_arrives_as_it_is(bucket_bytes: int, reserves: bool) -> None:
+def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) -> None:
     engines = ReadingEngines()
     ipc.send(PARAMETERS, engines, bucket_bytes, ipc.ReservedBuffer(bucket_bytes) if reserves else None)
     assert list(engines.received) == ["a", "b", "c", "d"]

@@ -77,7 +77,7 @@ def test_the_wording_of_torch_1_is_read() -> None:
     assert device.cached_bytes == pytest.approx(0.09 * GIB, abs=MIB)
 
 
-def test_in_a_pod_the_own_process_is_found_by_its_size_since_its_pid_is_the_hosts() -> None:
+def test_in_a_pod_the_own_process_is_found_by_its_size_not_its_pid() -> None:
     device = parse_allocator_message(
         "CUDA out of memory. Tried to allocate 76.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 42.19 MiB "
         "is free. Process 21219 has 284.00 MiB memory in use. Process 21222 has 3.40 GiB memory in use. Process 21216 "
@@ -89,7 +89,7 @@ def test_in_a_pod_the_own_process_is_found_by_its_size_since_its_pid_is_the_host
     assert [process.pid for process in device.others] == [21219, 21222]
 
 
-def test_a_number_that_no_machine_has_is_not_known() -> None:
+def test_an_impossible_number_counts_as_unknown() -> None:
     device = parse_allocator_message(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is "
         "free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of the allocated "
@@ -100,7 +100,7 @@ def test_a_number_that_no_machine_has_is_not_known() -> None:
     assert device.foreign_bytes == pytest.approx(7.11 * GIB, rel=0.01)
 
 
-def test_a_message_that_is_cut_short_still_tells_the_request() -> None:
+def test_a_truncated_message_still_gives_the_request() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a total capa"
     assert parse_allocator_message(text) is None
     device = parse_request(text)

@@ -43,26 +43,26 @@ def series(allocated: Sequence[int], reserved: Sequence[int], phase: str = "upda
     return MemorySeries("policy-0", tuple(samples))
 
 
-def test_a_wake_up_that_fails_while_the_policy_hoards_is_the_allocators_cache() -> None:
+def test_a_failed_wake_up_beside_a_large_cache_is_the_allocator_cache() -> None:
     hoarding = series([10 * GIB], [30 * GIB])
     found = best(CollectedEvidence(WAKE, series=(hoarding,)))
     assert (found.failure_class, found.confidence) == (FailureClass.ALLOCATOR_CACHE, 0.85)
     assert found.numbers["policy_cache_bytes"] == 20 * GIB
 
 
-def test_a_wake_up_that_fails_although_the_policy_gave_its_cache_back_is_the_kv_caches_size() -> None:
+def test_a_failed_wake_up_beside_an_empty_cache_is_the_kv_cache() -> None:
     tidy = series([10 * GIB], [10 * GIB + 100 * MIB])
     assert best(CollectedEvidence(WAKE, series=(tidy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
 
 
-def test_reserved_that_rises_step_by_step_beside_flat_tensors_is_the_allocators_cache() -> None:
+def test_growing_reserved_memory_with_flat_tensors_is_allocator_cache() -> None:
     rising = series([10 * GIB] * 10, [30 * GIB + step * GIB for step in range(10)])
     found = best(CollectedEvidence(WAKE, series=(rising,)))
     assert found.failure_class is FailureClass.ALLOCATOR_CACHE
     assert found.numbers["reserved_last_bytes"] == 39 * GIB
 
 
-def test_tensors_that_rise_step_by_step_are_a_retained_graph() -> None:
+def test_tensors_that_grow_step_by_step_are_a_retained_graph() -> None:
     rising = series([10 * GIB + step * GIB for step in range(10)], [30 * GIB] * 10)
     failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
     assert best(CollectedEvidence(failure, series=(rising,))).failure_class is FailureClass.RETAINED_GRAPH
@@ -83,7 +83,7 @@ def test_an_engine_that_never_slept_comes_before_a_foreign_process() -> None:
     assert FailureClass.FOREIGN_PROCESS in classes
 
 
-def test_the_memory_of_others_without_an_engine_in_sight_is_a_foreign_process() -> None:
+def test_memory_of_others_without_an_engine_is_a_foreign_process() -> None:
     assert (
         best(CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL))).failure_class
         is FailureClass.FOREIGN_PROCESS
@@ -110,7 +110,7 @@ def test_the_phase_stands_in_for_a_missing_traceback(phase: str, expected: str) 
     assert str(best(CollectedEvidence(failure)).failure_class) == expected
 
 
-def test_nothing_is_diagnosed_where_nothing_failed() -> None:
+def test_nothing_is_diagnosed_without_a_failure() -> None:
     assert diagnose(CollectedEvidence(series=(series([1] * 9, [2] * 9),))) == []
 
 
@@ -125,11 +125,11 @@ def test_nothing_is_diagnosed_where_nothing_failed() -> None:
     ],
     ids=["flat", "a little", "to and fro", "too few", "one step up"],
 )
-def test_what_is_no_steady_growth_is_no_trend(values: list[int]) -> None:
+def test_unsteady_growth_is_not_a_trend(values: list[int]) -> None:
     assert past_growth(values) is None
 
 
-def test_a_pass_that_finds_the_card_full_of_kept_graphs_is_not_taken_for_the_cause() -> None:
+def test_a_pass_on_a_gpu_full_of_retained_graphs_is_not_the_cause() -> None:
     growing = series([10 * GIB + step * 4 * GIB for step in range(10)], [60 * GIB] * 10)
     spike = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.LOGITS)
     found = {
@@ -140,7 +140,7 @@ def test_a_pass_that_finds_the_card_full_of_kept_graphs_is_not_taken_for_the_cau
     assert found[FailureClass.ACTIVATION_SPIKE] <= 0.5
 
 
-def test_a_start_check_that_fails_beside_the_jobs_own_policy_is_the_engines_share() -> None:
+def test_a_failed_start_check_beside_the_own_policy_is_the_kv_cache() -> None:
     sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": 126 * GIB}
     check = Failure(FailureKind.ENGINE_START, sizes=sizes)
     policy = series([56 * GIB], [57 * GIB])
@@ -148,7 +148,7 @@ def test_a_start_check_that_fails_beside_the_jobs_own_policy_is_the_engines_shar
     assert best(CollectedEvidence(check)).failure_class is FailureClass.FOREIGN_PROCESS
 
 
-def test_memory_that_an_engine_could_not_map_when_it_made_its_cache_is_the_kv_caches_size() -> None:
+def test_memory_that_cannot_be_mapped_for_the_kv_cache_is_its_size() -> None:
     found = best(CollectedEvidence(Failure(FailureKind.ENGINE_WAKE, activity=Activity.KV_CACHE)))
     assert (found.failure_class, found.confidence) == (FailureClass.KV_CACHE_OVERSIZED, 0.75)
 
@@ -170,7 +170,7 @@ def plan_with(sleep_level: Literal[0, 1, 2]) -> MemoryPlan:
         (2, "load", FailureClass.FOREIGN_PROCESS),
     ],
 )
-def test_an_engine_that_the_plan_puts_to_sleep_is_not_blamed_for_a_strangers_memory(
+def test_a_sleeping_engine_is_not_blamed_for_foreign_memory(
     sleep_level: Literal[0, 1, 2], phase: str, expected: FailureClass
 ) -> None:
     full = Failure(FailureKind.ALLOCATOR, device=FULL, role="policy", rank=0, step=3, phase=phase)

@@ -57,7 +57,7 @@ def test_two_programs_that_write_at_once_are_never_surely_a_third_thing(one: Any
 
 
 @given(texts, st.data())
-def test_damaged_bytes_are_read_past(path: Any, data: st.DataObject) -> None:
+def test_damaged_bytes_are_skipped(path: Any, data: st.DataObject) -> None:
     damaged = bytearray(TEXTS[path])
     for _ in range(data.draw(st.integers(1, 30))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -97,7 +97,7 @@ def test_a_runs_files_may_hold_anything(memory: list[dict[str, Any]], ledger: li
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(sorted(oom_snapshot().model_dump())), json_values, max_size=4))
-def test_a_snapshot_with_other_values_is_read_or_left(changes: dict[str, Any]) -> None:
+def test_a_snapshot_with_other_values_is_read_or_ignored(changes: dict[str, Any]) -> None:
     text = json.dumps(oom_snapshot().model_dump() | changes)
     builder = EvidenceBuilder()
     assert read_oom_snapshot(builder, text, "oom") == bool(builder.snapshots)
@@ -107,7 +107,7 @@ def test_a_snapshot_with_other_values_is_read_or_left(changes: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])
-def test_json_that_is_nested_without_end_is_passed_over(nested: str) -> None:
+def test_endlessly_nested_json_is_skipped(nested: str) -> None:
     builder = EvidenceBuilder()
     read_memory_log(builder, BytesIO(nested.encode()), "policy-0")
     read_ledger(builder, BytesIO(nested.encode()))

@@ -30,7 +30,7 @@ def test_json_is_a_list_best_first() -> None:
     assert [d["confidence"] for d in diagnoses] == sorted((d["confidence"] for d in diagnoses), reverse=True)
 
 
-def test_people_are_told_class_confidence_sentence_numbers_and_advice() -> None:
+def test_text_output_has_class_confidence_message_numbers_and_advice() -> None:
     code, output, _ = invoke(str(FRAGMENTED))
     assert code == 0
     text = " ".join(output.split())
@@ -43,7 +43,7 @@ def test_people_are_told_class_confidence_sentence_numbers_and_advice() -> None:
         assert part in text
 
 
-def test_a_job_without_a_failure_is_told_so(tmp_path: Path) -> None:
+def test_a_job_without_a_failure_gets_a_message(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("step 1 reward 0.5\n")
     assert invoke(str(log), "--json")[:2] == (0, "[]\n")
@@ -52,7 +52,7 @@ def test_a_job_without_a_failure_is_told_so(tmp_path: Path) -> None:
     assert output.startswith("No out-of-memory failure found in")
 
 
-def test_what_cannot_be_read_ends_with_2_and_a_sentence(tmp_path: Path) -> None:
+def test_unreadable_input_exits_with_2_and_a_message(tmp_path: Path) -> None:
     code, output, error = invoke(str(tmp_path / "missing"))
     assert (code, output) == (2, "")
     assert "No such file" in error

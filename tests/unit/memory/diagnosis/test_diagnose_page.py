@@ -16,7 +16,7 @@ def test_the_table_of_classes_is_the_enumeration() -> None:
     assert documented == [f"| `{cause}` | {cause.meaning} | {cause.advice} |" for cause in FailureClass]
 
 
-def test_the_advice_names_settings_that_there_are() -> None:
+def test_the_advice_names_existing_settings() -> None:
     named = {name for cause in FailureClass for name in re.findall(r"\bmemory\.(\w+)", cause.advice)}
     settings = {field.alias for field in MemorySettings.model_fields.values()} | {
         name for name in MemorySettings.model_fields

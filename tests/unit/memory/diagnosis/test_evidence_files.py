@@ -54,7 +54,7 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_a_termination_message_says_where_it_happened(tmp_path: Path) -> None:
+def test_a_termination_message_gives_the_place_of_the_failure(tmp_path: Path) -> None:
     message = TerminationMessage(exit_code=80, message="a GPU ran out of memory", step=11, evidence=reported())
     failure = read_evidence(write(tmp_path / "termination-log", message.to_json())).failure
     assert failure is not None
@@ -77,14 +77,16 @@ def test_a_termination_message_says_where_it_happened(tmp_path: Path) -> None:
         (ExitCode.SHARED_MEMORY_EXHAUSTED, FailureClass.SHARED_MEMORY),
     ],
 )
-def test_an_exit_code_alone_tells_what_ran_out(tmp_path: Path, code: ExitCode, failure_class: FailureClass) -> None:
+def test_an_exit_code_alone_gives_the_kind_of_memory(
+    tmp_path: Path, code: ExitCode, failure_class: FailureClass
+) -> None:
     message = TerminationMessage(exit_code=code, message="the rank ended")
     diagnoses = diagnose(read_evidence(write(tmp_path / "message.json", message.to_json())))
     assert diagnoses[0].failure_class is failure_class
 
 
 @pytest.mark.parametrize("code", [ExitCode.COMPLETE, ExitCode.WORKER_LOST, ExitCode.TERMINATED])
-def test_an_ending_that_was_not_of_memory_is_no_failure(tmp_path: Path, code: ExitCode) -> None:
+def test_an_exit_without_a_memory_cause_is_no_failure(tmp_path: Path, code: ExitCode) -> None:
     message = TerminationMessage(exit_code=code, message="the job ended")
     assert read_evidence(write(tmp_path / "message.json", message.to_json())).failure is None
 
@@ -120,13 +122,13 @@ def test_a_run_directory_is_read_as_a_whole(tmp_path: Path) -> None:
     assert best.numbers["growth_a_sample_bytes"] == 256 * MIB
 
 
-def test_memory_that_comes_and_goes_is_no_retained_graph(tmp_path: Path) -> None:
+def test_memory_that_grows_and_shrinks_is_no_retained_graph(tmp_path: Path) -> None:
     sizes = [20 * GIB + (index % 5) * GIB for index in range(20)]
     classes = {diagnosis.failure_class for diagnosis in diagnose(read_evidence(run_directory(tmp_path, sizes)))}
     assert FailureClass.RETAINED_GRAPH not in classes
 
 
-def test_weights_and_links_in_a_directory_are_left_alone(tmp_path: Path) -> None:
+def test_weights_and_links_in_a_directory_are_ignored(tmp_path: Path) -> None:
     write(tmp_path / "checkpoints" / "step-1" / "weights.pt", MESSAGE)
     (tmp_path / "loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "fifo")
@@ -184,7 +186,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_none(tmp_path: Path) -> Non
     ],
     ids=["cut short", "another pickle", "a memo of 64 GiB", "an array of 8 EiB"],
 )
-def test_a_damaged_pickle_is_refused_with_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_pickle_is_refused_with_a_message(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(Unreadable, match="expected a snapshot"):
         read_evidence(write(tmp_path / "snapshot.pickle", content))
 
@@ -199,7 +201,7 @@ def test_a_snapshot_of_another_shape_is_read_without_an_error(value: Any) -> Non
     failed_requests({"segments": [value], "device_traces": [[{"action": "oom", "size": value, "device_free": value}]]})
 
 
-def test_an_archive_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_archive_is_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match=r"found a gzip archive. Unpack it first."):
         read_evidence(write(tmp_path / "log.gz", gzip.compress(MESSAGE.encode())))
 
@@ -221,7 +223,7 @@ def test_json_with_unknown_keys_is_read_without_an_error(tmp_path: Path, value: 
     diagnose(read_evidence(write(tmp_path / "any.json", json.dumps(value))))
 
 
-def test_a_traceback_in_one_line_of_json_tells_what_was_going_on(tmp_path: Path) -> None:
+def test_a_traceback_in_a_json_line_gives_the_activity(tmp_path: Path) -> None:
     exception = f'Traceback (most recent call last):\n  File "/x/torch/optim/adamw.py", line 1, in step\n{MESSAGE}'
     line = json.dumps({"event": "the rank failed", "exception": exception, "timestamp": "2026-05-01T10:00:00Z"})
     failure = read_evidence(write(tmp_path / "controller.log", line)).failure

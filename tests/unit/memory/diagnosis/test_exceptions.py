@@ -62,7 +62,7 @@ def test_cause_of_an_exception_comes_first() -> None:
     assert (failure.kind, failure.activity) == (FailureKind.ALLOCATOR, Activity.MODEL_LOAD)
 
 
-def test_exceptions_in_a_circle_are_each_looked_at_once() -> None:
+def test_a_cycle_of_exceptions_is_visited_once() -> None:
     first, second = RuntimeError(FULL), RuntimeError("retried")
     first.__context__, second.__context__ = second, first
     assert found(first).kind is FailureKind.ALLOCATOR

@@ -46,12 +46,12 @@ def test_a_kill_at_the_containers_limit_is_the_kernels(tmp_path: Path) -> None:
     assert confidences[0] < 0.6 < 0.8 <= confidences[1] < confidences[2]
 
 
-def test_no_limit_says_nothing(tmp_path: Path) -> None:
+def test_without_a_limit_a_kill_gives_no_evidence(tmp_path: Path) -> None:
     run = write(tmp_path, {"train.log": KILLED, "memory.max": "max\n", "memory.limit_in_bytes": "9223372036854771712"})
     assert read_evidence(run).host == MemorySample()
 
 
-def test_the_kernels_count_that_rises_is_a_failure_with_what_was_in_use(tmp_path: Path) -> None:
+def test_an_increased_kill_count_is_a_failure_with_the_memory_in_use(tmp_path: Path) -> None:
     log = memory_log({"host_used": 3 * GIB}, {"host_used": 7 * GIB}, {"host_used": GIB, "oom_kills": 1})
     evidence = read_evidence(write(tmp_path, {"memory/policy-0.jsonl": log}))
     [best] = diagnose(evidence)
@@ -66,7 +66,7 @@ def test_a_new_container_counts_from_its_own_start(tmp_path: Path) -> None:
     assert read_evidence(write(tmp_path, {"memory/policy-0.jsonl": log})).failure is None
 
 
-def test_a_bus_error_beside_a_full_shared_memory_is_its_fault_and_beside_an_empty_one_hardly(tmp_path: Path) -> None:
+def test_a_bus_error_is_shared_memory_only_if_dev_shm_is_full(tmp_path: Path) -> None:
     full = write(tmp_path / "a", {"train.log": BUS_ERROR + "shm              64M   64M     0 100% /dev/shm\n"})
     empty = write(tmp_path / "b", {"train.log": BUS_ERROR + "tmpfs           65536     0 65536   0% /dev/shm\n"})
     alone = write(tmp_path / "c", {"train.log": BUS_ERROR})
@@ -82,12 +82,12 @@ def test_a_bus_error_beside_a_full_shared_memory_is_its_fault_and_beside_an_empt
         ("tmpfs               16G  1.0G   15G   7% /dev/shm", GIB, 16 * GIB),
     ],
 )
-def test_df_is_understood_with_and_without_units(line: str, used: int, size: int) -> None:
+def test_df_output_is_read_with_and_without_units(line: str, used: int, size: int) -> None:
     assert shared_memory_of(line) == MemorySample(shared_memory_used_bytes=used, shared_memory_bytes=size)
 
 
 @given(st.text(max_size=120))
-def test_other_lines_are_no_df(line: str) -> None:
+def test_other_lines_are_not_read_as_df(line: str) -> None:
     assert shared_memory_of(line) is None
 
 
@@ -102,7 +102,7 @@ records = st.builds(
 
 
 @given(records, records)
-def test_two_records_together_forget_nothing(one: MemorySample, other: MemorySample) -> None:
+def test_two_merged_records_keep_all_values(one: MemorySample, other: MemorySample) -> None:
     both = merged(one, other)
     assert both.oom_kills == max(one.oom_kills, other.oom_kills)
     for mine in (one, other):

@@ -63,12 +63,12 @@ def test_within_an_attempt_the_first_failing_rank_is_explained(tmp_path: Path) -
     assert requested_gib(read_evidence(write_run(tmp_path, logs, attempts=[0, 100]))) == 4
 
 
-def test_what_a_plan_change_has_answered_is_not_explained_again(tmp_path: Path) -> None:
+def test_a_failure_answered_by_a_plan_change_is_not_explained_again(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(70, 4)]}, attempts=[0], changes=[51])
     assert requested_gib(read_evidence(run)) == 4
 
 
-def test_where_the_last_attempt_did_not_fail_the_latest_failure_is_explained(tmp_path: Path) -> None:
+def test_if_the_last_attempt_succeeded_the_latest_failure_is_explained(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(150, 4)]}, attempts=[0, 100, 200])
     assert requested_gib(read_evidence(run)) == 4
 
@@ -121,7 +121,7 @@ WAKING = [
 ]
 
 
-def test_what_cumem_prints_gives_way_to_the_error_that_is_raised_then(tmp_path: Path) -> None:
+def test_a_raised_error_takes_precedence_over_cumem_output(tmp_path: Path) -> None:
     begun, failed_at = time_mark(at(1), "rollout-0 begins"), time_mark(at(60), "rollout-0 failed")
     run = write_run(tmp_path, {"rollout-0": [begun, CUMEM, failed_at, *WAKING]}, attempts=[0])
     failure = read_evidence(run).failure
@@ -130,7 +130,7 @@ def test_what_cumem_prints_gives_way_to_the_error_that_is_raised_then(tmp_path: 
     assert failure.clock == ("epoch", at(60).timestamp()), "not when the last line before it was written"
 
 
-def test_what_cumem_prints_is_explained_where_nothing_follows_of_the_engine(tmp_path: Path) -> None:
+def test_cumem_output_is_explained_if_the_engine_raises_nothing(tmp_path: Path) -> None:
     logs = {"policy-0": failed(70, 2), "rollout-0": [time_mark(at(60), "rollout-0 begins"), CUMEM]}
     failure = read_evidence(write_run(tmp_path, logs, attempts=[0])).failure
     assert failure is not None
@@ -180,7 +180,7 @@ def test_a_snapshot_and_the_message_of_the_same_failure_are_one(tmp_path: Path) 
     assert (failure.rank, failure.step, failure.source) == (1, 7, "logs/policy-1.log")
 
 
-def test_a_snapshot_of_an_earlier_attempt_is_left_behind(tmp_path: Path) -> None:
+def test_a_snapshot_of_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"policy-1": failed(150, 2)}, attempts=[0, 100])
     write_snapshot(run, oom_snapshot(time=BEGUN + 50))
     assert requested_gib(read_evidence(run)) == 2
@@ -219,7 +219,7 @@ def test_samples_are_of_the_process_that_failed_up_to_its_failure(tmp_path: Path
     assert [one.allocated_bytes for one in series.samples] == [1, 2]
 
 
-def test_of_a_failure_without_a_time_the_last_process_counts(tmp_path: Path) -> None:
+def test_without_a_failure_time_the_last_process_counts(tmp_path: Path) -> None:
     memory_log(tmp_path, [sample(1, "load", 1), sample(40, "update", 2), sample(101, "load", 3)])
     (series,) = read_evidence(tmp_path).series
     assert [one.allocated_bytes for one in series.samples] == [3]

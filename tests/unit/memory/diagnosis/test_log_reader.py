@@ -70,7 +70,7 @@ def test_garbage_around_a_failure_does_not_change_its_diagnosis(path: Path) -> N
 
 
 @given(st.permutations(CONSEQUENCES), st.integers(0, len(CONSEQUENCES)))
-def test_consequences_are_put_aside_wherever_they_stand(consequences: list[str], before: int) -> None:
+def test_consequences_are_ignored_at_any_position(consequences: list[str], before: int) -> None:
     failure = OUT_OF_MEMORY.format(requested="18.91")
     alone = evidence_of(failure)
     among = evidence_of("\n".join([*consequences[:before], failure, *consequences[before:]]))
@@ -83,7 +83,7 @@ def test_consequences_alone_are_no_failure_of_memory() -> None:
     assert diagnose(evidence_of("\n".join(CONSEQUENCES))) == []
 
 
-def test_the_earliest_rank_counts_where_there_are_time_stamps() -> None:
+def test_with_timestamps_the_earliest_rank_counts() -> None:
     late = f"2026-05-01 10:00:09,120 [rank1]: {OUT_OF_MEMORY.format(requested='2.00')}"
     early = f"2026-05-01 10:00:07,800 [rank0]: {OUT_OF_MEMORY.format(requested='18.91')}"
     failure = evidence_of(f"{late}\n{early}\n").failure
@@ -91,14 +91,14 @@ def test_the_earliest_rank_counts_where_there_are_time_stamps() -> None:
     assert failure.rank == 0
 
 
-def test_the_first_in_the_log_counts_where_there_are_none() -> None:
+def test_without_timestamps_the_first_in_the_log_counts() -> None:
     first, second = (f"[rank{rank}]: {OUT_OF_MEMORY.format(requested='2.00')}" for rank in (5, 0))
     failure = evidence_of(f"{first}\n{second}\n").failure
     assert failure is not None
     assert failure.rank == 5
 
 
-def test_interleaved_tracebacks_are_told_apart_by_their_processes() -> None:
+def test_interleaved_tracebacks_are_separated_by_process() -> None:
     policy = [
         '  File "/x/torch/optim/adamw.py", line 606, in _multi_tensor_adamw',
         "    exp_avg_sq_sqrt = torch._foreach_sqrt(x)",
@@ -117,7 +117,7 @@ def test_interleaved_tracebacks_are_told_apart_by_their_processes() -> None:
     assert failure.activity.name == "OPTIMIZER"
 
 
-def test_a_message_that_a_terminal_broke_within_a_word_is_read_whole() -> None:
+def test_a_message_wrapped_within_a_word_is_read_whole() -> None:
     head, tail = OUT_OF_MEMORY.format(requested="18.91")[:190], OUT_OF_MEMORY.format(requested="18.91")[190:]
     failure = evidence_of(f"[rank4]: {head}\n{tail}\n").failure
     assert failure is not None
@@ -126,7 +126,7 @@ def test_a_message_that_a_terminal_broke_within_a_word_is_read_whole() -> None:
     assert failure.device.allocated_bytes == 150 * GIB
 
 
-def test_a_traceback_that_the_program_survived_is_forgotten() -> None:
+def test_a_traceback_that_the_program_survived_is_ignored() -> None:
     survived = '  File "/x/torch/optim/adamw.py", line 1, in step\n    self._init_group()\nValueError: no\n'
     failure = evidence_of(survived + "step 1 reward 0.5\n" * 2_000 + OUT_OF_MEMORY.format(requested="2.00")).failure
     assert failure is not None
@@ -148,7 +148,7 @@ def test_a_warning_that_torch_recovers_from_is_no_failure() -> None:
     assert evidence_of(warning).failure is None
 
 
-def test_what_the_engine_says_of_its_sleep_is_kept() -> None:
+def test_the_engines_report_of_its_sleep_is_kept() -> None:
     engine = evidence_of(
         "INFO [gpu_worker.py:115] Sleep mode freed 0.00 GiB memory, 63.15 GiB memory is still in use."
     ).engine

@@ -21,7 +21,7 @@ def test_the_recorded_class_comes_first(expected: FailureClass, path: Path) -> N
 
 
 @pytest.mark.parametrize(("expected", "path"), CASES, ids=[f"{cls}-{path.stem}" for cls, path in CASES])
-def test_no_other_class_is_said_with_a_confidence_above_0_8(expected: FailureClass, path: Path) -> None:
+def test_no_other_class_has_a_confidence_above_0_8(expected: FailureClass, path: Path) -> None:
     sure = {diagnosis.failure_class for diagnosis in diagnose(read_evidence(path)) if diagnosis.confidence > 0.8}
     assert sure <= {expected}
 

@@ -59,7 +59,7 @@ def first_warning(said: Iterable[MemoryPressure | None]) -> tuple[int, MemoryPre
 # --- what is seen in time ---
 
 
-def test_tensors_that_stay_are_seen_and_the_steps_left_are_right() -> None:
+def test_retained_tensors_are_detected_with_the_steps_left() -> None:
     leak = 512 * MIB
 
     def at(step: int) -> MemorySample:
@@ -78,7 +78,7 @@ def test_tensors_that_stay_are_seen_and_the_steps_left_are_right() -> None:
     assert "512 MiB per step" in pressure.diagnosis.message
 
 
-def test_a_cache_that_is_not_handed_back_is_seen_by_what_it_leaves_the_engine() -> None:
+def test_a_retained_cache_is_detected_by_the_memory_left_to_the_engine() -> None:
     """Reserved memory of the kind published for Trinity-RFT 541: 30.1, 34.0 and 38.2 GiB in steps 1, 5 and 9."""
     forecast = Forecast()
     for step in range(1, 13):
@@ -100,7 +100,7 @@ def test_a_cache_that_is_not_handed_back_is_seen_by_what_it_leaves_the_engine() 
     assert pressure.steps_left == 14 - step, "the engine's room counts, not the policy's own"
 
 
-def test_a_cache_that_cannot_be_handed_back_is_fragmentation() -> None:
+def test_a_cache_that_cannot_be_released_is_fragmentation() -> None:
     said = warned(
         Memory(
             reserved_bytes=(15 + step) * GIB, inactive_split_bytes=(4 + step) * GIB, device_free_bytes=(55 - step) * GIB
@@ -110,7 +110,7 @@ def test_a_cache_that_cannot_be_handed_back_is_fragmentation() -> None:
     assert first_warning(said)[1].diagnosis.class_name == "Fragmentation"
 
 
-def test_a_peak_that_grows_without_larger_tensors_is_fragmentation_surer_once_the_allocator_had_to_retry() -> None:
+def test_growing_peaks_of_equal_tensors_are_fragmentation_with_retries() -> None:
     def at(step: int, retries: int) -> MemorySample:
         return Memory(peak_reserved_bytes=42 * GIB + step * GIB, alloc_retries=retries)
 
@@ -138,7 +138,7 @@ def test_host_memory_and_shared_memory_are_watched_on_a_cpu_too() -> None:
 
 
 @given(st.integers(80, 4000), st.integers(0, 2**32))
-def test_a_leak_in_the_noise_of_a_tenth_of_it_is_seen_before_it_kills(leak_mib: int, seed: int) -> None:
+def test_a_leak_with_noise_of_a_tenth_is_detected_before_it_kills(leak_mib: int, seed: int) -> None:
     noise = random.Random(seed)
     leak = leak_mib * MIB
     dies_at = 30 * GIB // leak
@@ -162,7 +162,7 @@ def test_a_leak_in_the_noise_of_a_tenth_of_it_is_seen_before_it_kills(leak_mib: 
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4 * GIB))
-def test_noise_is_no_warning(seed: int, width: int) -> None:
+def test_noise_gives_no_warning(seed: int, width: int) -> None:
     noise = random.Random(seed)
 
     def at() -> MemorySample:
@@ -181,7 +181,7 @@ def test_noise_is_no_warning(seed: int, width: int) -> None:
 
 
 @given(st.lists(st.integers(0, 4 * GIB), min_size=2, max_size=2))
-def test_what_the_first_steps_take_once_is_no_warning(jumps: list[int]) -> None:
+def test_one_time_allocations_of_the_first_steps_give_no_warning(jumps: list[int]) -> None:
     grown = [0, jumps[0], sum(jumps)] + [sum(jumps)] * 30
     samples = [
         Memory(allocated_bytes=10 * GIB + more, reserved_bytes=20 * GIB + more, device_free_bytes=50 * GIB - more)
@@ -190,7 +190,7 @@ def test_what_the_first_steps_take_once_is_no_warning(jumps: list[int]) -> None:
     assert not any(warned(samples))
 
 
-def test_a_cache_that_settles_in_steps_is_warned_of_at_most_while_it_grows() -> None:
+def test_a_cache_that_settles_gives_warnings_only_while_it_grows() -> None:
     """Record lengths: each larger one takes a new piece, and they become rarer."""
     noise = random.Random(7)
     false_alarms = 0
@@ -209,7 +209,7 @@ def test_a_cache_that_settles_in_steps_is_warned_of_at_most_while_it_grows() -> 
     assert false_alarms <= 4, f"{false_alarms} of 200 jobs that were never in danger"
 
 
-def test_a_recorded_run_that_went_well_is_no_warning() -> None:
+def test_a_recorded_successful_run_gives_no_warning() -> None:
     """examples/digits.yaml on a CPU: 60 steps, on a machine that other programs used too."""
     forecast = Forecast(steps=60)
     nothing = Memory(
@@ -233,18 +233,18 @@ def test_a_recorded_run_that_went_well_is_no_warning() -> None:
         assert forecast.pressure() is None
 
 
-def test_growth_that_the_job_outlives_is_no_warning() -> None:
+def test_growth_beyond_the_end_of_the_job_gives_no_warning() -> None:
     slow = [Memory(allocated_bytes=10 * GIB + step * 100 * MIB, device_free_bytes=59 * GIB) for step in range(60)]
     assert any(warned(slow))
     assert not any(warned(slow, total=70))
 
 
-def test_nothing_is_foretold_further_than_ten_times_what_was_seen() -> None:
+def test_the_projection_covers_ten_times_the_observed_steps() -> None:
     slow = [Memory(shared_memory_used_bytes=step * 20 * MIB) for step in range(20)]
     assert not any(warned(slow)), "800 steps away"
 
 
-def test_an_engine_that_sleeps_has_given_its_memory_back() -> None:
+def test_a_sleeping_engine_has_released_its_memory() -> None:
     """torch counts what a sleeping engine gave back as reserved still."""
     said = warned(
         (
@@ -256,7 +256,7 @@ def test_an_engine_that_sleeps_has_given_its_memory_back() -> None:
     assert not any(said)
 
 
-def test_a_new_plan_begins_a_new_series() -> None:
+def test_a_new_plan_starts_a_new_series() -> None:
     forecast = Forecast()
     rising_samples = [Memory(shared_memory_used_bytes=step * GIB) for step in range(1, 12)]
     for step, sample in enumerate(rising_samples, start=1):
@@ -284,7 +284,7 @@ def pressure_of(class_name: str, confidence: float, steps_left: int) -> MemoryPr
         ("HostMemory", 0.9, 5, False),
     ],
 )
-def test_the_plan_is_changed_beforehand_where_it_is_near_sure_and_can_be_done_live(
+def test_the_plan_is_changed_early_only_live_and_with_high_confidence(
     class_name: str, confidence: float, steps_left: int, worth: bool
 ) -> None:
     assert worth_preventing(pressure_of(class_name, confidence, steps_left)) is worth
@@ -301,7 +301,7 @@ def test_tau_is_between_minus_one_and_one_and_turns_with_the_order(values: list[
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**6), 10**6), st.integers(5, 30), st.data())
-def test_the_slope_stands_a_wild_value_in_five(start: int, slope: int, count: int, data: st.DataObject) -> None:
+def test_the_slope_tolerates_one_outlier_in_five(start: int, slope: int, count: int, data: st.DataObject) -> None:
     values = [start + slope * number for number in range(count)]
     for _ in range(count // 10):
         values[data.draw(st.integers(0, count - 1))] += data.draw(st.integers(-(10**12), 10**12))
@@ -309,7 +309,7 @@ def test_the_slope_stands_a_wild_value_in_five(start: int, slope: int, count: in
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=32), st.integers(0, 2**30))
-def test_a_rise_is_one(values: list[int], least: int) -> None:
+def test_growth_is_detected(values: list[int], least: int) -> None:
     rise = ongoing_growth(values, least)
     if rise is not None:
         assert rise.slope > 0
@@ -317,7 +317,7 @@ def test_a_rise_is_one(values: list[int], least: int) -> None:
         assert sum(later > earlier for earlier, later in pairwise(values)) >= 1
 
 
-def test_asking_is_cheap_for_a_node_of_eight_gpus() -> None:
+def test_a_forecast_for_eight_gpus_is_fast() -> None:
     forecast = Forecast()
     for step in range(40):
         sample = Memory(allocated_bytes=10 * GIB + step * MIB)
