@@ -1,4 +1,4 @@
-"""What an API server does with a custom resource, as far as the tests need it: defaulting, and CEL rules."""
+"""The API server's handling of custom resources that the tests need: defaults and CEL rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _environment = celpy.Environment()
 
 
 def with_defaults(value: Any, schema: Schema) -> Any:
-    """`value` with the defaults of `schema`, top-down: an object that is filled in gets its own defaults too."""
+    """`value` with the defaults of `schema`, top-down: an object that is a default gets its own defaults too."""
     if isinstance(value, dict):
         filled = {name: below for name, below in value.items() if below is not None}
         for name, below in schema.get("properties", {}).items():
@@ -29,7 +29,7 @@ def with_defaults(value: Any, schema: Schema) -> Any:
 
 
 def broken_rules(value: Any, schema: Schema, path: str = "") -> set[tuple[str, str]]:
-    """(path of the field that is named, message) of every rule that `value`, defaults included, breaks."""
+    """(path of the named field, message) of every rule that `value`, with defaults, violates."""
     broken = set()
     for rule in schema.get("x-kubernetes-validations", []):
         if "oldSelf" not in rule["rule"] and not holds(rule["rule"], value):
@@ -42,7 +42,7 @@ def broken_rules(value: Any, schema: Schema, path: str = "") -> set[tuple[str, s
 
 
 def holds(rule: str, value: Any, old: Any = None) -> bool:
-    """Whether the CEL `rule` is true of `value` (and, for transitions, the `old` value)."""
+    """Returns True if the CEL `rule` holds for `value` and, for transitions, the `old` value."""
     return bool(_program(rule).evaluate({"self": celpy.json_to_cel(value), "oldSelf": celpy.json_to_cel(old)}))
 
 

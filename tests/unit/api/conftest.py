@@ -25,7 +25,7 @@ def smallest() -> dict[str, Any]:
 
 @pytest.fixture
 def problems_of(tmp_path: Path) -> Callable[[str], list[Problem]]:
-    """Writes a manifest and gives the problems that loading it finds."""
+    """Writes a manifest and returns the problems that loading it finds."""
 
     def problems_of(text: str) -> list[Problem]:
         path = tmp_path / "job.yaml"

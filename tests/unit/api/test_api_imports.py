@@ -1,4 +1,4 @@
-"""The API can be used where there is no torch: in the operator's image, and in an editor's tool."""
+"""The API can be used without torch, as in the operator's image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRDs keep to the rules of structural schemas, and the generated files are what the types say."""
+"""The CRDs are structural schemas, and the generated files agree with the types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every problem of a manifest is told at once: where it is, what was found, and what to write instead."""
+"""All problems of a manifest are reported at once, each with its place, the value found and a valid value."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ spec:
 
 
 def test_no_conflict_is_reported_for_an_invalid_field(problems_of: ProblemsOf) -> None:
-    """What topology goes with the replicas cannot be said before the topology is known."""
+    """The topology that fits the replicas depends on a valid topology."""
     problems = problems_of(f"{JOB}  topology: Separate\n  rollout: {{replicas: 2}}\n")
     assert [problem.path for problem in problems] == ["spec.topology"]
 

@@ -1,4 +1,4 @@
-"""Rules between fields are written twice, in CEL and in Python; both must say the same."""
+"""Rules between fields exist twice, in CEL and in Python, and must agree."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ specs = st.fixed_dictionaries(
 
 @given(specs)
 def test_cel_and_python_agree_on_any_combination(spec: dict[str, Any]) -> None:
-    """Python leaves out a conflict that only arises from a field that another conflict has named already."""
+    """Python omits a conflict that follows from a field that another conflict names."""
     manifest = job(**spec)
     cel, python = told_by_cel(manifest), told_by_python(manifest)
     assert python <= cel

@@ -1,4 +1,4 @@
-"""What a trainer leaves for the kubelet is never longer than the kubelet keeps, and reads back as what was said."""
+"""Termination messages fit the kubelet's limit and survive a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner continues, whatever a program does."""
+"""The runner continues after any failure of a program."""
 
 from __future__ import annotations
 

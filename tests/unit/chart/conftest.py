@@ -24,7 +24,7 @@ Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
-    """Runs helm with arguments, and gives what it said."""
+    """Runs helm with arguments and returns its output."""
     built = binary_directory() / "helm"
     program = str(built) if built.exists() else shutil.which("helm")
     if program is None:
@@ -38,7 +38,7 @@ def helm() -> Helm:
 
 @pytest.fixture(scope="session")
 def render(helm: Helm) -> Render:
-    """The objects that `helm template` makes of the chart with some values; hooks included."""
+    """Objects that `helm template` renders with some values, including hooks."""
 
     @cache
     def rendered(values: str) -> str:
@@ -59,7 +59,7 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
 
 
 def the(objects: list[Object], kind: str) -> Object:
-    """The only object of a kind, hooks aside."""
+    """The only object of a kind that is not a hook."""
     [found] = [one for one in of_kind(objects, kind) if not is_hook(one)]
     return found
 

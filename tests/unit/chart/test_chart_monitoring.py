@@ -1,4 +1,4 @@
-"""Alerts and dashboard ask for metrics that the operator has, and the docs say what to do about each alert."""
+"""Alerts and dashboard use existing metrics, and the docs explain each alert."""
 
 from __future__ import annotations
 

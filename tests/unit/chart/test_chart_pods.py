@@ -1,4 +1,4 @@
-"""The pods that the chart makes: the operator's, and the one that runs after an uninstall."""
+"""Pods of the chart: the operator's, and the pod that runs after an uninstall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's rights: each is there for a reason, and what it calls is what it may."""
+"""The operator's rights: each has a reason, and every request is permitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart tells the operator is what the operator understands."""
+"""The chart sets the operator's environment variables as the operator reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.chart.conftest import Object, Render, the
 
 @pytest.fixture
 def run_with(render: Render, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """How the operator's command line understands the container's environment under some values."""
+    """Settings of the operator, parsed from the container's environment with some values."""
 
     def run_with(**values: Any) -> OperatorSettings:
         runs: list[OperatorSettings] = []
@@ -104,7 +104,7 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
     assert settings.model_dump() == expected.model_dump()
 
 
-def test_every_variable_is_a_setting_or_fixed_by_the_deployment(render: Render) -> None:
+def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) -> None:
     [container] = the(render(**EVERY_LIST_SET), "Deployment")["spec"]["template"]["spec"]["containers"]
     told = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(container)}
     known = {option.name for option in options()}

@@ -1,4 +1,4 @@
-"""What a person may set, and what they are told where they mistype it."""
+"""Values of the chart, their schema, and errors about wrong values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_digest_takes_precedence_over_a_tag(render: Render) -> None:
 
 
 def value_paths(values: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Of every value that the schema describes; maps that are free inside are one value."""
+    """Paths of all values in the schema. A free-form map counts as one value."""
     for name, value in values.items():
         yield f"{path}{name}"
         if isinstance(value, dict) and f"{path}{name}" in described_objects():

@@ -1,4 +1,4 @@
-"""Which programs a cluster is made of, and where they lie."""
+"""Programs of a cluster and their folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building: whole programs or none."""
+"""Build of the programs: complete programs or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO = Module("etcd", {"one": "example.com/one", "two": "example.com/two"})
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `go` whose behaviour the test writes."""
+    """A fake `go` that runs a script of the test."""
     program = tmp_path / "path" / "go"
     program.parent.mkdir()
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")

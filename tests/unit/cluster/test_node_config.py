@@ -1,4 +1,4 @@
-"""The files that nodes are configured by, and the addresses in them."""
+"""Configuration files of nodes, and their addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are started, kept running, and ended."""
+"""Start, supervision and stop of programs."""
 
 from __future__ import annotations
 

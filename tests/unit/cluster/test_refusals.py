@@ -1,4 +1,4 @@
-"""What a person is told where a cluster cannot be had."""
+"""Errors about missing requirements of a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.requirements import PROGRAMS, missing_packages, require_packages
 
 
-def test_without_root_the_error_names_the_parts_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_error_names_the_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"needs root; this process has user id 1000.*`build` and `control-plane`"):
         cluster.require_up(ClusterLayout(tmp_path, tmp_path))

@@ -1,4 +1,4 @@
-"""What reaches the terminal and what reaches the log, in real processes: the descriptors are the point."""
+"""Output on the terminal and in the log, in real processes with their file descriptors."""
 
 from __future__ import annotations
 

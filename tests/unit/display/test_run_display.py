@@ -17,7 +17,7 @@ def terminal(width: int = 100) -> Console:
 
 
 def shown(console: Console) -> str:
-    """What the console got, without the codes that move the cursor."""
+    """Output of the console, without the codes that move the cursor."""
     assert isinstance(console.file, io.StringIO)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
 

@@ -1,4 +1,4 @@
-"""Tables in the docs that repeat what the code says must say the same."""
+"""Tables in the docs agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between the pages of the documentation lead somewhere, and every page is reachable from the index."""
+"""Links between the pages have targets, and the index links to every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on memory mitigations tells of every setting there is."""
+"""docs/mitigations.md describes every memory setting."""
 
 from __future__ import annotations
 

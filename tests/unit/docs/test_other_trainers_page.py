@@ -1,4 +1,4 @@
-"""What docs/other-trainers.md says about variables and settings is what the code does."""
+"""docs/other-trainers.md agrees with the code about variables and settings."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def shape(name: str) -> ModelShape:
 
 
 def least_gpus(name: str, gpu_bytes: int) -> str:
-    """The cell of the table: the least number of GPUs on which the first plan leaves room for every phase."""
+    """Minimum number of GPUs on which the first plan has room for every phase, as in the table."""
     model = shape(name)
     for gpus in (1, 2, 4, 8, 16, 32):
         workload = Workload(16, 8, max_prompt_tokens=512, max_response_tokens=1024, policy_ranks=gpus, engines=gpus)

@@ -1,4 +1,4 @@
-"""`images/build`: which builder, which command, what is skipped, and what it says where something fails."""
+"""`images/build`: builders, commands, skipped builds and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from image_build.recipes import model, operator, trainer
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """Puts a program of the given name and exit status first, and no other builder, on the path."""
+    """Puts a program with this name and exit status on the path, and no other builder."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def put(name: str, status: int) -> None:
@@ -74,7 +74,7 @@ class TestCommand:
 
 
 class Store(Buildah):
-    """A builder with one image, which builds nothing."""
+    """A builder with one image, which only records builds."""
 
     def __init__(self, labels: dict[str, str]) -> None:
         self.labels = labels
@@ -85,7 +85,7 @@ class Store(Buildah):
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """The labels of each image that a test builds."""
+    """Labels of each image that a test builds."""
     built_labels: list[dict[str, str]] = []
     monkeypatch.setattr(cli, "build", lambda builder, wanted, labels: built_labels.append(labels))
     return built_labels

@@ -1,4 +1,4 @@
-"""What the Containerfiles promise, read from their text."""
+"""Properties of the Containerfiles, read from their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library loads and works with placeholders for the libraries it names, and says so where one is called."""
+"""A library loads with placeholders for its dependencies; a call into one fails with its name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def placeholders() -> ModuleType:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """A library that names a versioned and a plain function of a library which is then taken away."""
+    """A library with a versioned and a plain symbol from a library that is removed afterwards."""
     (tmp_path / "vendor.c").write_text("int vendorAdd(int a) { return a; }\nint plainAdd(int a) { return a; }\n")
     (tmp_path / "vendor.map").write_text("libvendor.so.9 { vendorAdd; };\n")
     (tmp_path / "user.c").write_text(

@@ -1,4 +1,4 @@
-"""The key of an image changes with what the image is made from, and with nothing else."""
+"""The key of an image changes only with the inputs of the image."""
 
 from __future__ import annotations
 

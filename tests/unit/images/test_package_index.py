@@ -1,4 +1,4 @@
-"""The build machine's index reaches the build as files that only the build sees."""
+"""The package index of the build machine is passed to the build as secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image says which commit it comes from, and nothing that only its builder's machine knows."""
+"""Images name their commit, and nothing about the machine that built them."""
 
 from __future__ import annotations
 

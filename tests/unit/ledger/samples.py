@@ -1,4 +1,4 @@
-"""Records and rollouts of a made-up run, for the tests of what is kept, shown and drawn."""
+"""Records and rollouts of an invented run, for tests of the ledger, the display and the plots."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step_record(step: int, reward: float = 0.5, **changes: Any) -> StepRecord:
 def plan_change(
     generation: int, *, step: int = 1, seconds: float | None = None, preventive: bool = False
 ) -> PlanChange:
-    """Smaller micro-batches after an update that failed; `seconds`: until it was done."""
+    """A change to smaller micro-batches after a failed update. `seconds`: until the retry succeeded."""
     return PlanChange(
         generation=generation,
         time=datetime(2026, 1, 2, tzinfo=UTC),
@@ -64,7 +64,7 @@ def plan_change_record(
 
 
 def write_ledger(directory: Path, rewards: list[float]) -> Path:
-    """A run in `directory` whose steps had these mean rewards."""
+    """Write a run whose steps have these mean rewards."""
     directory.mkdir(parents=True, exist_ok=True)
     with Ledger(directory / "ledger.jsonl") as ledger:
         ledger.begin_attempt(started_at=990.0, versions={"torch": "2"}, plan={"generation": 0}, processes={})

@@ -1,4 +1,4 @@
-"""On a file system that is really full, nothing committed is lost and nothing half-written is left."""
+"""On a full file system, committed data is kept and no partial file remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's CUDA allocator would refuse of a settings string."""
+"""Allocator settings that torch's CUDA allocator would refuse."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_kv_cache_of_a_full_gpu_leaves_room_for_weights_and_policy() -> None
     assert kv_bytes(QWEN3_0_6B, many, 1) < plan.kv_cache_bytes < 24 * GIB - beside
 
 
-def test_an_engine_with_its_own_gpu_stays_awake_and_uses_all_memory() -> None:
+def test_an_engine_with_its_own_gpu_stays_awake_with_more_kv_cache() -> None:
     apart = replace(SIXTEEN_GROUPS, topology="Disaggregated")
     plan = first_plan(AUTO, H200, QWEN3_0_6B, apart)
     assert plan.rollout_sleep_level == 0

@@ -104,7 +104,7 @@ class TestInAPod:
 
 class TestHub:
     def test_a_model_comes_from_the_hubs_cache_without_a_network(self, model: Path, tmp_path: Path) -> None:
-        """In the layout that huggingface_hub gives its cache, read by its own code in a process of its own."""
+        """Uses the cache layout of huggingface_hub, read by its own code in a separate process."""
         commit = "0123456789abcdef0123456789abcdef01234567"
         repository = tmp_path / "hub" / "hub" / "models--org--tiny"
         shutil.copytree(model, repository / "snapshots" / commit)

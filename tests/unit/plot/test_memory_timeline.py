@@ -1,4 +1,4 @@
-"""The memory timeline: what it is made of, and what the picture of it says."""
+"""The memory timeline: its data and its plot."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def snapshot(seconds: float) -> OomSnapshot:
 
 @pytest.fixture
 def failed_run(tmp_path: Path) -> Path:
-    """A run that failed in its first step, and was changed."""
+    """A run that failed in its first step, and whose plan was changed."""
     (tmp_path / "memory").mkdir()
     for actor, samples in (("policy-0", POLICY), ("rollout-0", ROLLOUT)):
         (tmp_path / "memory" / f"{actor}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in samples))
@@ -226,7 +226,7 @@ def test_a_run_with_steps_has_all_the_pictures(failed_run: Path) -> None:
     assert stems == {"reward", "timing", "memory", "memory_timeline"}
 
 
-def test_an_empty_directory_is_refused_with_a_message(tmp_path: Path) -> None:
+def test_an_empty_ledger_has_nothing_to_draw(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text("")
     with pytest.raises(OutputUnavailable, match="nothing to draw yet"):
         plot_run(tmp_path)

@@ -1,4 +1,4 @@
-"""What the pictures compute before they draw."""
+"""Calculations behind the plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a pod as the contract has it."""
+"""Environment variables of a pod, as the operator sets them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOSTS = {
 
 
 def pod_variables(directory: Path, **changes: str) -> dict[str, str]:
-    """Of the only worker's pod, with files under `directory`."""
+    """Variables of the pod of the only worker, with files in `directory`."""
     return {
         "RLJOB_NAME": "digits",
         "RLJOB_NAMESPACE": "train",

@@ -1,4 +1,4 @@
-"""What a pod tells of its attempt."""
+"""Readiness of a pod during an attempt."""
 
 from __future__ import annotations
 

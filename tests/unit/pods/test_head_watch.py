@@ -1,4 +1,4 @@
-"""When a worker ends, and how."""
+"""Exit of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first process of a container owes the others."""
+"""Duties of the first process of a container."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_signal_is_forwarded_to_the_program(number: signal.Signals) -> None:
 
 
 def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> None:
-    """As `ray start` does: it ends, and its servers go on."""
+    """As with `ray start`: it exits, and its servers keep running."""
     orphans = tmp_path / "orphans"
     process = start(
         "import subprocess, sys, time\n"

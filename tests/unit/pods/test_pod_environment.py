@@ -1,4 +1,4 @@
-"""What a pod must be told, and what is said where it is told wrong."""
+"""Required environment variables of a pod, and errors about wrong ones."""
 
 from __future__ import annotations
 

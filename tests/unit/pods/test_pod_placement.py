@@ -1,4 +1,4 @@
-"""Facts that the controller asks of its workers' pods."""
+"""Facts that the controller requests from the pods of its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.pods.pod_variables import pod_variables
 
 
 class Agents:
-    """Those of three workers, of which number 1 is lost; the kernel killed a process in the pod of number 2."""
+    """Agents of three workers. Worker 1 is lost, and the kernel killed a process in the pod of worker 2."""
 
     def __init__(self, _workers: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""How a pod becomes a node of the job's Ray."""
+"""Start of the Ray node of a pod."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_port_is_fixed_and_used_once() -> None:
 
 
 def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Path) -> None:
-    """As `ray start` itself decides it, up to where it would start its processes."""
+    """Runs the code of `ray start` up to the start of its processes."""
     program = (
         "import sys\n"
         "from ray._private import node\n"

@@ -1,4 +1,4 @@
-"""What a controller waits for that cannot go on, and how containers begin that were restarted in place."""
+"""Restarts in place: the wait of the controller, and the start of restarted containers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_status_decides_between_restart_exit_and_wait(found: dict[str, Any],
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Time passes by pauses alone."""
+    """A clock that only pauses advance."""
     now = [100.0]
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What the workers' pods come to for the roles."""
+"""Roles and resources from the pods of the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps the policy out of its neighbour's memory, as far as it shows without a GPU: what the allocator is told."""
+"""Mitigations that leave GPU memory to the engine, tested without a GPU by the calls of the allocator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the allocator is told, in order; a cache that is handed back shows as `flush`."""
+    """Settings passed to the allocator, in order; `flush` stands for an emptied cache."""
     told: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("flush"))
@@ -136,7 +136,7 @@ def test_older_torch_is_set_by_its_own_variable(told: list[str], monkeypatch: py
 
 
 class KeptBuffer:
-    """In the place of the real one, which is GPU memory."""
+    """Stands for the real buffer, which is GPU memory."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -188,7 +188,7 @@ def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
 
 @pytest.fixture
 def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that the allocator pretends to cache beside 7 that are in use."""
+    """Bytes that the fake allocator caches, besides 7 in use."""
     cached = [MIN_RELEASE_BYTES]
     monkeypatch.setattr(
         torch.cuda,
@@ -229,7 +229,7 @@ def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(told: list[s
 
 
 def test_emptying_the_cache_takes_effect_at_once(told: list[str], caching: list[int], tmp_path: Path) -> None:
-    """The engine that could not wake beside it is started anew next, before any phase of the policy ends."""
+    """The engine that could not wake is restarted next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
     rank: Any = PolicyRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
     rank._model, rank._update = SimpleNamespace(chunk_tokens=0), SimpleNamespace(config=None)

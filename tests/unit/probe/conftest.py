@@ -14,6 +14,6 @@ def program(tmp_path: Path) -> ProbedProgram:
 
 @pytest.fixture
 def gpu_program(program: ProbedProgram) -> ProbedProgram:
-    """With a torch whose GPU can run out of memory."""
+    """A program with a fake torch whose GPU can run out of memory."""
     write_fake_torch(program.directory)
     return program

@@ -1,4 +1,4 @@
-"""Runs a Python program with the probe on its path, as a container would, and reads what it left behind."""
+"""Runs a Python program with the probe on its path, as in a container, and reads the files it wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ended:
 
 @dataclass
 class ProbedProgram:
-    """Programs that share a container: a termination log, and a directory for what they note."""
+    """Programs that share a container: its termination log, and the directory of notes."""
 
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class ProbedProgram:
 
     @property
     def message(self) -> TerminationMessage | None:
-        """As the operator reads it; fails where something else was written."""
+        """The termination message as the operator reads it. Fails if something else was written."""
         if not self.log.exists() or not self.log.read_text():
             return None
         message = read_termination_message(self.log.read_text())
@@ -139,7 +139,7 @@ class LRScheduler:
 
 
 def write_fake_torch(directory: Path, part: str = "", instead: str = "") -> None:
-    """Beside the program, with `part` of it replaced."""
+    """Writes a fake torch beside the program, with `part` of it replaced."""
     for name, text in FAKE_TORCH.items():
         path = directory / "torch" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Programs do with the probe what they do without it: their output, their errors, their exit code."""
+"""Programs have the same output, errors and exit code with and without the probe."""
 
 from __future__ import annotations
 

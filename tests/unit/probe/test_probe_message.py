@@ -1,4 +1,4 @@
-"""The message is what `rljob_api` reads, and never more than a kubelet keeps."""
+"""`rljob_api` reads the message, and it fits the kubelet's limit."""
 
 from __future__ import annotations
 

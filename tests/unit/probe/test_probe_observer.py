@@ -1,4 +1,4 @@
-"""The observer is attached where there is one, when the program uses CUDA, and never before."""
+"""The observer is attached when the program first uses CUDA, if torch supports it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_torch_that_was_imported_before_is_observed_too(gpu_program: ProbedProgr
         ("cuda.observers.append(observer)", "raise RuntimeError('cudaMallocAsync has no observers')"),
     ],
 )
-def test_a_torch_without_observers_works_as_without_the_probe(program: ProbedProgram, part: str, instead: str) -> None:
+def test_a_torch_without_observer_functions_works_as_before(program: ProbedProgram, part: str, instead: str) -> None:
     write_fake_torch(program.directory, part, instead)
     ended = program.run("import torch; torch.cuda.use(); torch.cuda.run_out_of_memory()")
     assert ended.exit_code == 1

@@ -1,4 +1,4 @@
-"""The probe runs on what Python an image has: 3.8 and later; and any Python can at least pass it by."""
+"""The probe runs on Python 3.8 and later, and does no harm on any other Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe writes about programs that end for want of memory, and that it writes nothing about others."""
+"""The probe reports programs that exit because memory ran out, and no others."""
 
 from __future__ import annotations
 

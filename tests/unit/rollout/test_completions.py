@@ -10,7 +10,7 @@ from rljob_trainer.rollout.engine import completions_of
 
 
 def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] | None = None) -> Any:
-    """As much of vLLM's CompletionOutput as is read."""
+    """The fields of vLLM's CompletionOutput that are read."""
     return SimpleNamespace(
         index=index,
         token_ids=tuple(token_ids),
@@ -20,7 +20,7 @@ def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] 
 
 
 class Tokenizer:
-    """Writes token 2, which ends a sequence, as nothing, and every other as its number."""
+    """Decodes token 2, the end of a sequence, as an empty text, and other tokens as their number."""
 
     def batch_decode(self, sequences: list[list[int]], skip_special_tokens: bool) -> list[str]:
         assert skip_special_tokens

@@ -1,4 +1,4 @@
-"""What a rollout engine is without a policy beside it."""
+"""A rollout engine without a policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob_trainer.rollout.engine import RolloutEngine
 
 
 class RecordingLLM:
-    """In the place of vLLM: what it was told, in order."""
+    """Stands for vLLM and records its calls, in order."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

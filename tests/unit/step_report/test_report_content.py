@@ -1,4 +1,4 @@
-"""What is told of a step, and of a failure."""
+"""Contents of the StepReport after a step and after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report beside the loop: the latest state, at its pace, whatever the API server does."""
+"""The StepReporter sends the latest state at its own pace, independently of the API server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 class Store:
-    """Keeps what it is given. `before`: called before each apply."""
+    """Stores the reports. `before`: called before each apply."""
 
     def __init__(self, existing: StepReport | None = None, before: Callable[[], object] = lambda: None) -> None:
         self.existing = existing

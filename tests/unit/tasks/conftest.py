@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One token a character, no chat template."""
+    """One token per character, no chat template."""
     directory: Path = tmp_path_factory.mktemp("tokenizer")
     write_character_tokenizer(directory, vocabulary=64, max_positions=256)
     return load_tokenizer(directory)

@@ -30,7 +30,7 @@ def task_of(spec: dict[str, Any], tokenizer: Any, directory: Path, *, max_prompt
 
 
 def module(directory: Path, source: str) -> str:
-    """A new module in `directory`; its name is not yet imported anywhere."""
+    """A new module in `directory`, with a name that has never been imported."""
     name = f"functions_of_test_{next(_module_numbers)}"
     (directory / f"{name}.py").write_text(source)
     return name

@@ -1,4 +1,4 @@
-"""The container's memory, from both versions of cgroups, as the kernel lays out their files."""
+"""Memory of the container, from the files of cgroup v1 and v2."""
 
 from __future__ import annotations
 

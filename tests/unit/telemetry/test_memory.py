@@ -55,7 +55,7 @@ def test_the_log_has_one_json_line_per_sample_and_is_appended_to(tmp_path: Path)
     assert (second["phase"], second["micro_batch"], second["rss_bytes"]) == ("sync", None, sample.rss_bytes)
 
 
-def test_a_sample_of_a_micro_batch_makes_one_call_per_source(tmp_path: Path) -> None:
+def test_a_sample_of_a_micro_batch_has_only_inexpensive_numbers(tmp_path: Path) -> None:
     log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
     log.record(1, "update", 0)
     log.record(1, "update")
@@ -191,7 +191,7 @@ def test_before_the_gpu_is_used_a_sample_makes_no_context(monkeypatch: pytest.Mo
     assert (sample.reserved_bytes, sample.device_total_bytes) == (0, 0)
 
 
-def test_memory_released_by_a_sleeping_engine_is_subtracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_released_by_a_sleeping_engine_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     log = MemoryLog(tmp_path / "rollout-0.jsonl", "cuda")
     with log.behind_torch():

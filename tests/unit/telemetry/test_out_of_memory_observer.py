@@ -1,4 +1,4 @@
-"""What is written down when a request fails. torch calls the observer as (device, request, allowed, free)."""
+"""Snapshots of failed requests. torch calls the observer as (device, request, allowed, free)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STATS = {
 
 @pytest.fixture
 def observe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Observer, MemoryLog]:
-    """The observer that torch is given in the process of policy rank 2, and the log of that process."""
+    """The observer in the process of policy rank 2, and the memory log of that process."""
     attached: list[Observer] = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _device: STATS, raising=False)

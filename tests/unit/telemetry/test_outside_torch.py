@@ -1,4 +1,4 @@
-"""What a process holds of its GPU beside torch, on a machine whose NVML says what each test gives it to say."""
+"""GPU memory of a process outside torch, with a fake NVML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """`used`: of the GPU. `processes`: use by process id, as NVML of this machine names them."""
+    """`used`: memory of the GPU. `processes`: memory by process id, as NVML reports it."""
 
     NVMLError = NvmlError
 
@@ -70,7 +70,7 @@ def test_in_a_container_it_is_the_growth_until_the_first_call(nvml: Nvml, proces
 
 
 def test_a_foreign_process_with_the_same_id_is_not_counted(nvml: Nvml) -> None:
-    """A process id of the host can be one of the container's too."""
+    """Process ids of the host and of the container can be equal."""
     outside = OutsideTorch()
     nvml.used, nvml.processes = 1_300, {os.getpid(): 200}
     assert outside.measure(1_000) == 300

@@ -11,7 +11,7 @@ from rljob_testing.patience import Deadline, wait_for_end
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
-    """`now`, and what the hypervisor has stolen of each processor."""
+    """`now`, and the stolen time of each processor."""
     times = {"now": [100.0], "stolen": [7.0, 3.0]}
     monkeypatch.setattr(patience.time, "monotonic", lambda: times["now"][0])
     monkeypatch.setattr(patience, "_stolen_seconds", lambda: list(times["stolen"]))

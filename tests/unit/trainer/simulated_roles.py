@@ -1,4 +1,4 @@
-"""Roles without processes: weights are the history of what was learnt, and any call can be made to fail."""
+"""Roles without processes. Their weights are the history of updates, and any call can be made to fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 def out_of_memory(actor: str, message: str = OUT_OF_MEMORY) -> TrainerError:
-    """A process's failure as it leaves the process."""
+    """The failure of a process, as the controller receives it."""
     known = known_failure(OutOfMemoryError(message))
     assert isinstance(known, DeviceOutOfMemory)
     return known.of(actor)
@@ -40,7 +40,7 @@ START = "the weights that it begins with"
 
 
 def learnt(weights: str, batch: RolloutBatch) -> str:
-    """The weights after an update: they depend on all that came before, and on every number of the batch."""
+    """The weights after an update, which depend on all earlier updates and on every number of the batch."""
     content = b"".join(part.tobytes() for part in (*batch.response_ids, batch.rewards, batch.advantages))
     return hashlib.sha256(f"{weights}/{batch.step}".encode() + content).hexdigest()
 

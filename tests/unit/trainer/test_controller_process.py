@@ -1,4 +1,4 @@
-"""The controller needs no GPU, and nothing in it could ask for one."""
+"""The controller needs no GPU and imports nothing that uses one."""
 
 from __future__ import annotations
 

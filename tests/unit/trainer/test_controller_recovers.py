@@ -1,4 +1,4 @@
-"""Whatever call fails, and however often: the run ends with the weights and the rewards of one without a failure."""
+"""A run with any failures has the same weights and rewards as a run without a failure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Told(RunListener):
 
 @dataclass
 class Job:
-    """A job in a directory; each `attempt` has roles of its own."""
+    """A job in a directory. Each `attempt` has its own roles."""
 
     directory: Path
     max_adjustments: int = 100
@@ -74,7 +74,7 @@ class Job:
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
     def attempt(self, roles: SimulatedRoles, kills: Callable[[], int] = lambda: 0) -> tuple[SimulatedRoles, Told, str]:
-        """Run one attempt; returns its roles, what was told, and what was printed."""
+        """Run one attempt. Returns its roles, the calls of its listener, and its output."""
         told, screen = Told(), io.StringIO()
         display = RunDisplay(Console(file=screen, width=200), "job", STEPS)
         (self.directory / "checkpoints").mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def test_partly_written_parameters_are_restored(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_fails_resumes_at_the_failed_update(tmp_path: Path) -> None:
-    """The policy is lost before the first checkpoint, and the second of two updates that are replayed fails once."""
+    """The policy is lost before the first checkpoint, and the second of two replayed updates fails once."""
     roles = SimulatedRoles({"update 3": HALFWAY})
     roles.later = {"update 2": WHOLE}
     Job(tmp_path).attempt(roles)

@@ -1,4 +1,4 @@
-"""Roles that cannot be used after a failure, by what the trainer knows of them."""
+"""Roles that are unusable after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.trainer.simulated_roles import SimulatedRoles
 
 
 def roles(ranks: int = 1, *, policy_at: int | None = 2) -> Any:
-    """Roles that are up, with the policy at a step; None: it was stopped in its optimizer step."""
+    """Running roles with the policy at a step; None if it was interrupted in its optimizer step."""
     simulated = SimulatedRoles({}, ranks)
     simulated.load()
     simulated.policy_at = policy_at

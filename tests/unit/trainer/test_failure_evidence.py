@@ -1,4 +1,4 @@
-"""What is gathered around a failure, and the lines that people see of it."""
+"""Evidence of a failure, and the lines about it for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def raised_in(file: str, function: str) -> TrainerError:
-    """A process's failure with an exception from one function of a library."""
+    """Failure of a process, with an exception from a function of a library."""
     namespace: dict[str, Any] = {}
     exec(compile(f"def {function}(error):\n    raise error", file, "exec"), namespace)
     try:

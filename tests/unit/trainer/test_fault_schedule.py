@@ -1,4 +1,4 @@
-"""Faults on purpose: refused unless allowed, given as often as was asked for, whatever ends in between."""
+"""Injected faults are refused unless allowed, and injected as often as requested across attempts."""
 
 from __future__ import annotations
 

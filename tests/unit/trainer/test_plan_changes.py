@@ -1,4 +1,4 @@
-"""Which plan an attempt begins with, and what is known of its changes."""
+"""The plan at the start of an attempt, and its changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's own Ray is started."""
+"""Start of Ray by a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rljob_trainer.roles import ray_driver
     ("said", "raised"),
     [("The current node timed out during startup. This could happen", WorkerLost), ("something else", Exception)],
 )
-def test_a_slow_start_of_ray_is_restarted(monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]) -> None:
+def test_a_slow_start_of_ray_raises_its_own_error(
+    monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]
+) -> None:
     def init(**_: Any) -> None:
         raise Exception(said)
 

@@ -1,4 +1,4 @@
-"""What the StepReport tells of changes of the plan, and of memory that is running out."""
+"""Plan changes and memory pressure in the StepReport."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Told(RunListener):
 
 
 def rising(step: int) -> Mapping[str, Mapping[Phase, MemorySample]]:
-    """Tensors grow by 4 GiB a step on a card of 80."""
+    """Tensors that grow by 4 GiB per step on a GPU of 80 GiB."""
     allocated = (10 + 4 * step) * GIB
     sample = MemorySample(
         allocated_bytes=allocated,

@@ -1,4 +1,4 @@
-"""Failures of an attempt as the recovery engine takes them: which ones `rljob run` restarts after."""
+"""Failures of an attempt after which `rljob run` restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def given_up(failure: TrainerError) -> TrainerError:
 
 
 def test_half_of_the_remaining_steps_give_a_restart_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job of 8 steps never commits the 10 that give a restart back in a longer one."""
+    """A job of 8 steps never commits the 10 steps that restore a restart in a longer job."""
     commits = iter([4, 2, 1, 1])
 
     def attempt(_run: JobRun, ledger: Ledger, _display: object, _stop: object) -> Outcome:

@@ -1,4 +1,4 @@
-"""What the manifest and the machine come to, for the roles."""
+"""Settings of the roles, from the manifest and the machine."""
 
 from __future__ import annotations
 

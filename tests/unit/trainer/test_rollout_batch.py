@@ -1,4 +1,4 @@
-"""A step's rollouts are on disk what they were in memory."""
+"""Rollouts of a step survive a round trip to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sender over CUDA IPC, with host memory in the place of the GPU's: what the engines find behind each handle."""
+"""The sender over CUDA IPC, with host memory instead of GPU memory: the contents behind each handle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in (("a
 
 
 class ReadingEngines(EngineCalls):
-    """Read each bucket when they are told of it, as vLLM does: the bytes at the start of what the handle opens."""
+    """Read each bucket when it is announced, as vLLM does: the first bytes behind the handle."""
 
     def __init__(self) -> None:
         super().__init__([])

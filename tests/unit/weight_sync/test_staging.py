@@ -1,4 +1,4 @@
-"""How parameters are cut into pieces that are staged at once, for both backends."""
+"""Division of parameters into pieces that are staged together, for both backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the locked requirement files promise."""
+"""Properties of the locked requirement files."""
 
 from __future__ import annotations
 

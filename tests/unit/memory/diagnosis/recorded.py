@@ -1,4 +1,4 @@
-"""The recorded failures under tests/data/oom, as its README says."""
+"""Recorded failures in tests/data/oom, as described in its README."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def recorded_failures() -> list[tuple[FailureClass, Path]]:
 
 
 def recorded_texts() -> list[Path]:
-    """Those that are one text."""
+    """Recorded failures that consist of a single text file."""
     return [path for _, path in recorded_failures() if path.is_file()]
 
 

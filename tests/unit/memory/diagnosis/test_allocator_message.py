@@ -26,7 +26,7 @@ HINTS = st.sampled_from(
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[str, dict[str, str | None]]:
-    """A message of the grammar of torch 2.2 to 2.15, and its sizes by name."""
+    """A message in the format of torch 2.2 to 2.15, and its sizes by name."""
     sizes: dict[str, str | None] = {name: draw(SIZES) for name in ("requested", "total", "free", "allocated", "cached")}
     for name in ("process", "allowed", "private_pool"):
         sizes[name] = draw(st.none() | SIZES.filter(lambda size: size != "0 bytes"))

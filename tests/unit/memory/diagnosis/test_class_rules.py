@@ -1,4 +1,4 @@
-"""What the rules make of evidence that no single message shows."""
+"""Diagnoses from evidence that no single message contains."""
 
 from __future__ import annotations
 

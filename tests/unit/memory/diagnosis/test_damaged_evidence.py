@@ -1,4 +1,4 @@
-"""Evidence as it comes: cut off, interleaved, misshapen, endless. Never an exception, never a sure wrong answer."""
+"""Damaged evidence (truncated, interleaved, malformed, endless) raises nothing and gives no confident wrong cause."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ print(best.failure_class, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1
 
 
 def long_log(size_bytes: int) -> Iterator[bytes]:
-    """What fills a log for weeks (a line of metrics a step), memory among it, and the failure at its end."""
+    """Log of weeks: a line of metrics per step, including memory, and a failure at the end."""
     metrics = b" - ".join(b"actor/metric_%d: 0.0214" % number for number in range(60))
     steps = b"".join(b"(WorkerDict pid=%d) step:%d - %s\n" % (n % 64, n, metrics) for n in range(200))
     memory = b"(WorkerDict pid=7) After update, memory allocated (GB): 3.75, memory reserved (GB): 40.25\n" * 20
@@ -137,7 +137,7 @@ def long_log(size_bytes: int) -> Iterator[bytes]:
 
 
 def test_200_megabytes_through_a_pipe_take_no_more_memory_than_two() -> None:
-    """Measured by the kernel in a process of its own, which may have 1 GiB of addresses and 40 s of a processor."""
+    """Runs in a process of its own, which the kernel limits to 1 GiB of address space and 40 s of CPU time."""
 
     def limits() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

@@ -1,4 +1,4 @@
-"""`rljob diagnose`, as a shell sees it."""
+"""Output and exit codes of `rljob diagnose`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page for users says what the code says."""
+"""docs/diagnose.md agrees with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files and directories tell: documents of the project, memory logs, snapshots, and whatever else lies there."""
+"""Evidence from files and directories: documents of RLJob, memory logs, snapshots and other files."""
 
 from __future__ import annotations
 

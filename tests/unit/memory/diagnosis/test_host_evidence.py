@@ -1,4 +1,4 @@
-"""What the container's own numbers say about a process that was killed, or died of a bus error."""
+"""Host memory numbers of a container as evidence for killed processes and bus errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_new_container_counts_from_its_own_start(tmp_path: Path) -> None:
     assert read_evidence(write(tmp_path, {"memory/policy-0.jsonl": log})).failure is None
 
 
-def test_a_bus_error_is_shared_memory_only_if_dev_shm_is_full(tmp_path: Path) -> None:
+def test_a_bus_error_is_shared_memory_more_surely_if_dev_shm_is_full(tmp_path: Path) -> None:
     full = write(tmp_path / "a", {"train.log": BUS_ERROR + "shm              64M   64M     0 100% /dev/shm\n"})
     empty = write(tmp_path / "b", {"train.log": BUS_ERROR + "tmpfs           65536     0 65536   0% /dev/shm\n"})
     alone = write(tmp_path / "c", {"train.log": BUS_ERROR})

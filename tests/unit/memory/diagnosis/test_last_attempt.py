@@ -1,4 +1,4 @@
-"""Which of many failures is explained: the first of the last attempt that failed."""
+"""Choice of the failure to explain: the first one of the last failed attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures are found in any log, whatever stands around them."""
+"""Failures are found in any log, regardless of the surrounding text."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_memory_that_trainers_log_becomes_a_series(line: str) -> None:
 
 
 class _LongLog(RawIOBase):
-    """`size` bytes of ordinary lines, and one failure at their end; never held as a whole."""
+    """`size` bytes of ordinary lines with one failure at the end, generated piecewise."""
 
     def __init__(self, size: int) -> None:
         self._block = b"(WorkerDict pid=7) step:12 - actor/loss:0.013 - reward/mean:0.51 tokens 1024 it/s\n" * 800

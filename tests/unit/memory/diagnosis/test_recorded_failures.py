@@ -1,4 +1,4 @@
-"""The diagnosis of every recorded failure: public threads', and those made on purpose."""
+"""Diagnoses of all recorded failures, from public threads and induced ones."""
 
 from __future__ import annotations
 

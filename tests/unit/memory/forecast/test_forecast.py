@@ -1,4 +1,4 @@
-"""Early warnings: what is seen in time, and what is no reason to worry anybody."""
+"""Early warnings: growth that is detected in time, and memory use without a warning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Memory = partial(replace, PLAIN)
 def warned(
     steps: Iterable[MemorySample], *, total: int | None = None, phase: str = "update"
 ) -> Iterator[MemoryPressure | None]:
-    """What is said after each step."""
+    """The warning after each step, if any."""
     forecast = Forecast(steps=total)
     for number, sample in enumerate(steps, start=1):
         forecast.observe(number, {"policy-0": {phase: sample}})
@@ -79,7 +79,7 @@ def test_retained_tensors_are_detected_with_the_steps_left() -> None:
 
 
 def test_a_retained_cache_is_detected_by_the_memory_left_to_the_engine() -> None:
-    """Reserved memory of the kind published for Trinity-RFT 541: 30.1, 34.0 and 38.2 GiB in steps 1, 5 and 9."""
+    """Reserved memory as published for Trinity-RFT 541: 30.1, 34.0 and 38.2 GiB in steps 1, 5 and 9."""
     forecast = Forecast()
     for step in range(1, 13):
         cache = step * GIB
@@ -110,7 +110,7 @@ def test_a_cache_that_cannot_be_released_is_fragmentation() -> None:
     assert first_warning(said)[1].diagnosis.class_name == "Fragmentation"
 
 
-def test_growing_peaks_of_equal_tensors_are_fragmentation_with_retries() -> None:
+def test_growing_peaks_are_fragmentation_more_surely_after_retries() -> None:
     def at(step: int, retries: int) -> MemorySample:
         return Memory(peak_reserved_bytes=42 * GIB + step * GIB, alloc_retries=retries)
 
@@ -191,7 +191,7 @@ def test_one_time_allocations_of_the_first_steps_give_no_warning(jumps: list[int
 
 
 def test_a_cache_that_settles_gives_warnings_only_while_it_grows() -> None:
-    """Record lengths: each larger one takes a new piece, and they become rarer."""
+    """Each new maximum length allocates another block, and new maxima become rarer."""
     noise = random.Random(7)
     false_alarms = 0
     for _ in range(200):
@@ -210,7 +210,7 @@ def test_a_cache_that_settles_gives_warnings_only_while_it_grows() -> None:
 
 
 def test_a_recorded_successful_run_gives_no_warning() -> None:
-    """examples/digits.yaml on a CPU: 60 steps, on a machine that other programs used too."""
+    """examples/digits.yaml on a CPU: 60 steps, on a machine shared with other programs."""
     forecast = Forecast(steps=60)
     nothing = Memory(
         allocated_bytes=0,
@@ -239,13 +239,13 @@ def test_growth_beyond_the_end_of_the_job_gives_no_warning() -> None:
     assert not any(warned(slow, total=70))
 
 
-def test_the_projection_covers_ten_times_the_observed_steps() -> None:
+def test_the_projection_covers_at_most_ten_times_the_observed_steps() -> None:
     slow = [Memory(shared_memory_used_bytes=step * 20 * MIB) for step in range(20)]
     assert not any(warned(slow)), "800 steps away"
 
 
 def test_a_sleeping_engine_has_released_its_memory() -> None:
-    """torch counts what a sleeping engine gave back as reserved still."""
+    """torch still counts memory that a sleeping engine has released as reserved."""
     said = warned(
         (
             Memory(reserved_bytes=(20 + step) * GIB, asleep_bytes=(9 + step) * GIB, device_free_bytes=59 * GIB)
@@ -301,7 +301,7 @@ def test_tau_is_between_minus_one_and_one_and_turns_with_the_order(values: list[
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**6), 10**6), st.integers(5, 30), st.data())
-def test_the_slope_tolerates_one_outlier_in_five(start: int, slope: int, count: int, data: st.DataObject) -> None:
+def test_the_slope_tolerates_outliers(start: int, slope: int, count: int, data: st.DataObject) -> None:
     values = [start + slope * number for number in range(count)]
     for _ in range(count // 10):
         values[data.draw(st.integers(0, count - 1))] += data.draw(st.integers(-(10**12), 10**12))
@@ -309,7 +309,7 @@ def test_the_slope_tolerates_one_outlier_in_five(start: int, slope: int, count: 
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=32), st.integers(0, 2**30))
-def test_growth_is_detected(values: list[int], least: int) -> None:
+def test_detected_growth_is_positive_and_at_least_the_threshold(values: list[int], least: int) -> None:
     rise = ongoing_growth(values, least)
     if rise is not None:
         assert rise.slope > 0

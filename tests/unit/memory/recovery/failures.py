@@ -1,4 +1,4 @@
-"""A job on one H200 with Qwen3-0.6B's shape, what fails in it, and a run of failures against the ladder."""
+"""A job on one H200 with the shape of Qwen3-0.6B, its failures, and sequences of failures."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def change_after(evidence: Evidence, plan: MemoryPlan, given: Constraints) -> Ch
 def answers_to(
     evidences: Iterable[Evidence], plan: MemoryPlan, given: Constraints, *, committed_each_time: int = 0
 ) -> tuple[list[Changed], Restart | GiveUp | None]:
-    """The answers as one failure follows the other, until no change is left or they end."""
+    """The answers to one failure after the other, until no change is left or the failures end."""
     state, changes = RecoveryState(plan, steps=1_000), list[Changed]()
     for evidence in evidences:
         found = answer(evidence, plan, given, state)
@@ -148,7 +148,7 @@ def explanation_of(end: Response | None) -> str:
 
 
 def settings_in_order(changes: list[Changed]) -> list[str]:
-    """The settings that were changed, each as often as in a row, once."""
+    """The changed settings in order, without consecutive duplicates."""
     names = [each.change.remedy.setting for each in changes]
     return [name for place, name in enumerate(names) if place == 0 or names[place - 1] != name]
 

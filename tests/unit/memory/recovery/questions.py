@@ -1,4 +1,4 @@
-"""Every question for the recovery engine, as hypothesis strategies: plans, constraints, failures."""
+"""Inputs of the recovery engine as hypothesis strategies: plans, constraints, failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PINNABLE = frozenset(_PINNED_VALUES)
 
 
 def settings_that_pin(pinned: Iterable[str]) -> MemorySettings:
-    """`spec.memory` with these settings of the plan pinned, to whatever value."""
+    """`spec.memory` with these settings of the plan pinned to any value."""
     return MemorySettings.model_validate({pinning_field(name): _PINNED_VALUES[name] for name in pinned})
 
 

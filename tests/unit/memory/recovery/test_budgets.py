@@ -1,4 +1,4 @@
-"""Budgets of changes and restarts, and the one rule by which progress gives them back."""
+"""Budgets of changes and restarts, and the rule by which progress restores them."""
 
 from __future__ import annotations
 

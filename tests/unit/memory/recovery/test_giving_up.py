@@ -1,4 +1,4 @@
-"""Giving up: the reason, everything that was tried, and the values to write."""
+"""Giving up: the reason, all changes that were tried, and the values to set."""
 
 from __future__ import annotations
 

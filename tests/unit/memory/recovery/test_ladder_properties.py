@@ -27,7 +27,7 @@ MOST_CHANGES = 200
 def test_every_sequence_of_failures_ends_and_no_plan_comes_back(
     plan: MemoryPlan, bounds: Constraints, failures: list[Evidence]
 ) -> None:
-    """Even where each attempt commits a step and gives back what it cost: what has to end it is the ladder itself."""
+    """Holds even if each attempt commits a step and restores its budget: the ladder itself must end."""
     seen = [_without_generation(plan)]
     state, given_up, number = RecoveryState(None, 1_000), 0, 0
     while given_up < len(failures):

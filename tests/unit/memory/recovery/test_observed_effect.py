@@ -58,7 +58,7 @@ def test_the_effect_of_a_smaller_engine_shows_on_the_device() -> None:
 
 
 def test_the_engines_effect_ignores_the_memory_of_the_policy() -> None:
-    """Before, the policy failed with 30 GiB; afterwards it was seen when its update was over, with 3."""
+    """The policy failed with 30 GiB. The sample afterwards was taken after its update, with 3 GiB."""
     change = a_change("EngineNotAsleep", requested_bytes=9 * GIB)
     assert change.remedy.setting == "rolloutSleep"
     before, after = memory(reserved=30, free=5), memory(reserved=3, free=134)

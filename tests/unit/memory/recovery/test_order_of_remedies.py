@@ -81,7 +81,7 @@ def test_partly_written_parameters_are_never_retried_live() -> None:
 
 
 def test_no_plan_is_tried_twice() -> None:
-    """The optimizer's state was put on the host since it did not fit the GPU: it does not come back."""
+    """The optimizer's state was offloaded because it did not fit the GPU, and is not moved back."""
     state = failure(diagnosis("OptimizerState"))
     memory = RankMemory(role="policy", rank=0, device_free_bytes=90 * GIB, device_total_bytes=140 * GIB)
     killed = failure(diagnosis("HostMemory"), memory=memory)
@@ -91,7 +91,7 @@ def test_no_plan_is_tried_twice() -> None:
 
 
 def test_the_trainer_leaves_higher_levels_to_its_supervisor() -> None:
-    """Smaller micro-batches would be within its reach, and would not act on the cause."""
+    """The trainer could shrink micro-batches itself, but that would not act on the cause."""
     stranger = failure(diagnosis("ForeignProcess"), diagnosis("ActivationSpike", 0.4))
     decision = answer(stranger, FIRST_PLAN, constraints(IN_THE_TRAINER))
     assert isinstance(decision, GiveUp)

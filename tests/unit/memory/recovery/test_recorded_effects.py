@@ -36,7 +36,7 @@ def test_logits_that_did_not_fit_in_the_backward_pass() -> None:
 
 
 def test_a_failure_before_the_peak_shows_only_a_part_of_it() -> None:
-    """In the forward pass three tensors of the logits' size were there, and the fourth was asked for."""
+    """In the forward pass three tensors of the logits' size existed, and the fourth was requested."""
     spike = diagnosis(
         "ActivationSpike", requested_bytes=39_825_084_252, free_bytes=5_272_072_356, allocated_bytes=142_034_568_479
     )
@@ -54,7 +54,7 @@ def test_twice_the_tokens_take_twice_the_logits() -> None:
 
 
 def test_the_activations_of_a_whole_step() -> None:
-    """What was allocated beside three tensors of logits, and weights and moments, as the forward pass ended."""
+    """Allocated memory at the end of the forward pass, without three tensors of logits, weights and moments."""
     logits = 65_536 * 4 * 151_936
     kept = 142_034_568_479 - 3 * logits - 2_622_636_544
     assert 256 * 257 * FACTS.activation_bytes_per_token == pytest.approx(kept, rel=0.1)

@@ -1,4 +1,4 @@
-"""From a reported message, or a recorded failure, to its remedy; and from a warning to a change before the failure."""
+"""Remedies of reported messages and recorded failures, and changes after warnings."""
 
 from __future__ import annotations
 
