@@ -57,7 +57,7 @@ class SimulatedProcesses:
 
 
 class SimulatedRoles:
-    """As `ColocatedRoles`. `failures`: by the call that fails, its number or such as `update 3`, how. `later`: the
+    """As `ColocatedRoles`. `failures`: kind of failure by call, either its number or its name, as in `update 3`. `later`: the
     same, once one has failed."""
 
     def __init__(self, failures: Mapping[Any, str], ranks: int = 1) -> None:
