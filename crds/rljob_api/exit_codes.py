@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
     @property
     def retry(self) -> bool:
-        """True if restarting the job can help although nobody changes its manifest or its inputs."""
+        """True if a restart can help without a change of the manifest or the inputs."""
         return self not in (ExitCode.COMPLETE, ExitCode.INVALID_MANIFEST, ExitCode.BAD_INPUT)
 
 

@@ -99,8 +99,8 @@ def _check_kind(path: Path, document: Document) -> None:
     for field, expected in (("apiVersion", API_VERSION), ("kind", "RLJob")):
         found = document.data.get(field)
         if found != expected:
-            said = f"found {found!r}" if found is not None else "found none"
-            message = f"expected {expected}, {said}; write {field}: {expected}"
+            actual = f"found {found!r}" if found is not None else "found none"
+            message = f"expected {expected}, {actual}; write {field}: {expected}"
             problems.append(Problem(path, field, message, document.line_of((field,))))
     if problems:
         raise ManifestError(problems)

@@ -1,4 +1,4 @@
-"""GRPO with TRL on a CPU: a tiny model learns to answer in digits. Checkpoints, and goes on from the latest one.
+"""GRPO with TRL on a CPU: a tiny model learns to answer in digits. Writes checkpoints and resumes from the latest one.
 
 Some prompts are long: a step with them needs several times the memory of the others.
 """

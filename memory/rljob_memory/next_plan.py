@@ -12,7 +12,7 @@ from rljob_memory.sizes import GIB
 
 
 def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, profile: MemoryProfile | None) -> MemoryPlan | None:
-    """`plan`, the one in force, with the settings that the user has pinned since.
+    """The current `plan`, with the settings that the user has pinned since.
 
     None if there is no plan yet: RLJob's own trainer computes the first one.
     """
@@ -23,7 +23,7 @@ def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, profile: Memo
 
 
 def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
-    """The plan of generation 1 for another trainer, whose model and machine nobody has reported. Pure.
+    """The plan of generation 1 for another trainer, whose model and machine are unknown. Pure.
 
     Settings that are not pinned have the values of a trainer without any options, as a base for changes.
     """

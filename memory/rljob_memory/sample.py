@@ -42,11 +42,11 @@ class MemorySample:
     """Memory in tensors, or waiting for a kernel that still uses it."""
 
     inactive_split_bytes: int = 0
-    """Free parts of segments that also hold tensors, which the allocator cannot give back. 0 for expandable segments,
+    """Free parts of segments that also hold tensors, which the allocator cannot release. 0 for expandable segments,
     which it can unmap in part."""
 
     alloc_retries: int = 0
-    """Requests since the process started for which the allocator had to give its whole cache back."""
+    """Requests since the process started for which the allocator had to release its whole cache."""
 
     ooms: int = 0
     """Requests since the process started that failed even so."""
@@ -104,7 +104,7 @@ class MemorySample:
     def from_line(cls, line: Mapping[str, Any]) -> MemorySample | None:
         """The sample in a line of a memory log, also under the names that older logs have (`allocated`, `shm_size`).
 
-        None if the line has no allocated memory. A value that is not what its name says is left out.
+        None if the line has no allocated memory. A value of another type is omitted.
         """
         values = {current_name(name): value for name, value in line.items()}
         if not _is_whole_number(values.get("allocated_bytes")):

@@ -1,7 +1,7 @@
-"""Growth of memory over the samples of one process, told from noise, warm-up and a series that has settled.
+"""Growth of memory over the samples of one process, as opposed to noise, warm-up and a series that has settled.
 
-Two questions are asked of a series. After a failure: did it grow (`past_growth`)? Before one: does it grow steadily and
-is it still growing (`ongoing_growth`)? Both rest on Kendall's tau of the values with their order.
+`past_growth` detects growth after a failure. `ongoing_growth` detects steady growth that continues, before a failure.
+Both use Kendall's tau of the values and their order.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class SimulatedCluster:
         del self.pods[name]
 
     def finish_deletions(self) -> None:
-        """Remove the pods that are being deleted; nobody observes how they ended."""
+        """Remove the pods that are being deleted, without a termination status."""
         for name in [pod.name for pod in self.pods.values() if pod.deleting]:
             del self.pods[name]
 

@@ -147,7 +147,7 @@ def validate(
 def plot(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where to write. Default: DIR/plots.")
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory of the plots. Default: DIR/plots.")
     ] = None,
 ) -> None:
     """Plot reward, timing and memory of a run, as PNG and SVG. The run may be in progress."""

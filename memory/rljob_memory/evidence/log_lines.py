@@ -80,7 +80,7 @@ class LogLine:
     """Without colours and prefixes."""
 
     writer: str
-    """Tells interleaved processes apart; empty if nothing does."""
+    """Distinguishes interleaved processes; empty if the line names no process."""
 
     clock: tuple[str, float] | None
     """Format of the first time stamp, and its seconds: since the epoch if it names its zone."""

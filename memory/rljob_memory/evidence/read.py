@@ -47,7 +47,7 @@ def read_evidence(path: Path) -> CollectedEvidence:
 
 
 def evidence_around(failure: Failure, directory: Path, plan: MemoryPlan | None) -> CollectedEvidence:
-    """The evidence of a failure that is known by its exception, with what lies in the directory of its run.
+    """Evidence of a failure known by its exception, with the files in the directory of its run.
 
     `plan`: the memory plan that it failed under, if known.
     """

@@ -72,7 +72,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.SHARED_MEMORY,
         r"unable to (?:write to file|(?:open|allocate) shared memory).{0,30}</torch_[^>]{0,100}>.{0,300}"
         r"(?:No space left on device|Cannot allocate memory)"
-        # Both of these end in whatever errno an earlier call left behind.
+        # Both of these end in the errno of an earlier call.
         r"|unable to (?:write to file|allocate shared memory\(shm\) for file) </torch_[^>]{0,100}>",
     ),
     _signature(FailureKind.SHARED_MEMORY, r"out of shared memory|insufficient shared memory \(shm\)"),

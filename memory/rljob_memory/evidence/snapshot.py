@@ -1,6 +1,6 @@
 """Reads torch's allocator snapshots (`torch.cuda.memory._dump_snapshot`) without torch and without trusting them.
 
-A snapshot is a pickle, and a pickle can run any code. Only plain containers are accepted, and a process of its own with
+A snapshot is a pickle, and a pickle can run any code. Only plain containers are accepted, and a separate process with
 limited memory reads it, since a few bytes of a pickle can also request any amount of memory.
 """
 
@@ -40,9 +40,9 @@ def read_snapshot(path: Path) -> list[DeviceMemory]:
     except subprocess.TimeoutExpired:
         raise UnreadableSnapshot(f"{path}: reading it took more than {_TIME_LIMIT_SECONDS} s; is it damaged?") from None
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = (
-            said[-1] if said else f"reading it needs more than {human_bytes(_MEMORY_LIMIT_BYTES)}, or it is damaged"
+            errors[-1] if errors else f"reading it needs more than {human_bytes(_MEMORY_LIMIT_BYTES)}, or it is damaged"
         )
         raise UnreadableSnapshot(
             f"{path}: expected a snapshot of torch.cuda.memory._dump_snapshot or a text, found another pickle: {reason}"
@@ -98,7 +98,7 @@ def _main(path: str) -> None:
     try:
         with open(path, "rb") as file:
             snapshot = _PlainUnpickler(file).load()
-    except Exception as error:  # A damaged pickle raises whatever the opcode that was hit raises.
+    except Exception as error:  # A damaged pickle can raise any exception.
         sys.exit(f"{type(error).__name__}: {error}"[:300])
     if not isinstance(snapshot, dict) or "segments" not in snapshot:
         sys.exit("it holds no list of segments")

@@ -50,6 +50,6 @@ class Constraints:
         """New pods may run on another node, so a restart under the same plan can help after any failure."""
         return "ReplacePods" in self.levels
 
-    def level_in_force(self, needed: RemedyLevel) -> RemedyLevel | None:
-        """The lowest of the caller's levels that does what `needed` does; None if none does."""
+    def available_level(self, needed: RemedyLevel) -> RemedyLevel | None:
+        """The lowest level of the caller that includes `needed`; None if no level does."""
         return next((level for level in LEVELS[LEVELS.index(needed) :] if level in self.levels), None)

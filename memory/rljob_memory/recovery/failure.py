@@ -80,7 +80,7 @@ class Case:
         return self.constraints.profile
 
     def number(self, *names: str) -> int | None:
-        """The first of `names` that the diagnosis has a number for; bytes or a count, as the name says."""
+        """The number of the diagnosis with the first of these names that it has; bytes, or a count."""
         return next((found for name in names if (found := self.diagnosis.numbers.get(name)) is not None), None)
 
     @property

@@ -54,7 +54,7 @@ def families_for(failure_class: FailureClass) -> list[Family]:
 
 
 def ladder_of(case: Case) -> Ladder:
-    """The changes that act on the case's class and would lead to a plan that has not been in force."""
+    """The changes that act on the case's class and lead to a plan that was not current before."""
     rungs: list[Rung] = []
     pinned: list[str] = []
     bounded: list[str] = []
@@ -71,15 +71,15 @@ def ladder_of(case: Case) -> Ladder:
                     f"{family.name} would help: make the trainer read it, and add it to trainer.supportedSettings"
                 )
         elif not _repeats(case, family, change):
-            level = case.constraints.level_in_force(needed_level(case, family))
+            level = case.constraints.available_level(needed_level(case, family))
             rungs.append(Rung(family, change, level, _renewed_roles(case, family, level)))
     return Ladder(tuple(rungs), tuple(pinned), tuple(bounded))
 
 
 def best(rungs: Sequence[Rung], need_bytes: int | None) -> Rung:
-    """The cheapest level first; within it, the change that covers most of the need; of equals, the first.
+    """The change on the cheapest level; on one level, the change that covers most of the need; among equals, the first.
 
-    Without a known need there is nothing to cover, and the price decides.
+    Without a known need, the price decides.
     """
 
     def preference(rung: Rung) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def best(rungs: Sequence[Rung], need_bytes: int | None) -> Rung:
 
 
 def needed_level(case: Case, family: Family) -> RemedyLevel:
-    """The lowest level at which `family`'s change is in force and no role is dead."""
+    """The lowest level at which `family`'s change takes effect and no role is dead."""
     return max(family.level, _level_that_revives(case.dead), key=LEVELS.index)
 
 
@@ -120,4 +120,4 @@ def _is_supported(case: Case, family: Family) -> bool:
 
 def _repeats(case: Case, family: Family, change: Change) -> bool:
     texts = {**texts_of(case.plan), family.name: family.text_of(change.value)}
-    return family.of_the_plan and case.state.was_in_force(texts)
+    return family.of_the_plan and case.state.was_current(texts)

@@ -92,10 +92,10 @@ def _restart(cause: str, report: FailureReport, state: RecoveryState, constraint
     if state.effective_restarts >= most:
         explanation = messages.restarts_exhausted_message(report.attempt, cause, report.earlier_failures, most)
         return GiveUp(GiveUpReason.RESTARTS_EXHAUSTED, explanation)
-    in_vain = report.message if report.is_repeatable and not state.attempt_committed_steps else ""
-    if in_vain and in_vain == state.failed_in_vain:
+    unproductive = report.message if report.is_repeatable and not state.attempt_committed_steps else ""
+    if unproductive and unproductive == state.failure_without_progress:
         return GiveUp(GiveUpReason.NO_PROGRESS, messages.repeated_failure_message(cause))
-    after = state.with_restart(in_vain)
+    after = state.with_restart(unproductive)
     return Restart(after, cause, messages.with_count(cause, "restart", after.restarts, most))
 
 

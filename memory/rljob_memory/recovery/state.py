@@ -1,4 +1,4 @@
-"""State of a job's recovery: the memory plan in force, the changes that led to it, and how many attempts they cost."""
+"""State of a job's recovery: the current memory plan, the changes that led to it, and the budgets used."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ decide them."""
 
 @dataclass(frozen=True, slots=True)
 class RecoveryState:
-    """Immutable: an answer to a failure carries the state after it."""
+    """Immutable. An answer to a failure contains the state after it."""
 
     plan: MemoryPlan | None
-    """The plan in force; None until a trainer has computed the first one."""
+    """The current plan; None until a trainer has computed the first one."""
     steps: int
     """Steps of the job."""
     changes: tuple[PlanChange, ...] = ()
     """Oldest first; old ones may be missing."""
     adjustments: int = 0
-    """Changes that count against `recovery.maxAdjustments`, as stored. `effective_adjustments` is what is left of them
-    after the progress since."""
+    """Changes that count against `recovery.maxAdjustments`, as stored. `effective_adjustments` takes the
+    progress since into account."""
     restarts: int = 0
     """Restarts that count against `recovery.maxRestarts`, as stored."""
     committed_step: int = 0
     """The last committed step, 0 before the first."""
     first_step: int = 1
     """First step of the current attempt."""
-    failed_in_vain: str = ""
+    failure_without_progress: str = ""
     """Message of the previous attempt's failure, if it committed no step and the failure may repeat itself."""
 
     @classmethod
@@ -94,9 +94,9 @@ class RecoveryState:
         changed = replace(self, plan=plan, changes=(*self.changes, change))
         return changed if change.preventive else replace(changed, adjustments=self.effective_adjustments + 1)
 
-    def with_restart(self, failed_in_vain: str = "") -> RecoveryState:
+    def with_restart(self, failure_without_progress: str = "") -> RecoveryState:
         """The state after a restart under the same plan."""
-        return replace(self, restarts=self.effective_restarts + 1, failed_in_vain=failed_in_vain)
+        return replace(self, restarts=self.effective_restarts + 1, failure_without_progress=failure_without_progress)
 
     def with_effect(self, change: PlanChange) -> RecoveryState:
         """The state once the effect of `change`, one of `changes`, is known."""
@@ -105,14 +105,14 @@ class RecoveryState:
         return replace(self, changes=tuple(changes))
 
     def merge(self, plan: MemoryPlan | None, changes: Sequence[PlanChange]) -> RecoveryState:
-        """This state, its supervisor's, with the plan and the changes that a trainer made without knowing of it.
+        """This state of the supervisor, merged with the plan and the changes that a trainer made on its own.
 
-        The plan of the higher generation is in force, with the supervisor's settings of the pods. Of two changes of one
-        generation the supervisor's is the one that was acted on. The trainer knows the effect of a change.
+        The plan of the higher generation becomes current, with the supervisor's settings of pods. Of two changes of one
+        generation, the supervisor's wins. The effect of a change is taken from the trainer.
         """
         merged, known = self, self.plan.generation if self.plan else 0
         if plan is not None and plan.generation > known:
-            # One per generation, whatever the pods report: the API server refuses the status otherwise.
+            # The API server refuses a status with several changes of one generation, so keep one of them.
             new = {change.generation: change for change in changes if known < change.generation <= plan.generation}
             for generation in sorted(new):
                 merged = replace(merged, committed_step=new[generation].step - 1).with_change(new[generation], None)
@@ -127,8 +127,8 @@ class RecoveryState:
 
     # --- the past ---
 
-    def was_in_force(self, texts: Mapping[str, str]) -> bool:
-        """True if a plan of `texts` (`plan_text.texts_of`) led to the plan in force: undoes change by change."""
+    def was_current(self, texts: Mapping[str, str]) -> bool:
+        """True if a plan with these texts (`plan_text.texts_of`) came before the current plan."""
         assert self.plan is not None
         earlier = texts_of(self.plan)
         for change in reversed(self.changes):

@@ -57,8 +57,10 @@ class SimulatedProcesses:
 
 
 class SimulatedRoles:
-    """As `ColocatedRoles`. `failures`: kind of failure by call, either its number or its name, as in `update 3`. `later`: the
-    same, once one has failed."""
+    """Has the interface of `ColocatedRoles`.
+
+    `failures`: kind of failure by call, given as a number or as in `update 3`. `later`: the same, after one has failed.
+    """
 
     def __init__(self, failures: Mapping[Any, str], ranks: int = 1) -> None:
         self.failures = dict(failures)

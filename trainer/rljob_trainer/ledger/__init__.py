@@ -1,1 +1,1 @@
-"""The files of a run, which stay consistent at whatever moment the run stops."""
+"""The files of a run, which stay consistent if the run stops at any moment."""

@@ -1,6 +1,6 @@
 """The counters of torch's caching allocator, all from one call.
 
-`torch.cuda.memory_allocated()` and its sisters each make that call anew, and flatten its 100 numbers.
+`torch.cuda.memory_allocated()` and similar functions each repeat that call and flatten its 100 numbers.
 """
 
 from __future__ import annotations

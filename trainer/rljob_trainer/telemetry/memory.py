@@ -137,7 +137,7 @@ def reset_peaks(device: Device) -> None:
 
 
 def _free_or_reserved_bytes(device: Device) -> int:
-    """Memory that torch's allocator gives back moves from the one to the other; only sleeping changes the sum."""
+    """Sum of free and reserved memory. The allocator only moves memory between the two; sleeping changes the sum."""
     sample = quick_sample(device)
     return sample.device_free_bytes + sample.reserved_bytes
 

@@ -37,7 +37,7 @@ def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | No
 
 
 def _killed(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
-    """The container's own numbers tell a kill by the kernel from others."""
+    """Distinguishes a kill by the kernel from others, by the container's numbers."""
     host = evidence.host
     if host.oom_kills:
         confidence, why = 0.9, f"the kernel's out-of-memory killer has killed {host.oom_kills} in the container"

@@ -1,6 +1,6 @@
-"""/dev/shm is full: 64 MiB in a container that nobody gave more. NCCL, torch's data workers and Ray write there.
+"""/dev/shm is full. By default it has 64 MiB in a container. NCCL, torch's data workers and Ray write there.
 
-Touching a page there when none is left causes a bus error; so does a damaged file mapping.
+Writing to a new page of a full /dev/shm causes a bus error; so does a damaged file mapping.
 """
 
 from __future__ import annotations

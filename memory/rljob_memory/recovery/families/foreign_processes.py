@@ -35,7 +35,7 @@ def _excluded_nodes(case: Case) -> Change | None:
 
 
 def _only_node(case: Case) -> str | None:
-    if case.constraints.node is not None or not case.on_gpu or case.constraints.level_in_force(_LEVEL) is None:
+    if case.constraints.node is not None or not case.on_gpu or case.constraints.available_level(_LEVEL) is None:
         return None
     return "its node cannot be left, since no other is known to have room: end the other process there, or add a node"
 

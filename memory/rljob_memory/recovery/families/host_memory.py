@@ -59,7 +59,7 @@ def _controllers_bound(case: Case) -> str | None:
 
 def _bound(case: Case) -> str | None:
     before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
-    if before is not None and case.constraints.level_in_force(_LEVEL) is None:
+    if before is not None and case.constraints.available_level(_LEVEL) is None:
         return f"this machine has only {human_bytes(before)} of host memory: use one that has more"
     if before is None:
         return f"the {case.role}'s container has no memory limit of its own, so its node ran out: give it one"

@@ -40,7 +40,7 @@ def _bound(case: Case) -> str | None:
     before, most = _size_bytes(case), _most_bytes(case)
     if before is None:
         return None
-    if case.constraints.level_in_force("ReplacePods") is None:
+    if case.constraints.available_level("ReplacePods") is None:
         return f"/dev/shm has {human_bytes(before)}: make it larger on this machine (docker run --shm-size)"
     enough = text_of("shared_memory_bytes", _wanted(before, case.need_bytes))
     if most is None or before >= most:
