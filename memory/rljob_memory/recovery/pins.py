@@ -20,7 +20,7 @@ def is_pinned(settings: MemorySettings, setting: str) -> bool:
 def pinned_values(settings: MemorySettings, *, shares_gpu: bool | None) -> dict[str, Any]:
     """Values that `spec.memory` pins, by the plan's field.
 
-    `shares_gpu`: policy and engine take turns on a GPU. If they do not, an engine never sleeps, even with a pinned level.
+    `shares_gpu`: policy and engine take turns on a GPU. If not, an engine never sleeps, even if a level is pinned.
     None: not known yet, so the sleep level is left out.
     """
     fields = {setting: field for setting in MemoryPlan.model_fields if (field := pinning_field(setting))}

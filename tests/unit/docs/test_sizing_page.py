@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from rljob_api.memory_settings import MemorySettings
-from rljob_memory.estimate import AWAKE_ENGINE_BYTES, POLICY_BESIDE_TORCH_BYTES, SLEEPING_ENGINE_BYTES, activation_bytes_per_token, kv_bytes, policy_state_bytes, policy_update_bytes
-from rljob_memory.sizes import GIB
+from rljob_memory.estimate import (
+    AWAKE_ENGINE_BYTES,
+    POLICY_BESIDE_TORCH_BYTES,
+    SLEEPING_ENGINE_BYTES,
+    activation_bytes_per_token,
+    kv_bytes,
+    policy_state_bytes,
+    policy_update_bytes,
+)
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
+from rljob_memory.sizes import GIB
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
 GPU_BYTES = [int(gib * GIB) for gib in (23.5, 47.5, 79.1, 139.8)]
@@ -42,7 +50,9 @@ def least_gpus(name: str, gpu_bytes: int) -> str:
     for gpus in (1, 2, 4, 8, 16, 32):
         workload = Workload(16, 8, max_prompt_tokens=512, max_response_tokens=1024, policy_ranks=gpus, engines=gpus)
         plan = first_plan(MemorySettings(), Hardware("cuda", gpu_bytes, 2048 * GIB, "2.11.0"), model, workload)
-        state = policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
+        state = (
+            policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
+        )
         sequence = workload.max_sequence_tokens * activation_bytes_per_token(
             model, checkpointing=plan.activation_checkpointing
         )
