@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Rule, immutable
+from rljob_api.api_model import ApiModel, Rule, immutable, only_raised
 
 
 class ImportanceSamplingSpec(ApiModel):
@@ -22,8 +22,8 @@ class ImportanceSamplingSpec(ApiModel):
 
 
 class AlgorithmSpec(ApiModel):
-    """The training algorithm and its hyperparameters. Only `steps` is required, and only `steps` can change after the
-    job is created."""
+    """The training algorithm and its hyperparameters. Only `steps` is required. Only `steps` and `maxPromptTokens` can
+    change after the job is created."""
 
     name: Literal["grpo"] = Field(default="grpo", json_schema_extra=immutable())
     """Algorithm. grpo: group relative policy optimization."""
@@ -87,8 +87,9 @@ class AlgorithmSpec(ApiModel):
     temperature: float = Field(default=1.0, ge=0.01, le=10, json_schema_extra=immutable())
     """Sampling temperature of rollouts. The loss uses the same temperature."""
 
-    max_prompt_tokens: int = Field(default=512, ge=1, le=1_000_000, json_schema_extra=immutable())
-    """Maximum tokens of a prompt. A longer prompt fails the job with an error that names it."""
+    max_prompt_tokens: int = Field(default=512, ge=1, le=1_000_000, json_schema_extra=only_raised())
+    """Maximum tokens of a prompt. task.overlongPrompts states what happens to longer ones. It can be raised after the
+    job is created, unless longer prompts are skipped."""
 
     max_response_tokens: int = Field(default=256, ge=1, le=1_000_000, json_schema_extra=immutable())
     """Maximum tokens of a response. Longer responses are truncated."""

@@ -140,6 +140,12 @@ def immutable() -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}
 
 
+def only_raised() -> dict[str, Any]:
+    """Schema extension of a number that can be raised, but not lowered, after the job is created."""
+    message = "can only be raised after the job is created"
+    return {"x-kubernetes-validations": [{"rule": "self >= oldSelf", "message": message}]}
+
+
 def immutable_presence(*fields: str) -> dict[str, Any]:
     """Schema extension of an object whose optional `fields` (camelCase) must stay present, or stay absent."""
     rules = [{"rule": f"has(self.{f}) == has(oldSelf.{f})", "message": f"{f} {_IMMUTABLE}"} for f in fields]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,19 @@ QueueName = Annotated[
         max_length=63,  # it becomes the value of a label
     ),
 ]
+
+
+_SAME_PROMPTS: dict[str, Any] = {
+    "x-kubernetes-validations": [
+        {
+            "rule": "self.task.overlongPrompts != 'Skip' || "
+            "self.algorithm.maxPromptTokens == oldSelf.algorithm.maxPromptTokens",
+            "message": "cannot change while task.overlongPrompts is Skip, since other prompts would be skipped: "
+            "delete the job and create it again",
+            "fieldPath": ".algorithm.maxPromptTokens",
+        }
+    ]
+}
 
 
 class RLJobSpec(ApiModel):
@@ -113,7 +126,7 @@ class RLJob(ApiModel):
     metadata: Metadata
     """Name, namespace, labels and annotations."""
 
-    spec: RLJobSpec
+    spec: RLJobSpec = Field(json_schema_extra=_SAME_PROMPTS)
     """Specification of the job."""
 
     status: RLJobStatus | None = None

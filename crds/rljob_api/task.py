@@ -79,6 +79,10 @@ class TaskSpec(ApiModel):
     chat_template: Literal["Auto", "Always", "Never"] = "Auto"
     """Use of the tokenizer's chat template for prompts. Auto: use it if the tokenizer has one."""
 
+    overlong_prompts: Literal["Fail", "Skip"] = "Fail"
+    """Reaction to prompts longer than algorithm.maxPromptTokens. Fail: refuse the job before the first step, with the
+    longest prompt. Skip: train on the other prompts."""
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",

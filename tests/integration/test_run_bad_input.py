@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,18 @@ def test_a_task_without_items(job: Path) -> None:
 
 
 def test_a_prompt_longer_than_the_limit(job: Path) -> None:
-    said = ("has 4 tokens, more than the limit of 3", "algorithm.maxPromptTokens")
-    run_expecting(ExitCode.BAD_INPUT, job, *said, task=JSONL, algorithm={"maxPromptTokens": 3})
+    (job / "prompts.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "20+20="}\n')
+    said = ("found 6 in prompt 1", "Write algorithm.maxPromptTokens: 6, or task.overlongPrompts: Skip")
+    run_expecting(ExitCode.BAD_INPUT, job, *said, task=JSONL, algorithm={"maxPromptTokens": 4})
+
+
+def test_prompts_longer_than_the_limit_are_skipped_and_counted(job: Path) -> None:
+    (job / "prompts.jsonl").write_text('{"prompt": "20+20="}\n{"prompt": "1+1="}\n')
+    changes = {"task": JSONL | {"overlongPrompts": "Skip"}, "algorithm": {"steps": 1, "maxPromptTokens": 4}}
+    run = rljob_run(write_manifest(job / "job.yaml", **changes), job / "run")
+    assert run.exit_code == ExitCode.COMPLETE, run.printed
+    assert "Skipping 1 of 2 prompts" in run.printed
+    assert json.loads((run.output / "summary.json").read_bytes())["skipped_prompts"] == 1
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ class TestPromptLimit:
     ) -> None:
         spec = {"name": "digits", "promptTemplate": "copy {question}"}
         assert len(task_of(spec, tokenizer, tmp_path, max_prompt_tokens=7).prompt(0).token_ids) == 7
-        with pytest.raises(BadInput, match="prompt 3 of the task digits has 7 tokens, more than the limit of 6"):
+        with pytest.raises(BadInput, match="at most 6 tokens, found 7 in prompt 3 of the task digits"):
             task_of(spec, tokenizer, tmp_path, max_prompt_tokens=6).prompt(3)
 
     def test_an_empty_prompt_is_refused(self, tokenizer: Any, tmp_path: Path) -> None:

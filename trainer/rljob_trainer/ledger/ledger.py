@@ -110,6 +110,7 @@ class Ledger:
         versions: Mapping[str, str],
         plan: Mapping[str, Any],
         processes: Mapping[str, int],
+        skipped_prompts: int = 0,
     ) -> AttemptRecord:
         """Write the record of a new attempt, and return it. `started_at`: seconds since the epoch."""
         record = AttemptRecord(
@@ -119,6 +120,7 @@ class Ledger:
             versions=dict(versions),
             plan=dict(plan),
             processes=dict(processes),
+            skipped_prompts=skipped_prompts,
         )
         self._append(record)
         self.attempts.append(record)

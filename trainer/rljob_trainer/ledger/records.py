@@ -48,6 +48,9 @@ class AttemptRecord(_Record):
     processes: dict[str, int] = {}
     """Process id by actor name."""
 
+    skipped_prompts: int = Field(default=0, ge=0)
+    """Prompts of the task that are longer than the limit, and are skipped."""
+
 
 class RestoreRecord(_Record):
     """A restore of the policy: a checkpoint, and updates that were replayed after it."""

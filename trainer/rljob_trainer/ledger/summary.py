@@ -63,6 +63,9 @@ class Summary(_SummaryPart):
     total_steps: int
     attempts: int
 
+    skipped_prompts: int
+    """Prompts of the task that are longer than algorithm.maxPromptTokens, and are skipped."""
+
     replayed_steps: int
     """Updates that were replayed from the journal, over all attempts."""
 
@@ -105,6 +108,7 @@ def summarize(
     rewards = [step.reward.mean for step in steps]
     seconds = [step.total_seconds for step in steps]
     tokens = sum(step.tokens for step in steps)
+    attempts = attempt_records(records)
     return Summary(
         job=job,
         status=_status(exit_code),
@@ -112,7 +116,8 @@ def summarize(
         exit_reason=exit_reason or exit_code.meaning,
         steps=len(steps),
         total_steps=total_steps,
-        attempts=len(attempt_records(records)),
+        attempts=len(attempts),
+        skipped_prompts=attempts[-1].skipped_prompts if attempts else 0,
         replayed_steps=sum(record.replayed_steps for record in records if isinstance(record, RestoreRecord)),
         first_reward=fmean(rewards[:REWARD_WINDOW_STEPS]) if rewards else None,
         last_reward=fmean(rewards[-REWARD_WINDOW_STEPS:]) if rewards else None,

