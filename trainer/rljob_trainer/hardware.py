@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from rljob_trainer.errors import BadInput
 
 Device = Literal["cpu", "cuda"]
+
+_NO_GPU = {"", "-1", "none", "void", "nodevfiles"}
+"""Entries of CUDA_VISIBLE_DEVICES that hide GPUs on purpose, in lower case."""
 
 Bundle = Mapping[str, float]
 """Ray resources of one policy rank and its engine together."""
@@ -42,9 +46,13 @@ class Machine:
         return "cuda" if wanted != "cpu" and self.gpu_memory_bytes else "cpu"
 
 
-def this_machine() -> Machine:
+def this_machine(*, gpus: bool = True) -> Machine:
+    """The resources of this machine. `gpus`: look for GPUs.
+
+    Raises `BadInput` if CUDA_VISIBLE_DEVICES names GPUs that do not exist.
+    """
     return Machine(
-        gpu_memory_bytes=_gpu_memory_bytes(),
+        gpu_memory_bytes=_gpu_memory_bytes() if gpus else (),
         host_memory_bytes=min(psutil.virtual_memory().total, _cgroup_limit_bytes()),
         cores=min(len(os.sched_getaffinity(0)), _cgroup_cores()),
     )
@@ -69,16 +77,46 @@ def _gpu_memory_bytes() -> tuple[int, ...]:
         return ()
     try:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        indices = range(pynvml.nvmlDeviceGetCount()) if visible is None else _listed(visible)
-        return tuple(
-            int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total) for index in indices
-        )
+        present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        handles = present if visible is None else [_handle(name, present) for name in _names(visible)]
+        return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _listed(visible: str) -> list[int]:
-    return [int(part) for part in visible.split(",") if part.strip().isdigit()]
+def _names(visible: str) -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES, up to one that hides the rest."""
+    names = (part.strip() for part in visible.split(","))
+    return list(takewhile(lambda name: name.lower() not in _NO_GPU, names))
+
+
+def _handle(name: str, present: Sequence[Any]) -> Any:
+    """The GPU of an entry: an index, the UUID of a GPU or the start of one, or the UUID of a MIG device.
+
+    Raises `BadInput` if there is none: CUDA would hide it and all later ones, without a message.
+    """
+    import pynvml
+
+    if name.isdigit() and int(name) < len(present):
+        return present[int(name)]
+    if name.startswith("GPU-"):
+        matching = [handle for handle in present if _uuid(handle).startswith(name)]
+        if len(matching) == 1:
+            return matching[0]
+    if name.startswith("MIG-"):
+        with suppress(pynvml.NVMLError):
+            return pynvml.nvmlDeviceGetHandleByUUID(name)
+    raise BadInput(
+        f"CUDA_VISIBLE_DEVICES: expected indices below {len(present)}, or UUIDs of GPUs or MIG devices, "
+        f"found {name!r}; `nvidia-smi -L` lists them. Correct it, or use --device cpu"
+    )
+
+
+def _uuid(handle: Any) -> str:
+    import pynvml
+
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
 
 def _cgroup_limit_bytes() -> int:

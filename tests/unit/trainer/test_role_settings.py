@@ -51,7 +51,7 @@ def settings(
 
 
 def hosts_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **policy: int) -> RoleHosts:
-    monkeypatch.setattr("rljob_trainer.runtime.run_command.this_machine", lambda: machine)
+    monkeypatch.setattr("rljob_trainer.runtime.run_command.this_machine", lambda **_: machine)
     return LocalPlacement(spec(policy=policy), "auto").survey(None, None)  # type: ignore[arg-type]
 
 

@@ -141,7 +141,7 @@ class LocalPlacement:
 
     def survey(self, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
         """This machine. Raises `BadInput` if it has fewer GPUs than the job requests."""
-        machine = this_machine()
+        machine = this_machine(gpus=self._device_choice != "cpu")
         device = machine.choose_device(self._device_choice)
         ranks, gpus = policy_ranks(self._spec.policy), len(machine.gpu_memory_bytes)
         if device == "cuda" and ranks > gpus:
