@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rljob_api.task import TaskSpec
+from rljob_api.task_args import JsonlArgs
 from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.build import build_task
+from rljob_trainer.tasks.jsonl import read_items
 from rljob_trainer.tasks.task import Task
 
 _module_numbers = itertools.count()
@@ -199,6 +201,15 @@ class TestReward:
         name = module(tmp_path, f"import numpy as np\ndef reward(answer, record):\n    return {expression}\n")
         task = task_of({"name": "digits", "reward": f"{name}:reward"}, tokenizer, tmp_path)
         assert task.score(task.prompt(0), response("")) == value
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_separator_within_a_string_does_not_end_the_line(separator: str, tmp_path: Path) -> None:
+    prompt = f"Given f(x){separator}find x"
+    text = json.dumps({"prompt": prompt}, ensure_ascii=False)
+    (tmp_path / "prompts.jsonl").write_text(f"{text}\r\n{text}\n", encoding="utf-8", newline="")
+    items = read_items(JsonlArgs(path="prompts.jsonl"), tmp_path)
+    assert [item.question for item in items] == [prompt, prompt]
 
 
 class TestPromptLimit:

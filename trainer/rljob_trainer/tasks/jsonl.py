@@ -18,7 +18,7 @@ def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
     """
     file = manifest_directory / args.path
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the prompts of the task jsonl in {file}: {error}") from error
     return [_item(line, f"{file}, line {number}", args) for number, line in enumerate(lines, 1) if line.strip()]
