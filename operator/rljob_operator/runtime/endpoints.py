@@ -83,34 +83,60 @@ def _answer(problem: str | None) -> web.Response:
 _PATH = "/metrics"
 _REMEMBERED_SECONDS = 60.0
 _MAX_REMEMBERED = 1024
+_MAX_REVIEWS_OF_UNKNOWN = 4
+_MAX_REVIEWS = 8
+"""Concurrent reviews."""
 
 MayRead = Callable[[str], Awaitable[int]]
-"""Maps a bearer token to an HTTP status: 200, 401, 403, or 503 if the API server did not answer."""
+"""Maps a bearer token to an HTTP status: 200, 401, 403, or 503 if there is no answer yet."""
 
 
 class TokenCheck:
-    """Authorizes by TokenReview and SubjectAccessReview. Answers are cached for a minute, by the hash of the token."""
+    """Authorizes by TokenReview and SubjectAccessReview. Answers are cached for a minute, by the hash of the token.
+
+    Everyone who reaches the port can cause a review, so few run at a time; beyond that, callers get 503. Accepted
+    tokens have reviews and a cache of their own, so that unknown callers cannot keep Prometheus out.
+    """
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._known: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._accepted: OrderedDict[bytes, float] = OrderedDict()
+        """Time at which each answer expires."""
+        self._refused: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._reviews = 0
 
     async def __call__(self, token: str) -> int:
         if not token:
             return 401
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._known.get(digest)
-        if known and time.monotonic() < known[0]:
-            return known[1]
+        if self._accepted.get(digest, 0.0) > time.monotonic():
+            return 200
+        expires, answer = self._refused.get(digest, (0.0, 0))
+        if expires > time.monotonic():
+            return answer
+        if self._reviews >= (_MAX_REVIEWS if digest in self._accepted else _MAX_REVIEWS_OF_UNKNOWN):
+            return 503
+        self._reviews += 1
         try:
             answer = await self._ask(token)
         except ApiError:
             return 503
-        self._known[digest] = (time.monotonic() + _REMEMBERED_SECONDS, answer)
-        self._known.move_to_end(digest)
-        if len(self._known) > _MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        finally:
+            self._reviews -= 1
+        self._remember(digest, answer)
         return answer
+
+    def _remember(self, digest: bytes, answer: int) -> None:
+        expires = time.monotonic() + _REMEMBERED_SECONDS
+        self._accepted.pop(digest, None)
+        if answer == 200:
+            self._accepted[digest] = expires
+        else:
+            self._refused[digest] = (expires, answer)
+            self._refused.move_to_end(digest)
+        for known in (self._accepted, self._refused):
+            if len(known) > _MAX_REMEMBERED:
+                known.popitem(last=False)
 
     async def _ask(self, token: str) -> int:
         review = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": TOKEN_REVIEWS.kind, "spec": {"token": token}}
@@ -151,5 +177,5 @@ def metrics_app(may_read: MayRead | None) -> web.Application:
 _REFUSALS = {
     401: "expected a bearer token that the API server accepts\n",
     403: "the caller may not `get /metrics`; bind a ClusterRole with nonResourceURLs: [/metrics] to it\n",
-    503: "the API server did not answer; try again\n",
+    503: "the API server did not answer, or too many callers are being authorized; try again\n",
 }

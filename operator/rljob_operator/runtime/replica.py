@@ -25,7 +25,7 @@ from rljob_operator.settings import OperatorSettings
 _log = structlog.get_logger(__name__)
 
 _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
-"""For the Lease: a late answer is useless."""
+"""For the Lease and for reviews of tokens: a late answer is useless."""
 
 
 def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
@@ -40,18 +40,24 @@ def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
 async def _operate(settings: OperatorSettings, connection: Connection, reconcile: Reconcile) -> None:
     _cancel_on_signal()
     async with AsyncExitStack() as stack:
-        own = ApiClient(connection, concurrency=2, timeout_seconds=5.0, retry=_IMPATIENT)
-        stack.push_async_callback(own.close)
+        lease_client = _impatient_client(stack, connection)
         health = Health(settings.stale_watch_seconds)
         await _serve(stack, probes_app(health), settings.probes_port)
         if settings.metrics_port:
-            may_read = TokenCheck(own) if settings.metrics_auth else None
+            # Another client than the Lease's: callers without any right cause these requests.
+            may_read = TokenCheck(_impatient_client(stack, connection)) if settings.metrics_auth else None
             await _serve(stack, metrics_app(may_read), settings.metrics_port)
-        await _wait_for_crds(own)
-        election = _election(settings, connection, own)
+        await _wait_for_crds(lease_client)
+        election = _election(settings, connection, lease_client)
         if election:
             await election.acquire(health.standing_by)
         await Leader(settings, connection, election, health, reconcile, identity=_pod_name()).lead()
+
+
+def _impatient_client(stack: AsyncExitStack, connection: Connection) -> ApiClient:
+    client = ApiClient(connection, concurrency=2, timeout_seconds=5.0, retry=_IMPATIENT)
+    stack.push_async_callback(client.close)
+    return client
 
 
 def _election(settings: OperatorSettings, connection: Connection, client: ApiClient) -> LeaderElection | None:
