@@ -53,7 +53,7 @@ class WorkerLost(TrainerError):
 class OutOfMemory(TrainerError):
     """Base of the failures of memory."""
 
-    failure_kind: ClassVar[FailureKind] = FailureKind.UNSAID
+    failure_kind: ClassVar[FailureKind] = FailureKind.NO_MESSAGE
     """The kind of failure if its process left no exception."""
 
 

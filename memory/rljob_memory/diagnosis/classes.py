@@ -44,18 +44,19 @@ _MEANING = {
     FailureClass.ENGINE_NOT_ASLEEP: "the engine holds GPU memory while the policy needs it",
     FailureClass.FOREIGN_PROCESS: "a process that is not part of the job holds GPU memory",
     FailureClass.CONTROLLER_CONTEXT: "processes that do not work on this GPU each hold a CUDA context on it",
-    FailureClass.HOST_MEMORY: "host memory ran out: the machine's, or the container's limit",
+    FailureClass.HOST_MEMORY: "host memory ran out, on the machine or in the container",
     FailureClass.SHARED_MEMORY: "/dev/shm is full",
     FailureClass.UNKNOWN: "memory ran out, and the evidence does not show why",
 }
 
 _ADVICE = {
     FailureClass.FRAGMENTATION: (
-        "Set memory.expandableSegments: Enabled. Elsewhere: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the "
+        "Set memory.expandableSegments: Enabled. Other trainers: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "for the "
         "training process alone, not for the vLLM engine."
     ),
     FailureClass.ALLOCATOR_CACHE: (
-        "Set memory.emptyCache: Enabled. Elsewhere: torch.cuda.empty_cache() on every rank after the update, "
+        "Set memory.emptyCache: Enabled. Other trainers: torch.cuda.empty_cache() on every rank after the update, "
         "before the engine wakes or NCCL starts, when the references are dropped."
     ),
     FailureClass.RETAINED_GRAPH: (
@@ -65,23 +66,27 @@ _ADVICE = {
     ),
     FailureClass.ACTIVATION_SPIKE: (
         "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
-        "memory.activationCheckpointing: Enabled. Elsewhere: smaller micro-batch, shorter sequences, chunked or fused "
+        "memory.activationCheckpointing: Enabled. Other trainers: smaller micro-batch, shorter sequences, chunked or "
+        "fused "
         "log-probabilities, gradient checkpointing."
     ),
     FailureClass.KV_CACHE_OVERSIZED: (
         "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. "
-        "Elsewhere: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
+        "Other trainers: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
     ),
     FailureClass.WEIGHT_SYNC_SPIKE: (
-        "Lower memory.syncBucketSize. Elsewhere: gather and send the weights in buckets, drop the copies and empty the "
+        "Lower memory.syncBucketSize. Other trainers: gather and send the weights in buckets, drop the copies and "
+        "empty the "
         "cache before the engine wakes, and wake its weights and its KV cache one after the other."
     ),
     FailureClass.OPTIMIZER_STATE: (
-        "Set memory.optimizerOffload: Enabled, or use more policy GPUs. Elsewhere: offload or shard the optimizer's "
+        "Set memory.optimizerOffload: Enabled, or use more policy GPUs. Other trainers: offload or shard the "
+        "optimizer's "
         "state, allocate it before the KV cache is sized, set foreach=False."
     ),
     FailureClass.ENGINE_NOT_ASLEEP: (
-        "Set memory.rolloutSleep: Level2. Elsewhere: enable_sleep_mode and sleep(level=2) before the update, and no "
+        "Set memory.rolloutSleep: Level2. Other trainers: enable_sleep_mode and sleep(level=2) before the update, "
+        "and no "
         "expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
     ),
     FailureClass.FOREIGN_PROCESS: (
@@ -94,7 +99,8 @@ _ADVICE = {
     ),
     FailureClass.HOST_MEMORY: (
         "Raise the memory limit of the pod, and recovery.maxHostMemory. Otherwise memory.optimizerOffload: Disabled "
-        "and memory.rolloutSleep: Level2 keep less in host memory. Elsewhere: fewer data workers, less offloading and "
+        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: fewer data workers, less "
+        "offloading and "
         "pinning."
     ),
     FailureClass.SHARED_MEMORY: (

@@ -10,25 +10,25 @@ from rljob_memory.evidence.activity import Activity
 
 
 class FailureKind(StrEnum):
-    """The memory that ran out, and who asked for it. The class of the cause is another question."""
+    """The memory that ran out, and the program that requested it. The cause is diagnosed separately."""
 
-    ALLOCATOR = "torch's allocator got no memory of the GPU"
-    DRIVER = "the CUDA driver had no memory of the GPU"
-    MATH_LIBRARY = "cuBLAS or cuDNN got no memory of the GPU"
-    NCCL = "NCCL got no memory of the GPU"
-    ENGINE_WAKE = "the engine could not map its memory again after its sleep"
+    ALLOCATOR = "torch's allocator could not get GPU memory"
+    DRIVER = "the CUDA driver had no GPU memory left"
+    MATH_LIBRARY = "cuBLAS or cuDNN could not get GPU memory"
+    NCCL = "NCCL could not get GPU memory"
+    ENGINE_WAKE = "the engine could not map its memory when it woke"
     ENGINE_SLEEP = "memory in use grew while the engine went to sleep"
-    ENGINE_START = "less memory was free than the engine is to take"
+    ENGINE_START = "less GPU memory was free than the engine's configured share"
     ENGINE_PROFILING = "memory changed while the engine measured it"
-    ENGINE_WARM_UP = "the engine ran out of memory warming up"
+    ENGINE_WARM_UP = "the engine ran out of memory during its warm-up"
     KV_CACHE_TOO_SMALL = "the engine's budget leaves too little for its KV cache"
-    HOST = "the host, or the container, ran out of memory"
+    HOST = "the host or the container ran out of memory"
     KILLED = "a process was killed by SIGKILL"
     SHARED_MEMORY = "/dev/shm is full"
-    SHARED_SEGMENT = "NCCL could not make a segment in /dev/shm"
+    SHARED_SEGMENT = "NCCL could not create a segment in /dev/shm"
     BUS_ERROR = "a process died of a bus error"
     OBJECT_STORE = "Ray's object store is full"
-    UNSAID = "a process ended by an out-of-memory exit code and left no message"
+    NO_MESSAGE = "a process exited with an out-of-memory code and without a message"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 
-_VAGUE = frozenset({FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR, FailureKind.SHARED_SEGMENT})
+_VAGUE = frozenset({FailureKind.KILLED, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR, FailureKind.SHARED_SEGMENT})
 _ROUNDING = 0.006
 """A message gives two decimals: 1.00 GiB may be off by half a percent."""
 

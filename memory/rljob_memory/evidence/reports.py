@@ -19,7 +19,7 @@ from rljob_memory.evidence.log_reader import LogReader
 Model = TypeVar("Model", bound=BaseModel)
 
 _KIND_OF_EXIT = {
-    ExitCode.DEVICE_OUT_OF_MEMORY: FailureKind.UNSAID,
+    ExitCode.DEVICE_OUT_OF_MEMORY: FailureKind.NO_MESSAGE,
     ExitCode.HOST_OUT_OF_MEMORY: FailureKind.HOST,
     ExitCode.SHARED_MEMORY_EXHAUSTED: FailureKind.SHARED_MEMORY,
 }
@@ -62,7 +62,7 @@ def _reported_failure(reported: Evidence, source: str) -> Failure:
     """Parses the message like that of a log; the place comes from the report."""
     parsed = EvidenceBuilder()
     _read_text(parsed, reported.message, source)
-    failure = parsed.build().failure or Failure(FailureKind.UNSAID, text=reported.message[:1_000], source=source)
+    failure = parsed.build().failure or Failure(FailureKind.NO_MESSAGE, text=reported.message[:1_000], source=source)
     return replace(
         failure,
         device=completed(failure.device, reported.memory),

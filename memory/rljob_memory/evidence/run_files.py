@@ -73,7 +73,7 @@ def _look_for_kills(builder: EvidenceBuilder, before: MemorySample, after: Memor
     builder.add_failure(
         Failure(
             FailureKind.HOST,
-            text=f"oom_kill rose from {before.oom_kills} to {after.oom_kills}",
+            text=f"oom_kill increased from {before.oom_kills} to {after.oom_kills}",
             sizes={"used_bytes": before.host_used_bytes, "limit_bytes": before.host_limit_bytes},
             # It was after this sample, and before the start of the process that replaced the killed one.
             clock=None if before.time is None else ("epoch", before.time),

@@ -116,8 +116,8 @@ def explanation(why: str, cause: DiagnosisStatus, changes: Sequence[PlanChange],
 
 
 def advice_of(failure_class: FailureClass) -> str:
-    """Settings of an RLJob's manifest that help; advice for other trainers is left out."""
-    return failure_class.advice.partition(" Elsewhere:")[0]
+    """Settings of an RLJob's manifest that help; advice for other trainers is omitted."""
+    return failure_class.advice.partition(" Other trainers:")[0]
 
 
 def _tried(changes: Sequence[PlanChange]) -> str:

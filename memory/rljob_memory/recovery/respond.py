@@ -156,7 +156,7 @@ def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, cons
 
 
 def _settings_can_help(case: Case) -> bool:
-    """On a CPU models and caches are in host memory. Elsewhere only its own remedies help host memory."""
+    """On a CPU models and caches are in host memory. Otherwise only its own remedies help host memory."""
     if case.failure_class is FailureClass.HOST_MEMORY:
         return not case.on_gpu
     return case.failure_class is not FailureClass.SHARED_MEMORY

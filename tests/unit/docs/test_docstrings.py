@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PARTS = ["crds", "memory", "trainer", "probe", "cluster", "images", "charts", "testing", "bench"]
+PARTS = ["crds", "memory", "operator", "trainer", "probe", "cluster", "images", "charts", "testing", "bench"]
 FILES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
 QUESTION_WORDS = ("What", "Whether", "How", "Where", "Who", "Which")
 

@@ -212,7 +212,7 @@ def test_a_run_that_failed_in_its_first_step_has_a_timeline(failed_run: Path) ->
     paths = plot_run(failed_run)
     assert [path.name for path in paths] == ["memory_timeline.png", "memory_timeline.svg"]
     picture = paths[1].read_text()
-    assert "GPU 0 was fullest in step 1's update: 48.0 of 80.0 GiB" in picture
+    assert "Memory of GPU 0 peaked in step 1's update: 48.0 of 80.0 GiB" in picture
     assert "ActivationSpike: syncBucketSize 2Gi → 1Gi" in picture
     assert "the GPU: 80 GiB" in picture
     for label in ("policy, cached", "rollout", "others", "load", "update"):

@@ -100,8 +100,8 @@ def draw_timeline(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[
 def _title(timeline: Timeline, fullest: Moment) -> str:
     where = f"in step {fullest.step}'s {fullest.phase}" if fullest.phase else f"in step {fullest.step}"
     of_all = f" of {timeline.limit_bytes / GIB:.1f}" if timeline.limit_bytes else ""
-    what = f"GPU {timeline.rank}" if timeline.counts == "device" else "Host memory"
-    return f"{what} was fullest {where}: {_shown(fullest.total / GIB)}{of_all} GiB"
+    what = f"Memory of GPU {timeline.rank}" if timeline.counts == "device" else "Host memory"
+    return f"{what} peaked {where}: {_shown(fullest.total / GIB)}{of_all} GiB"
 
 
 def _shown(gib: float) -> str:

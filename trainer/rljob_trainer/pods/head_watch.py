@@ -57,7 +57,7 @@ class HeadWatch:
         if seen.to_restart:  # only after the head is gone: it must not be joined again
             return WorkerExit(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
         if seen.controller_ended:
-            return WorkerExit(ExitCode.COMPLETE, "the controller has exited, and so does this worker")
+            return WorkerExit(ExitCode.COMPLETE, "the controller has exited; this worker exits too")
         silence = now - self._last_answer
         if silence >= HEAD_GONE_SECONDS:
             return WorkerExit(

@@ -30,7 +30,7 @@ from rljob_trainer.roles.faults import InjectedFault
 
 _HOST = {FailureKind.HOST}
 _SHARED_MEMORY = {FailureKind.SHARED_MEMORY, FailureKind.SHARED_SEGMENT, FailureKind.OBJECT_STORE}
-_NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.UNSAID, FailureKind.BUS_ERROR}
+_NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR}
 
 
 class RoleActor:

@@ -179,12 +179,12 @@ def completions_of(request_outputs: Iterable[Any], tokenizer: Any) -> list[Compl
 
 def _completion(output: Any, text: str) -> Completion:
     if output.finish_reason not in ("stop", "length"):
-        raise TrainerError(f"the engine ended a response with {output.finish_reason!r}; expected 'stop' or 'length'")
+        raise TrainerError(f"the engine finished a response with {output.finish_reason!r}; expected 'stop' or 'length'")
     token_ids = list(output.token_ids)
     # One log-probability a position: that of the sampled token.
     logprobs = list(output.logprobs.logprobs) if token_ids else []
     if len(logprobs) != len(token_ids):
-        raise TrainerError(f"the engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+        raise TrainerError(f"the engine returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
     return Completion(token_ids, logprobs, finished=output.finish_reason == "stop", text=text)
 
 

@@ -68,7 +68,7 @@ def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
                 FailureClass.ALLOCATOR_CACHE,
                 0.85,
                 f"Memory reserved by the policy's torch grew from {human_bytes(first)} to {human_bytes(last)} while "
-                f"its tensors took no more; {_capitalized(failure.kind)}",
+                f"its tensors did not grow; {_capitalized(failure.kind)}",
                 {"reserved_first_bytes": first, "reserved_last_bytes": last},
             )
     return None

@@ -30,7 +30,9 @@ def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | No
             return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of host memory, is full")
         case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
             return Diagnosis(
-                FailureClass.HOST_MEMORY, 0.65, "Pinning host memory failed; CUDA reports that like a full GPU"
+                FailureClass.HOST_MEMORY,
+                0.65,
+                "Pinning host memory failed; CUDA reports this with the error of a full GPU",
             )
         case _:
             return None

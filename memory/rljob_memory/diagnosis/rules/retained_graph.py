@@ -20,7 +20,7 @@ _OF_THE_GPU = frozenset(
 
 
 def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    if failure.kind not in _OF_THE_GPU | {FailureKind.UNSAID}:
+    if failure.kind not in _OF_THE_GPU | {FailureKind.NO_MESSAGE}:
         return None
     growths = [
         (growth, series) for series in evidence.series if series.is_policy and (growth := allocated_growth(series))

@@ -23,7 +23,7 @@ def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
             return Diagnosis(
                 FailureClass.SHARED_MEMORY,
                 0.6,
-                f"NCCL could not create a segment in /dev/shm, which is usually full then{more}",
+                f"NCCL could not create a segment in /dev/shm; the usual cause is a full /dev/shm{more}",
             )
         case FailureKind.BUS_ERROR:
             return _bus_error(evidence)

@@ -62,7 +62,10 @@ def _bound(case: Case) -> str | None:
     if before is not None and case.constraints.available_level(_LEVEL) is None:
         return f"this machine has only {human_bytes(before)} of host memory: use one that has more"
     if before is None:
-        return f"the {case.role}'s container has no memory limit of its own, so its node ran out: give it one"
+        return (
+            f"the {case.role}'s container has no memory limit, so its node ran out of memory: "
+            "set resources.limits.memory"
+        )
     enough = text_of("host_memory_bytes", _wanted(before, case.need_bytes))
     if most is None:
         return f"recovery.maxHostMemory is absent, so the limit of {human_bytes(before)} stays: write {enough}"
