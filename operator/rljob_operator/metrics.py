@@ -69,6 +69,11 @@ UNREADABLE_OBJECTS = Gauge(
     ("resource",),
     registry=REGISTRY,
 )
+UNATTENDED_NAMESPACES = Gauge(
+    "rljob_operator_unattended_namespaces",
+    "Namespaces of --namespaces that the operator may not list or watch.",
+    registry=REGISTRY,
+)
 LEADER = Gauge("rljob_operator_leader", "1 if this replica is the leader, else 0.", registry=REGISTRY)
 NODE_LABEL_WRITES = Counter(
     "rljob_operator_node_label_writes", "Nodes whose rljob.dev/has-gpus label was changed.", registry=REGISTRY

@@ -13,7 +13,7 @@ import structlog
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.decoding import decode
-from rljob_operator.kube.errors import ApiError, Gone, error_of
+from rljob_operator.kube.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from rljob_operator.kube.resources import Object, Resource
 
 _log = structlog.get_logger(__name__)
@@ -63,9 +63,15 @@ class Reflector:
         self.resource = resource
         self.synced = asyncio.Event()
         """Set once the first listing is in the sink."""
+        self.settled = asyncio.Event()
+        """Set once it is known that the first listing is in the sink, or that the namespace is unattended."""
+        self.is_unattended = False
+        """The API server refuses (403, 404) to list or to watch the namespace: it is gone, or its Role is."""
+        self.attendance_changed: Callable[[], None] = lambda: None
+        """Called when the first listing is in the sink, and when `is_unattended` changes."""
+        self.namespace = namespace
         self._client = client
         self._sink = sink
-        self._namespace = namespace
         self._label_selector = label_selector
         self._inactivity_seconds = inactivity_seconds
         self._reconnect_seconds = reconnect_seconds
@@ -92,6 +98,8 @@ class Reflector:
                 wait_seconds = self._reconnect_seconds
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 wait_seconds = self._back_off(error)
+                if self.namespace is not None and isinstance(error, Forbidden | NotFound):
+                    self._set_unattended(True)
             except Exception as error:  # an event of an unknown form: the same revision would bring it again
                 self._version = ""
                 wait_seconds = self._back_off(error)
@@ -107,15 +115,24 @@ class Reflector:
     async def _list(self) -> None:
         """Bring the sink to the state of the API server."""
         keys, version = set[Key](), ""
-        async for page, page_version in self._client.list_pages(self.resource, self._namespace, self._label_selector):
+        async for page, page_version in self._client.list_pages(self.resource, self.namespace, self._label_selector):
             version = page_version
             for obj in page:
                 keys.add(key_of(obj))
                 self._feed(self._sink.put, obj)
-        self._sink.keep_only(keys, version, self._namespace)
+        self._sink.keep_only(keys, version, self.namespace)
         self._version = version
         self._heard_at = time.monotonic()
-        self.synced.set()
+        self._set_unattended(False)
+        if not self.synced.is_set():
+            self.synced.set()
+            self.attendance_changed()
+
+    def _set_unattended(self, unattended: bool) -> None:
+        self.settled.set()
+        if unattended != self.is_unattended:
+            self.is_unattended = unattended
+            self.attendance_changed()
 
     async def _watch(self) -> None:
         """Feed the sink from one stream until it closes."""
@@ -127,9 +144,10 @@ class Reflector:
         if self._label_selector:
             query["labelSelector"] = self._label_selector
         async with asyncio.timeout(self._inactivity_seconds):
-            response = await self._client.watch(self.resource, self._namespace, query)
+            response = await self._client.watch(self.resource, self.namespace, query)
         async with response:
             self._heard_at = time.monotonic()
+            self._set_unattended(False)
             async for line in _lines(response, self._inactivity_seconds):
                 self._heard_at = time.monotonic()
                 self._take(await decode(line))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
 from rljob_operator import labels
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS
 from rljob_operator.kube.watch import Reflector
+from rljob_operator.metrics import UNATTENDED_NAMESPACES
 from rljob_operator.observe.observer import Observer
+
+_log = structlog.get_logger(__name__)
 
 OWN_OBJECTS = f"{labels.MANAGED_BY}={labels.MANAGED_BY_OPERATOR}"
 """Selects objects of the operator, so that it does not receive foreign pods."""
@@ -24,3 +33,37 @@ def reflectors(
     if watch_nodes:
         found.append(Reflector(client, NODES, observer.nodes))
     return found
+
+
+class Attendance:
+    """Namespaces whose jobs can be reconciled: all their RLJobs, pods and StepReports are in the caches.
+
+    `attended` is called with each namespace that becomes complete; None stands for all namespaces.
+    """
+
+    def __init__(self, watches: Sequence[Reflector], attended: Callable[[str | None], None]) -> None:
+        self._watches = defaultdict[str | None, list[Reflector]](list)
+        self._complete = set[str | None]()
+        self._unattended = set[str | None]()
+        self._attended = attended
+        for watch in watches:
+            if watch.resource.namespaced:
+                self._watches[watch.namespace].append(watch)
+                watch.attendance_changed = partial(self._update, watch.namespace)
+
+    def includes(self, namespace: str) -> bool:
+        return namespace in self._complete or None in self._complete
+
+    def _update(self, namespace: str | None) -> None:
+        watches = self._watches[namespace]
+        unattended = any(watch.is_unattended for watch in watches)
+        if unattended != (namespace in self._unattended):
+            _log.warning("namespace unattended" if unattended else "namespace attended again", namespace=namespace)
+            self._unattended ^= {namespace}
+            UNATTENDED_NAMESPACES.set(len(self._unattended))
+        complete = not unattended and all(watch.synced.is_set() for watch in watches)
+        if complete and namespace not in self._complete:
+            self._complete.add(namespace)
+            self._attended(namespace)
+        elif not complete:
+            self._complete.discard(namespace)

@@ -22,6 +22,8 @@ class Watched(Protocol):
     """A watch that keeps a cache up to date."""
 
     resource: Resource
+    is_unattended: bool
+    """Its namespace cannot be watched: no message is expected."""
 
     @property
     def age_seconds(self) -> float:
@@ -50,7 +52,7 @@ class Health:
     def problem(self) -> str | None:
         """Reason to replace the process; None if it is healthy."""
         for watched in self._watches:
-            if watched.age_seconds > self._stale_watch_seconds:
+            if not watched.is_unattended and watched.age_seconds > self._stale_watch_seconds:
                 return (
                     f"the watch of {watched.resource.plural} has been silent for {watched.age_seconds:.0f} s; "
                     f"expected a message within {self._stale_watch_seconds:.0f} s"
@@ -58,7 +60,8 @@ class Health:
         return None
 
     def _age(self, resource: Resource) -> float:
-        return max(watched.age_seconds for watched in self._watches if watched.resource is resource)
+        watches = (watched for watched in self._watches if watched.resource is resource)
+        return max((watched.age_seconds for watched in watches if not watched.is_unattended), default=0.0)
 
 
 def probes_app(health: Health) -> web.Application:

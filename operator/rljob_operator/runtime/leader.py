@@ -18,10 +18,11 @@ from rljob_operator.kube.connection import Connection
 from rljob_operator.kube.errors import ApiError
 from rljob_operator.kube.lease import LeaderElection, LeadershipLost
 from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import LEADER
 from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
-from rljob_operator.observe.watches import reflectors
+from rljob_operator.observe.watches import Attendance, reflectors
 from rljob_operator.runtime.endpoints import Health
 from rljob_operator.runtime.kopf_runtime import run_in_kopf
 from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
@@ -60,7 +61,8 @@ class Leader:
         self._watch_client = ApiClient(connection, concurrency=watches + 2)
         self._event_client = ApiClient(connection, concurrency=1, retry=RetryPolicy(attempts=2), guard=guard)
         self._queue = WorkQueue()
-        self._observer = Observer(settings.gpu_resources, self._queue.add)
+        self._observer = Observer(settings.gpu_resources, self._wake)
+        self._attendance = Attendance((), self._wake_all)
         self._recorder = EventRecorder(self._event_client, instance=identity)
         self._node_labels = NodeLabels(self._client)
         executor = Executor(self._client, self._recorder, self._observer.saw)
@@ -87,6 +89,7 @@ class Leader:
         watches = reflectors(
             self._watch_client, self._observer, self._settings.namespaces, watch_nodes=self._settings.watch_nodes
         )
+        self._attendance = Attendance(watches, self._wake_all)
         if self._settings.label_nodes:
             self._observer.node_changed = self._check_node
             self._in_background(self._node_labels.run())
@@ -97,8 +100,8 @@ class Leader:
         self._health.watching(watches)
         self._in_background(self._recorder.run())
         self._in_background(self._read_api_groups())
-        filled = [watch.synced for watch in watches]
-        self._reconciling = self._in_background(self._reconcile([*filled, self._api_groups_read]))
+        settled = [watch.settled for watch in watches]
+        self._reconciling = self._in_background(self._reconcile([*settled, self._api_groups_read]))
 
     async def _reconcile(self, prerequisites: list[asyncio.Event]) -> None:
         self._health.ready = False
@@ -145,6 +148,16 @@ class Leader:
                 async with asyncio.timeout(_API_GROUPS_READ_EVERY_SECONDS if self._api_groups_read.is_set() else 2.0):
                     await self._api_groups_outdated.wait()
             await asyncio.sleep(_API_GROUPS_READ_AT_MOST_EVERY_SECONDS)
+
+    def _wake(self, key: Key) -> None:
+        """Queue the job, if everything about it is known."""
+        if self._attendance.includes(key[0]):
+            self._queue.add(key)
+
+    def _wake_all(self, namespace: str | None) -> None:
+        for key, _ in self._observer.jobs.items():
+            if namespace in (None, key[0]):
+                self._queue.add(key)
 
     def _check_node(self, fact: NodeFact) -> None:
         self._node_labels.check(fact.node.name, has_gpus=fact.node.gpus > 0, labelled=fact.labelled)

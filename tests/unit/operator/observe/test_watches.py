@@ -22,14 +22,14 @@ def test_each_namespace_has_a_watch_of_each_kind() -> None:
         client = ApiClient(serving.connection, concurrency=1)
         observer = Observer((), lambda _: None)
         watches = reflectors(client, observer, ("a", "b"), watch_nodes=True)
-        kinds = [(watch.resource.plural, watch._namespace, watch._label_selector) for watch in watches]
+        kinds = [(watch.resource.plural, watch.namespace, watch._label_selector) for watch in watches]
         assert kinds == [
             ("rljobs", "a", ""), ("pods", "a", OWN_OBJECTS), ("stepreports", "a", OWN_OBJECTS),
             ("rljobs", "b", ""), ("pods", "b", OWN_OBJECTS), ("stepreports", "b", OWN_OBJECTS),
             ("nodes", None, ""),
         ]  # fmt: skip
         everywhere = reflectors(client, observer, (), watch_nodes=False)
-        assert [(watch.resource.plural, watch._namespace) for watch in everywhere] == [
+        assert [(watch.resource.plural, watch.namespace) for watch in everywhere] == [
             ("rljobs", None), ("pods", None), ("stepreports", None)
         ]  # fmt: skip
         await client.close()

@@ -26,6 +26,7 @@ def visit(app: web.Application, story: Callable[[TestClient[web.Request, web.App
 
 class Watch:
     resource: Resource = PODS
+    is_unattended = False
 
     def __init__(self, age_seconds: float) -> None:
         self.age_seconds = age_seconds
