@@ -51,9 +51,8 @@ _MEANING = {
 
 _ADVICE = {
     FailureClass.FRAGMENTATION: (
-        "Set memory.expandableSegments: Enabled. Other trainers: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
-        "for the "
-        "training process alone, not for the vLLM engine."
+        "Set memory.expandableSegments: Enabled. Other trainers: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for "
+        "the training process alone, not for the vLLM engine."
     ),
     FailureClass.ALLOCATOR_CACHE: (
         "Set memory.emptyCache: Enabled. Other trainers: torch.cuda.empty_cache() on every rank after the update, "
@@ -67,27 +66,23 @@ _ADVICE = {
     FailureClass.ACTIVATION_SPIKE: (
         "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
         "memory.activationCheckpointing: Enabled. Other trainers: smaller micro-batch, shorter sequences, chunked or "
-        "fused "
-        "log-probabilities, gradient checkpointing."
+        "fused log-probabilities, gradient checkpointing."
     ),
     FailureClass.KV_CACHE_OVERSIZED: (
-        "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. "
-        "Other trainers: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
+        "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. Other "
+        "trainers: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
     ),
     FailureClass.WEIGHT_SYNC_SPIKE: (
         "Lower memory.syncBucketSize. Other trainers: gather and send the weights in buckets, drop the copies and "
-        "empty the "
-        "cache before the engine wakes, and wake its weights and its KV cache one after the other."
+        "empty the cache before the engine wakes, and wake its weights and its KV cache one after the other."
     ),
     FailureClass.OPTIMIZER_STATE: (
         "Set memory.optimizerOffload: Enabled, or use more policy GPUs. Other trainers: offload or shard the "
-        "optimizer's "
-        "state, allocate it before the KV cache is sized, set foreach=False."
+        "optimizer's state, allocate it before the KV cache is sized, set foreach=False."
     ),
     FailureClass.ENGINE_NOT_ASLEEP: (
-        "Set memory.rolloutSleep: Level2. Other trainers: enable_sleep_mode and sleep(level=2) before the update, "
-        "and no "
-        "expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
+        "Set memory.rolloutSleep: Level2. Other trainers: enable_sleep_mode and sleep(level=2) before the update, and "
+        "no expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
     ),
     FailureClass.FOREIGN_PROCESS: (
         "End the other process, or run on a GPU that no other process uses; nvidia-smi lists the processes. No setting "
@@ -99,9 +94,8 @@ _ADVICE = {
     ),
     FailureClass.HOST_MEMORY: (
         "Raise the memory limit of the pod, and recovery.maxHostMemory. Otherwise memory.optimizerOffload: Disabled "
-        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: fewer data workers, less "
-        "offloading and "
-        "pinning."
+        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: fewer data workers, less offloading "
+        "and pinning."
     ),
     FailureClass.SHARED_MEMORY: (
         "Enlarge /dev/shm: an emptyDir with medium: Memory and a sizeLimit, or docker run --shm-size. Remove files "

@@ -45,7 +45,7 @@ def test_no_right_has_a_wildcard(render: Render) -> None:
         assert "*" not in [*rule.get("apiGroups", []), *rule.get("resources", []), *rule["verbs"]]
 
 
-def test_every_kind_that_the_operator_knows_is_one_it_has_rights_on(render: Render) -> None:
+def test_the_operator_has_rights_on_every_kind_that_it_uses(render: Render) -> None:
     known = {found.plural for found in vars(resources).values() if isinstance(found, Resource)}
     known |= {found.plural for found in resources._BY_KIND.values()}
     assert known <= set(granted(render()))

@@ -42,7 +42,7 @@ def test_a_step_without_measured_memory_claims_none() -> None:
     assert "peak" not in step_line(step_record(1, memory_bytes={}), total_steps=1)
 
 
-def test_a_terminal_shows_where_the_run_is() -> None:
+def test_a_terminal_shows_the_progress_of_the_run() -> None:
     console = terminal()
     with RunDisplay(console, "digits", total_steps=10) as display:
         for step in STEPS:
@@ -62,7 +62,7 @@ def test_a_terminal_shows_the_phase_until_the_next_step() -> None:
         assert "starting the engine" not in shown(console)[before:]
 
 
-def test_a_resumed_run_begins_with_the_committed_steps() -> None:
+def test_a_resumed_run_starts_with_the_committed_steps() -> None:
     console = terminal()
     with RunDisplay(console, "digits", total_steps=10, committed=STEPS[:3]):
         pass

@@ -59,6 +59,6 @@ def test_it_shows_the_latest_changes_of_the_plan() -> None:
     assert " ".join(text.split()).count(told) == 5
 
 
-def test_the_reason_is_printed_as_it_is() -> None:
+def test_the_reason_is_printed_unchanged() -> None:
     reason = "cannot import nomod for nomod:ok: [red]no[/red]"
     assert reason in printed([], ExitCode.BAD_INPUT, reason)

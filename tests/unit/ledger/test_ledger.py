@@ -32,7 +32,7 @@ def test_a_reopened_ledger_continues_after_its_last_step(tmp_path: Path) -> None
     assert [step.step for step in step_records(read_ledger(path).records)] == [1, 2, 3]
 
 
-def test_nothing_remains_of_a_job_with_fewer_steps_than_are_committed(tmp_path: Path) -> None:
+def test_a_job_with_fewer_steps_than_committed_has_none_left(tmp_path: Path) -> None:
     with Ledger(write_ledger(tmp_path, [0.1, 0.2])) as ledger:
         assert list(ledger.remaining(1)) == []
 

@@ -122,7 +122,7 @@ def test_the_sync_bucket_holds_the_largest_parameter() -> None:
         ({"weightExport": "ReservedBuffer"}, {"weight_export": "ReservedBuffer"}),
     ],
 )
-def test_a_pinned_setting_is_taken_as_it_is(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_a_pinned_setting_is_used_unchanged(settings: dict[str, Any], expected: dict[str, Any]) -> None:
     plan = first_plan(MemorySettings.model_validate(settings), H200, QWEN3_0_6B, SIXTEEN_GROUPS)
     assert plan.model_dump(include=set(expected)) == expected
 

@@ -102,7 +102,7 @@ def test_micro_batches_show_the_growth_to_the_peak() -> None:
     assert [at(timeline, second)["policy"][1] for second in (41, 43, 45, 47)] == [20, 30, 45, 45]
 
 
-def test_an_attempts_processes_are_gone_when_the_next_begins() -> None:
+def test_an_attempts_processes_are_gone_when_the_next_starts() -> None:
     again = [one | {"time": one["time"] + 100, "began": one["began"] + 100} for one in POLICY]
     timeline = timeline_of([*POLICY, *again], ROLLOUT, attempts=[BEGUN - 1, BEGUN + 90])
     assert set(at(timeline, 89)) == {"policy", "rollout"}

@@ -59,7 +59,7 @@ def test_the_first_attempt_has_no_plan(tmp_path: Path) -> None:
         ("RLJOB_INDEX", "1", r"RLJOB_INDEX must be below RLJOB_WORKERS \(1\), found 1"),
     ],
 )
-def test_a_wrong_variable_is_named_with_what_was_found(tmp_path: Path, name: str, value: str, said: str) -> None:
+def test_a_wrong_variable_is_named_with_its_value(tmp_path: Path, name: str, value: str, said: str) -> None:
     with pytest.raises(InvalidEnvironment, match=said):
         WorkerEnvironment.read(pod_variables(tmp_path, **{name: value}))
 

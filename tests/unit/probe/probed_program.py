@@ -135,7 +135,7 @@ class LRScheduler:
     last_epoch = 0
 """,
 }
-"""A torch with a GPU in it that runs out of memory when it is told to."""
+"""A torch with a GPU in it that runs out of memory on request."""
 
 
 def write_fake_torch(directory: Path, part: str = "", instead: str = "") -> None:

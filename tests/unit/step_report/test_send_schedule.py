@@ -31,7 +31,7 @@ def test_after_failures_urgent_reports_back_off_up_to_a_minute() -> None:
     assert waits == [5, 10, 20, 40, 60, 60, 60, 60]
     schedule.succeeded(200.0)
     schedule.failed(200.0)
-    assert schedule.wait_seconds(200.0, urgent=True) == 5, "a success begins anew"
+    assert schedule.wait_seconds(200.0, urgent=True) == 5, "a success resets the backoff"
 
 
 def test_retry_after_of_the_api_server_is_respected() -> None:

@@ -59,7 +59,7 @@ def ignore(_text: str) -> None:
     pass
 
 
-def test_the_first_report_has_the_plan_and_what_earlier_attempts_committed() -> None:
+def test_the_first_report_has_the_plan_and_the_committed_steps() -> None:
     store = Store()
     reporter = StepReporter(store, "digits", attempt=2)
     reporter.attempt_began(PLAN, [step_record(1), step_record(2, reward=0.75)], ignore)

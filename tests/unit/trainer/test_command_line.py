@@ -21,7 +21,7 @@ def test_help_of_each_command_has_examples(command: str) -> None:
     assert help_text == printed(command, "--help")
 
 
-def test_version_lists_what_a_bug_report_needs() -> None:
+def test_version_lists_the_facts_for_a_bug_report() -> None:
     names = [line.split()[0] for line in printed("--version").splitlines()]
     assert names[0] == "rljob-trainer"
     assert {"torch", "ray", "python"} < set(names)

@@ -178,7 +178,7 @@ def test_a_job_with_lost_processes_resumes_in_the_next_attempt(failures: dict[in
                 job.attempt(SimulatedRoles(failures))
                 break
             except WorkerLost:
-                # The next attempt's calls are counted anew; what has struck does not strike again.
+                # The calls of the next attempt are counted from 1; injected failures do not recur.
                 failures = {call: how for call, how in failures.items() if how != DEAD}
         assert job.rewards == without_failure.rewards
         assert job.model == without_failure.model

@@ -37,7 +37,7 @@ texts = st.sampled_from(sorted(TEXTS))
 
 
 @given(texts, st.data())
-def test_a_log_that_is_cut_off_anywhere_is_never_surely_something_else(path: Any, data: st.DataObject) -> None:
+def test_a_truncated_log_gets_no_confident_wrong_diagnosis(path: Any, data: st.DataObject) -> None:
     whole = TEXTS[path]
     begin = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(begin, len(whole)))
@@ -46,7 +46,7 @@ def test_a_log_that_is_cut_off_anywhere_is_never_surely_something_else(path: Any
 
 
 @given(texts, texts, st.randoms(use_true_random=False))
-def test_two_programs_that_write_at_once_are_never_surely_a_third_thing(one: Any, other: Any, chance: Any) -> None:
+def test_interleaved_logs_get_no_confident_third_diagnosis(one: Any, other: Any, chance: Any) -> None:
     lines = [TEXTS[one].splitlines(keepends=True), TEXTS[other].splitlines(keepends=True)]
     mixed = b""
     while lines[0] or lines[1]:

@@ -68,5 +68,5 @@ def test_a_cycle_of_exceptions_is_visited_once() -> None:
     assert found(first).kind is FailureKind.ALLOCATOR
 
 
-def test_exception_without_a_failure_of_memory_gives_none() -> None:
+def test_other_exceptions_give_no_failure() -> None:
     assert failure_of_exception(raised(ValueError("shapes do not match"))) is None

@@ -110,7 +110,7 @@ def test_no_failure_is_made_up_and_some_remain(restarts: list[float], times: lis
         assert max(failure.clock[1] for failure in chosen if failure.clock) == max(known)
 
 
-# --- what an engine says twice ---
+# --- two messages of an engine about one failure ---
 
 CUMEM = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163"
 WAKING = [

@@ -62,7 +62,7 @@ def test_progress_gives_one_restart_back_by_the_same_rule(committed_step: int, s
     assert state.effective_restarts == left
 
 
-def test_the_next_change_stores_what_progress_gave_back() -> None:
+def test_the_next_change_stores_the_restored_budget() -> None:
     state = after(after(RecoveryState(FIRST_PLAN, 100), changed_at(5)), changed_at(5), committed_step=4)
     assert state.adjustments == 2
     state = after(state, changed_at(21), committed_step=20)

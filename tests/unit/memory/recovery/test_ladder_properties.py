@@ -24,7 +24,7 @@ MOST_CHANGES = 200
 
 @settings(deadline=None, max_examples=60)
 @given(plans, every_constraints, st.lists(evidences, min_size=1, max_size=4))
-def test_every_sequence_of_failures_ends_and_no_plan_comes_back(
+def test_every_sequence_of_failures_ends_and_no_plan_recurs(
     plan: MemoryPlan, bounds: Constraints, failures: list[Evidence]
 ) -> None:
     """Holds even if each attempt commits a step and restores its budget: the ladder itself must end."""
@@ -33,7 +33,7 @@ def test_every_sequence_of_failures_ends_and_no_plan_comes_back(
     while given_up < len(failures):
         evidence = failures[number % len(failures)]
         number += 1
-        assert number < MOST_CHANGES, "it goes on and on"
+        assert number < MOST_CHANGES, "it does not end"
         decision = answer(evidence, plan, bounds, state)
         if not isinstance(decision, Changed):
             given_up += 1

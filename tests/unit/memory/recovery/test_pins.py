@@ -35,7 +35,7 @@ def test_a_setting_pinned_to_its_present_value_changes_nothing(memory: dict[str,
     assert next_plan(memory) == PLAN
 
 
-def test_an_engine_that_shares_no_gpu_stays_awake_whatever_is_pinned() -> None:
+def test_an_engine_that_shares_no_gpu_stays_awake_despite_pins() -> None:
     awake = next_plan({"rolloutSleep": "Level1"}, shares_gpu=False)
     assert awake == PLAN.model_copy(update={"generation": 4, "rollout_sleep": "Disabled"})
     assert with_pins(awake, MemorySettings(rollout_sleep="Level1"), shares_gpu=False) == awake
