@@ -1,4 +1,4 @@
-"""What is compiled for one length of a micro-batch serves every other."""
+"""A kernel compiled for one micro-batch length serves all lengths."""
 
 from __future__ import annotations
 
