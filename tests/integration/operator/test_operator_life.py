@@ -49,11 +49,11 @@ def test_a_job_runs_to_complete_and_tells_its_story(
 
 WRITTEN_ONCE = (
     "patch rljobs",
-    "patch configmaps",
-    "patch services",
-    "patch serviceaccounts",
-    "patch roles",
-    "patch rolebindings",
+    "create configmaps",
+    "create services",
+    "create serviceaccounts",
+    "create roles",
+    "create rolebindings",
     "create secrets",
     "create stepreports",
 )
