@@ -104,14 +104,17 @@ def cut_newest_checkpoint(output: Path) -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-def test_a_disk_that_fills_up_at_a_checkpoint_loses_nothing(manifest: Path, uninterrupted: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["600k", "1m", "2m", "3500k"])
+def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, tmp_path: Path, size: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3500k", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
     try:
         full = rljob_run(manifest, disk / "run")
         assert full.exit_code == ExitCode.OUTPUT_UNAVAILABLE, full.printed
         assert "disk is full" in full.printed
+        assert "Traceback" not in full.printed
+        assert len(full.printed.split("disk is full")[1].splitlines()) < 20
 
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         finished = rljob_run(manifest, disk / "run")

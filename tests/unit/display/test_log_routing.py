@@ -65,6 +65,20 @@ def test_an_exception_is_logged_and_the_terminal_is_restored(tmp_path: Path) -> 
     assert run.returncode == 1
 
 
+def test_a_log_on_a_full_disk_replaces_no_error() -> None:
+    script = (
+        "import structlog\n"
+        "from pathlib import Path\n"
+        "from rljob_trainer.display.log_routing import route_library_logs\n"
+        "with route_library_logs(Path('/dev/full'), job='digits'):\n"
+        "    structlog.get_logger().info('lost')\n"
+        "    raise ValueError('seven')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stderr.splitlines()[-1] == "ValueError: seven"
+    assert "No space left" not in run.stderr
+
+
 def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
     for _ in range(2):
         run_routed(tmp_path / "controller.log")

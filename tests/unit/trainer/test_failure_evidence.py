@@ -137,6 +137,11 @@ def test_a_process_that_never_logged_has_no_memory(tmp_path: Path) -> None:
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "DeviceOutOfMemory"),
         (OSError(28, "No space left on device", "/dev/shm/psm_1"), "SharedMemoryExhausted"),
         (OSError(28, "No space left on device", "/data/run/memory"), "OutputUnavailable"),
+        (OSError(122, "Disk quota exceeded", "/data/run/memory"), "OutputUnavailable"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),
+            "OutputUnavailable",
+        ),
         (MemoryError(), "HostOutOfMemory"),
         (
             ValueError(

@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from rljob_trainer.ledger.durable_files import writing
+from rljob_trainer.ledger.durable_files import DISK_FULL, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,11 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
         # Python buffers output to files: it would appear out of order, and be lost if the process is killed.
         sys.stdout.reconfigure(line_buffering=True)
     try:
-        with open(log_descriptor, "w", buffering=1, encoding="utf-8") as log_file, _structlog_to(log_file, job):
+        with _log_stream(log_descriptor) as log_file, _structlog_to(log_file, job):
             try:
                 yield terminal
             except BaseException:
-                with suppress(OSError):
-                    traceback.print_exc(file=log_file)
+                traceback.print_exc(file=log_file)
                 raise
     finally:
         _flush_standard_streams()
@@ -68,6 +67,23 @@ def crash_report(error: BaseException, log: Path) -> str:
     where = [f"  at {frame.filename}:{frame.lineno}, in {frame.name}" for frame in (own or list(frames))[-1:]]
     message = "".join(traceback.format_exception_only(error)).strip()
     return "\n".join([f"unexpected {message}", *where, f"  the full traceback is in {log}"])
+
+
+class _LossyFile(FileIO):
+    """Drops what does not fit on a full disk: the log must not replace the failure that is being reported."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                return memoryview(data).nbytes
+            raise
+
+
+def _log_stream(descriptor: int) -> TextIO:
+    raw = BufferedWriter(_LossyFile(descriptor, "w"))
+    return TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _stream_of(descriptor: int) -> TextIO:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 from rljob_trainer.errors import OutputUnavailable
 
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk, or of a quota, without space."""
+
+_FULL_BELOW_BYTES = 2**20
+"""A failed writer may leave less than a block, or some pages of its last file."""
 
 
 @contextmanager
@@ -57,7 +61,12 @@ def free_bytes(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def disk_full_message(path: Path, needed_bytes: int | None) -> str:
+def is_disk_full(path: Path) -> bool:
+    """True if the disk of `path` has practically no space, which explains a failure without a clear cause."""
+    return free_bytes(path) < _FULL_BELOW_BYTES
+
+
+def disk_full_message(path: Path, needed_bytes: int | None = None) -> str:
     needed = f"{path} needs {needed_bytes:,} bytes" if needed_bytes is not None else f"{path} could not be written"
     return (
         f"the disk is full: {needed}, {free_bytes(path):,} are free. "
@@ -66,7 +75,7 @@ def disk_full_message(path: Path, needed_bytes: int | None) -> str:
 
 
 def _explain(error: OSError, path: Path, needed_bytes: int | None) -> str:
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         return disk_full_message(path, needed_bytes)
     cause = error.strerror or str(error)
     return f"{path} could not be written: {cause}. Make it writable for this user, or give another --output."

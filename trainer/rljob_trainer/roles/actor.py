@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,8 @@ from rljob_trainer.roles.faults import InjectedFault
 
 _HOST = {FailureKind.HOST}
 _SHARED_MEMORY = {FailureKind.SHARED_MEMORY, FailureKind.SHARED_SEGMENT, FailureKind.OBJECT_STORE}
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "inline_container.cc")
+"""The last one is torch's writer of archives, which reports a short write by a position in its file."""
 _NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR}
 
 
@@ -110,9 +112,10 @@ def _readable_failures(actor: str) -> Iterator[None]:
         known = known_failure(error)
         if known is None:
             raise
-        _mark_log(f"{actor} failed")
-        traceback.print_exception(error, file=sys.stderr)
-        sys.stderr.flush()
+        with suppress(OSError):  # the log may lie on a full disk
+            _mark_log(f"{actor} failed")
+            traceback.print_exception(error, file=sys.stderr)
+            sys.stderr.flush()
         # `from None`: the cause may hold torch objects.
         raise known.of(actor) from None
 
@@ -131,8 +134,8 @@ def known_failure(error: Exception) -> TrainerError | None:
     known: OutOfMemory
     if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
         known = DeviceOutOfMemory(text)
-    elif "No space left on device" in text and "/dev/shm" not in text and kind not in _SHARED_MEMORY:
-        return OutputUnavailable(f"the disk is full: {text}")
+    elif any(words in text for words in _DISK_FULL) and "/dev/shm" not in text and kind not in _SHARED_MEMORY:
+        return OutputUnavailable(f"the disk is full: {_last_line(text)}")
     elif kind is None or kind in _NOT_OF_MEMORY:
         return None
     elif kind in _HOST:
@@ -141,6 +144,11 @@ def known_failure(error: Exception) -> TrainerError | None:
         known = SharedMemoryExhausted(text) if kind in _SHARED_MEMORY else DeviceOutOfMemory(text)
     known.out_of_memory = failure_of_exception(error)
     return known
+
+
+def _last_line(text: str) -> str:
+    """The last line, which names the error if `text` contains a traceback."""
+    return text.strip().splitlines()[-1].strip()
 
 
 def _mark_log(what: str) -> None:

@@ -20,8 +20,8 @@ from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoverySta
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary
-from rljob_trainer.errors import TrainerError
-from rljob_trainer.ledger.durable_files import write_atomically
+from rljob_trainer.errors import OutputUnavailable, TrainerError, WorkerLost
+from rljob_trainer.ledger.durable_files import disk_full_message, is_disk_full, write_atomically
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.summary import Summary, summarize
@@ -106,9 +106,12 @@ class JobRun:
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
-            summary = self._summary(ledger, outcome)
-            write_atomically(self.directory.summary, summary.to_json())
-            print_summary(summary, plain_console(), self.directory.path)
+            try:
+                write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
+            except OutputUnavailable as error:
+                if outcome.exit_code == ExitCode.COMPLETE:
+                    outcome = self._failed(ledger, error)
+            print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
         return outcome
 
     def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
@@ -149,6 +152,8 @@ class JobRun:
         try:
             attempt.run()
         except TrainerError as error:
+            if type(error) in (TrainerError, WorkerLost) and is_disk_full(self.directory.path):
+                raise self._disk_full(error) from error
             error.evidence = attempt.evidence_of(error)
             raise
         except NewAttempt:
@@ -157,6 +162,8 @@ class JobRun:
         except StopNow:
             pass
         except Exception as error:
+            if is_disk_full(self.directory.path):
+                raise self._disk_full(error) from error
             log.exception("the attempt failed unexpectedly")
             return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
         if stop.exit_code is not None and not self._is_finished(ledger):
@@ -170,6 +177,11 @@ class JobRun:
         message = message.rstrip(". ")
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
         return Outcome(error.exit_code, f"{message}. {hint}", ledger.last_step, error, error.evidence)
+
+    def _disk_full(self, cause: Exception) -> OutputUnavailable:
+        """The explanation of a failure whose own message does not name the full disk."""
+        log.error("the disk is full", cause=f"{type(cause).__name__}: {cause}")
+        return OutputUnavailable(disk_full_message(self.directory.path))
 
     def _is_finished(self, ledger: Ledger) -> bool:
         return ledger.last_step >= self.job.spec.algorithm.steps and self.directory.model.exists()
