@@ -135,6 +135,20 @@ def test_a_lost_rank_ends_its_peers_and_the_run_goes_on(tmp_path: Path) -> None:
     assert [step["step"] for step in finished.steps] == list(range(1, STEPS + 1))
 
 
+def test_ctrl_c_during_start_up_stops_at_once(manifest: Path, tmp_path: Path) -> None:
+    process = start_rljob("run", manifest, "--output", tmp_path / "run", "--device", "cpu")
+    assert process.stdout
+    for line in process.stdout:
+        if "starting the policy" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    printed = wait_for_end(process)
+    assert process.returncode == ExitCode.INTERRUPTED, printed
+    assert "SIGINT: stopping\n" in printed
+    assert "loading the policy" not in printed
+    assert "Traceback" not in printed
+
+
 def test_a_finished_run_started_again_says_so_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:
     before = (uninterrupted.output / "ledger.jsonl").read_bytes()
     again = rljob_run(manifest, uninterrupted.output)

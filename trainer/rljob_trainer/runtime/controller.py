@@ -80,6 +80,7 @@ class Controller:
     def run(self) -> None:
         """Resume at the first uncommitted step; run until every step is committed or a stop is requested."""
         self._start()
+        self.stop.after_step()
         for step in self.ledger.remaining(self.settings.steps):
             if self.stop:
                 break

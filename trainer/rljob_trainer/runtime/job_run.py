@@ -150,7 +150,8 @@ class JobRun:
             stop,
         )
         try:
-            attempt.run()
+            with stop.at_once():
+                attempt.run()
         except TrainerError as error:
             if type(error) in (TrainerError, WorkerLost) and is_disk_full(self.directory.path):
                 raise self._disk_full(error) from error

@@ -1,4 +1,4 @@
-"""Stop on SIGTERM or SIGINT: after the current step, or at once on a second signal."""
+"""Stop on SIGTERM or SIGINT: after the current step; at once during start-up, and on a second signal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TER
 
 
 class StopNow(BaseException):
-    """Raised in the main thread on the second signal. The step in progress is not committed."""
+    """Raised in the main thread to stop at once. The step in progress is not committed."""
 
 
 class StopRequest:
@@ -23,15 +23,34 @@ class StopRequest:
         self._on_request = on_request
         self.exit_code: ExitCode | None = None
         """Of the first signal; None until then."""
+        self._at_once = False
 
     def __bool__(self) -> bool:
         return self.exit_code is not None
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within the block, until `after_step` is called, stop at once: there is no step to finish."""
+        if self:
+            raise StopNow
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+    def after_step(self) -> None:
+        """From now on, let the current step finish."""
+        self._at_once = False
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         received = signal.Signals(number)
         if self.exit_code is not None:
             raise StopNow
         self.exit_code = _EXIT_CODES[received]
+        if self._at_once:
+            self._on_request(f"{received.name}: stopping")
+            raise StopNow
         self._on_request(f"{received.name}: stopping after this step (a second signal stops at once)")
 
 
