@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, policy_weight_shapes
+from rljob_trainer.models.checkpoint import load_tokenizer, policy_weight_shapes, require_trainable
 from rljob_trainer.models.resolve import resolve_model
 
 
@@ -161,3 +161,29 @@ def test_models_are_resolved_without_torch(tmp_path: Path) -> None:
         "load_tokenizer(directory); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", check, str(tmp_path)], check=True)
+
+
+class TestKinds:
+    def test_a_dense_model_is_trainable(self, model: Path) -> None:
+        require_trainable(model)
+
+    @pytest.mark.parametrize("setting", ["lm_head_multiplier", "final_logit_softcapping", "logits_scaling"])
+    def test_a_scaled_or_capped_head_is_refused(self, model: Path, setting: str) -> None:
+        config = json.loads((model / "config.json").read_text())
+        for value, refused in ((1.0, False), (None, False), (0.25, True)):
+            (model / "config.json").write_text(json.dumps(config | {setting: value}))
+            if refused:
+                with pytest.raises(BadInput, match=rf"neither scaled nor capped .*{setting}: 0\.25"):
+                    require_trainable(model)
+            else:
+                require_trainable(model)
+
+    def test_a_mixture_of_experts_is_refused(self, model: Path) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        tensors = load_file(model / "model.safetensors")
+        weight = tensors.pop("model.layers.0.mlp.up_proj.weight")
+        tensors["model.layers.0.mlp.experts.0.up_proj.weight"] = weight
+        save_file(tensors, model / "model.safetensors")
+        with pytest.raises(BadInput, match=r"expected a dense model .*mlp\.experts\.0"):
+            require_trainable(model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ from rljob_trainer.errors import BadInput
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+
+
+_SCALED_HEAD_SETTINGS = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+)
+"""Settings of `config.json` that cap or scale the logits, unless they are 1 or null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,27 @@ def model_dimensions(directory: Path) -> ModelDimensions:
         raise BadInput(
             f"expected the settings of a decoder-only language model in {directory / 'config.json'}, found no {error}"
         ) from error
+
+
+def require_trainable(directory: Path) -> None:
+    """Raise `BadInput` for a model whose kind cannot be trained, from its settings and the names of its weights."""
+    config = _read_config(directory)
+    if scaled := scaled_head_settings(config):
+        raise BadInput(
+            f"expected a model whose logits are neither scaled nor capped in {directory}, found {', '.join(scaled)} in "
+            "config.json; use a model of the Qwen, Llama or Mistral kind"
+        )
+    if experts := next((name for name in weight_shapes(directory) if ".experts." in name), None):
+        raise BadInput(
+            f"expected a dense model in {directory}, found a mixture of experts ({experts}); "
+            "use a dense model of the Qwen, Llama or Mistral kind"
+        )
+
+
+def scaled_head_settings(config: Mapping[str, Any]) -> list[str]:
+    """The settings of `config` that cap or scale the logits, as `name: value`."""
+    given = ((name, config.get(name)) for name in _SCALED_HEAD_SETTINGS)
+    return [f"{name}: {value}" for name, value in given if value not in (None, 1.0)]
 
 
 def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

@@ -12,12 +12,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from rljob_trainer.algorithm.logprobs import chunked_logprobs
 from rljob_trainer.errors import BadInput
+from rljob_trainer.models.checkpoint import policy_weight_shapes, scaled_head_settings
 
 CAUSAL_LM = "causal_lm."
 """Prefix of the parameter names in this module. The rest is the name in the Hugging Face checkpoint."""
 
 _ASKS_FOR_LENGTHS = "triton.mix_order_reduction"  # torch 2.10 and newer
-_UNSUPPORTED_HEADS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 class PolicyModel(nn.Module):
@@ -72,6 +72,7 @@ def read_policy_model(model_dir: Path, *, temperature: float, chunk_tokens: int)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BadInput(f"cannot read a causal language model from {model_dir}: {error}") from error
     _require_plain_head(causal_lm, model_dir)
+    _require_weights_of_checkpoint(causal_lm, model_dir)
     return PolicyModel(causal_lm.train(), temperature=temperature, chunk_tokens=chunk_tokens)
 
 
@@ -115,7 +116,7 @@ def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
 
 
 def _require_plain_head(causal_lm: Any, model_dir: Path) -> None:
-    changed = [name for name in _UNSUPPORTED_HEADS if getattr(causal_lm.config, name, None) not in (None, 1.0)]
+    changed = scaled_head_settings(causal_lm.config.to_dict())
     if getattr(causal_lm.get_output_embeddings(), "bias", None) is not None:
         changed.append("a bias in lm_head")
     if changed or not hasattr(causal_lm.base_model, "layers"):
@@ -123,4 +124,17 @@ def _require_plain_head(causal_lm: Any, model_dir: Path) -> None:
             f"expected decoder layers and logits = hidden · lm_head.weight in {model_dir}, "
             f"found {causal_lm.config.model_type} with {', '.join(changed) or 'no list of layers'}; "
             "use a model of the Qwen, Llama or Mistral kind"
+        )
+
+
+def _require_weights_of_checkpoint(causal_lm: Any, model_dir: Path) -> None:
+    """Raise `BadInput` unless weights have the names and shapes of the checkpoint, by which the engine expects them."""
+    own = {name: tuple(parameter.shape) for name, parameter in causal_lm.named_parameters()}
+    expected = policy_weight_shapes(model_dir)
+    if own != expected:
+        differing = sorted(name for name in own.keys() | expected.keys() if own.get(name) != expected.get(name))
+        raise BadInput(
+            f"expected the weights of {model_dir} to keep names and shapes when transformers loads them, found "
+            f"{len(differing)} others ({', '.join(differing[:3])}) in {causal_lm.config.model_type}; "
+            "use a dense model of the Qwen, Llama or Mistral kind"
         )

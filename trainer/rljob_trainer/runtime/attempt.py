@@ -28,7 +28,7 @@ from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
+from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions, require_trainable
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
@@ -184,6 +184,7 @@ class Attempt:
 
     def _model(self) -> tuple[Path, ModelDimensions]:
         model_dir = resolve_model(self.job.spec.model.uri, mounted=self.mounted_model)
+        require_trainable(model_dir)
         dimensions = model_dimensions(model_dir)
         require_lengths_fit(self.job.spec.algorithm, dimensions)
         return model_dir, dimensions

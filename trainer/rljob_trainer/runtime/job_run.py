@@ -110,7 +110,7 @@ class JobRun:
                 write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
             except OutputUnavailable as error:
                 if outcome.exit_code == ExitCode.COMPLETE:
-                    outcome = self._failed(ledger, error)
+                    outcome = Outcome(error.exit_code, str(error), ledger.last_step, error)
             print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
         return outcome
 
@@ -182,7 +182,9 @@ class JobRun:
     def _disk_full(self, cause: Exception) -> OutputUnavailable:
         """The explanation of a failure whose own message does not name the full disk."""
         log.error("the disk is full", cause=f"{type(cause).__name__}: {cause}")
-        return OutputUnavailable(disk_full_message(self.directory.path))
+        full = OutputUnavailable(disk_full_message(self.directory.path))
+        full.actor = getattr(cause, "actor", None)
+        return full
 
     def _is_finished(self, ledger: Ledger) -> bool:
         return ledger.last_step >= self.job.spec.algorithm.steps and self.directory.model.exists()
