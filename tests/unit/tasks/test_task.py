@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.jsonl import read_items
-from rljob_trainer.tasks.task import Task
+from rljob_trainer.tasks.task import Task, prompts_of_step
 
 _module_numbers = itertools.count()
 
@@ -235,3 +236,18 @@ def test_tasks_run_without_torch() -> None:
 
     check = "import sys, rljob_trainer.tasks.build; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_a_huge_source_is_permuted_without_a_list_of_its_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    drawn = [index for step in range(1, 51) for index in prompts_of_step(step, 16, 2**31 - 1, seed=7)]
+    assert time.monotonic() - started < 20
+    assert len(set(drawn)) == 800
+    assert all(0 <= index < 2**31 - 1 for index in drawn)
+    assert drawn[:16] == prompts_of_step(1, 16, 2**31 - 1, seed=7) != prompts_of_step(1, 16, 2**31 - 1, seed=8)
+
+    monkeypatch.setattr("rljob_trainer.tasks.task._LARGEST_SHUFFLED_SOURCE", 10)
+    for size in (11, 64, 100):
+        epochs = [prompts_of_step(epoch, size, size, seed=0) for epoch in (1, 2)]
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+        assert epochs[0] != epochs[1]

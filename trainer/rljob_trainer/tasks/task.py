@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import numbers
 from collections.abc import Sequence
@@ -168,9 +169,35 @@ def prompts_of_step(step: int, prompts_per_step: int, size: int, seed: int) -> l
         raise ValueError(f"expected step and size from 1, found step {step} and size {size}")
     first = (step - 1) * prompts_per_step
     positions = range(first, first + prompts_per_step)
+    if size > _LARGEST_SHUFFLED_SOURCE:
+        return [_permuted(position % size, size, position // size, seed) for position in positions]
     permutations = {epoch: _permutation(epoch, size, seed) for epoch in {position // size for position in positions}}
     return [int(permutations[position // size][position % size]) for position in positions]
 
 
 def _permutation(epoch: int, size: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+_LARGEST_SHUFFLED_SOURCE = 2**20
+"""Above this, an index is permuted by itself: to shuffle 2^31 of them takes 16 GiB, at every step."""
+
+_FEISTEL_ROUNDS = 6
+
+
+def _permuted(index: int, size: int, epoch: int, seed: int) -> int:
+    """The place of `index` in a permutation of 0 … size - 1.
+
+    A Feistel network permutes the numbers of an even number of bits; those outside of the range are permuted again
+    until they are within (J. Black, P. Rogaway: "Ciphers with Arbitrary Finite Domains", 2002).
+    """
+    half_bits = -(-(size - 1).bit_length() // 2)
+    while True:
+        left, right = index >> half_bits, index & ((1 << half_bits) - 1)
+        for number in range(_FEISTEL_ROUNDS):
+            key = f"{seed}/{epoch}/{number}/{right}".encode()
+            mixed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+            left, right = right, left ^ (mixed & ((1 << half_bits) - 1))
+        index = left << half_bits | right
+        if index < size:
+            return index
