@@ -7,6 +7,7 @@ import sys
 from typing import Literal
 
 import structlog
+from structlog.dev import plain_traceback
 
 LogFormat = Literal["json", "text"]
 
@@ -30,7 +31,9 @@ def set_up_logs(log_format: LogFormat, level: str) -> None:
         structlog.processors.EventRenamer("message"),
         structlog.processors.JSONRenderer(default=str),
     ]
-    as_text: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    as_text: list[structlog.typing.Processor] = [
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)
+    ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
