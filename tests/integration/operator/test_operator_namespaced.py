@@ -8,7 +8,7 @@ from pathlib import Path
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import holds_for
+from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
@@ -50,3 +50,37 @@ def test_it_needs_no_right_elsewhere_and_acts_nowhere_else(
         operator.stop()
         proxy.stop()
         api.delete("namespaces", "elsewhere")
+
+
+def test_a_namespace_that_is_lost_stops_no_other_namespace(
+    control_plane: ControlPlane,
+    api: ApiClient,
+    kubelet: SimulatedKubelet,
+    shared_operator: OperatorProcess,
+    namespace: str,
+    ports: Iterator[int],
+    tmp_path: Path,
+) -> None:
+    if shared_operator.running:
+        shared_operator.stop()
+    api.create("namespaces", manifests.namespace("lost"))
+    token = install(api, control_plane.kubectl.with_name("helm"), "two-namespaces", [namespace, "lost"])
+    proxy = FaultProxy(control_plane.url, control_plane.ca, next(ports))
+    proxy.start()
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", proxy.url, token)
+    settings = SETTINGS | {"namespaces": f"{namespace} lost", "lease_namespace": "two-namespaces"}
+    operator = OperatorProcess(kubeconfig, tmp_path / "log", next(ports), next(ports), settings)
+    operator.start()
+    try:
+        api.delete("namespaces", "lost")
+        eventually(lambda: api.find("namespaces", "lost") is None, "the namespace to be gone", 60)
+        operator.stop()
+        operator.start()
+        assert operator.probe("healthz") == 200
+        job = WatchedJob(api, kubelet, namespace).create()
+        job.run()
+        job.complete()
+        assert "namespace unattended" in operator.log.read_text()
+    finally:
+        operator.stop()
+        proxy.stop()
