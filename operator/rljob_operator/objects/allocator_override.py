@@ -80,14 +80,15 @@ def _fold(group: WorkerGroup) -> tuple[PodTemplate, str]:
         return group.template, ""
     if any(_is_about(entry, ALLOCATOR_VARIABLE) for entry in entries):
         folded = [entry for entry in entries if not _sets(entry, IGNORED_ALLOCATOR_VARIABLE)]
-        done = "left out, since torch would ignore it beside"
+        done = "removed, because torch ignores it if both are set"
+        advice = f"set only {ALLOCATOR_VARIABLE}"
     else:
         folded = [
             {**entry, "name": ALLOCATOR_VARIABLE} if _sets(entry, IGNORED_ALLOCATOR_VARIABLE) else entry
             for entry in entries
         ]
-        done = "set as"
-    sentence = f"{IGNORED_ALLOCATOR_VARIABLE} in {group.path} is {done} {ALLOCATOR_VARIABLE}; write that name"
+        done, advice = f"renamed to {ALLOCATOR_VARIABLE}", "use that name"
+    sentence = f"{IGNORED_ALLOCATOR_VARIABLE} in {group.path} is {done}; {advice}"
     return _with_entries(group.template, folded), sentence
 
 

@@ -180,8 +180,9 @@ def _notices(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[Ev
             EventNote(
                 "Warning",
                 "CheckpointVolumeNotShared",
-                "spec.checkpoint.volume is an emptyDir: each pod has its own, and it goes with the pod, so a restarted "
-                "job begins anew; name a volume that all pods share, or remove it for a claim made for the job",
+                "spec.checkpoint.volume is an emptyDir, which each pod has for itself and which is deleted with the pod: a "
+                "restarted job starts from step 1; name a volume that all pods share, or remove the field to use a "
+                "claim that the operator creates",
             )
         )
     return notices

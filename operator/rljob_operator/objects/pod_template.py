@@ -18,7 +18,7 @@ Pod = dict[str, Any]
 _FIXED_FIELDS = {
     "activeDeadlineSeconds": "write spec.activeDeadlineSeconds of the job",
     "hostname": "the pods find each other by it",
-    "restartPolicy": "the operator decides what follows a pod's end",
+    "restartPolicy": "the operator decides whether a terminated pod is replaced",
     "subdomain": "the pods find each other by it",
 }
 _FIXED_CONTROLLER_FIELDS = {
@@ -28,10 +28,10 @@ _FIXED_CONTROLLER_FIELDS = {
 _FIXED_CONTAINER_FIELDS = {
     "args": "RLJob decides what its container runs; another image with the same command can be set",
     "command": "RLJob decides what its container runs; another image with the same command can be set",
-    "restartPolicy": "the operator decides what follows a container's end",
-    "restartPolicyRules": "the operator decides what follows a container's end",
-    "terminationMessagePath": "the operator reads what is left there",
-    "terminationMessagePolicy": "the operator reads what is left there",
+    "restartPolicy": "the operator decides whether a container restarts",
+    "restartPolicyRules": "the operator decides whether a container restarts",
+    "terminationMessagePath": "the operator reads the termination message",
+    "terminationMessagePolicy": "the operator reads the termination message",
 }
 _FIXED_VARIABLES = ("RLJOB_", "RAY_AUTH_", "PET_", "POD_IP", "NODE_NAME")
 """Prefixes of variables that RLJob sets."""

@@ -105,7 +105,7 @@ def _merged_list(base: list[Any], patch: list[Any], shape: KeyedList, path: str)
             continue
         key = _key(element, shape, f"{path}[{i}]")
         if key in given:
-            raise InvalidTemplate(f"{path}[{i}]: {_key_text(key, shape)} is there twice; remove one")
+            raise InvalidTemplate(f"{path}[{i}]: {_key_text(key, shape)} appears twice; remove one")
         given.add(key)
         if element.get("$patch") == "delete":
             merged.pop(key, None)

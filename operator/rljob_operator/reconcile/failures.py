@@ -88,7 +88,7 @@ def _completed(view: JobView) -> AttemptResult | None:
         )
     assert view.attempt is not None
     if committed < view.attempt.from_step:
-        sentence = f"the trainer ended as complete, but has committed {committed} of {wanted} steps"
+        sentence = f"the trainer exited with code 0, but committed only {committed} of {wanted} steps"
         return AttemptResult(AttemptReason.ERROR, sentence, Failed(), ExitCode.COMPLETE)
     sentence = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
     return AttemptResult(AttemptReason.STEPS_RAISED, sentence, NotCounted(), ExitCode.COMPLETE)
@@ -208,7 +208,7 @@ def _sentence(pod: ObservedPod, end: ContainerTermination) -> str:
     known = end.exit_code in set(ExitCode)
     meaning = f" ({ExitCode(end.exit_code).meaning})" if known else f" ({end.reason})" if end.reason else ""
     text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"
-    return f"pod {pod.name} ended with exit code {end.exit_code}{meaning}{text}"
+    return f"pod {pod.name} exited with code {end.exit_code}{meaning}{text}"
 
 
 def _not_counted(sentence: str, pod: ObservedPod | None) -> AttemptResult:

@@ -124,5 +124,5 @@ def _phase(view: JobView) -> Phase | None:
 def host_memory_advice(pod: ObservedPod) -> str:
     where = f"resources.limits.memory of container rljob in spec.{pod.role}.template"
     if pod.memory_limit_bytes is None:
-        return f"it has no limit of its own, so its node ran out: give it room by {where}"
+        return f"it has no memory limit, so its node ran out of memory: set {where}"
     return f"its limit is {byte_quantity(pod.memory_limit_bytes)}: raise {where}, or recovery.maxHostMemory"

@@ -76,7 +76,7 @@ def failed_restart_in_place(view: JobView) -> AttemptResult | None:
     for pod in view.not_restarted:
         if pod.ended or late:
             how = "ended" if pod.ended else f"did not restart within {RESTART_TIMEOUT_SECONDS:.0f} s"
-            sentence = f"pod {pod.name} {how} when it was to be restarted in place; the pods are replaced"
+            sentence = f"pod {pod.name} {how} during a restart in place; the operator replaces the pods"
             return AttemptResult(AttemptReason.NOT_RESTARTED_IN_PLACE, sentence, NotCounted())
     return None
 

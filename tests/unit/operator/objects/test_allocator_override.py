@@ -91,7 +91,7 @@ def test_of_both_names_the_one_that_counts_is_kept() -> None:
     of = built({"name": GENERIC, "value": "max_split_size_mb:64"}, {"name": CUDA, "value": OWN})
     assert environment_of(pod_of(of, "policy"))[CUDA] == OWN
     assert GENERIC not in environment_of(pod_of(of, "policy"))
-    assert "left out" in the_note(of, "AllocatorSettingFolded").message
+    assert "removed" in the_note(of, "AllocatorSettingFolded").message
 
 
 def test_folding_leaves_the_rest_of_the_environment_as_it_was_written() -> None:

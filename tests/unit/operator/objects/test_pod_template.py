@@ -133,7 +133,7 @@ REFUSED_ANYWHERE: list[tuple[Object, str]] = [
     ({"spec": {"containers": [{"$patch": "replace"}, {"name": "x"}]}}, "the container rljob is needed"),
     (with_container(command=["sh"]), "another image with the same command can be set"),
     (with_container(args=["-v"]), "another image with the same command can be set"),
-    (with_container(terminationMessagePolicy="FallbackToLogsOnError"), "the operator reads what is left there"),
+    (with_container(terminationMessagePolicy="FallbackToLogsOnError"), "the operator reads the termination message"),
     (with_container(env=[{"name": "RLJOB_ATTEMPT", "value": "9"}]), "RLJOB_ATTEMPT is set by RLJob; remove it"),
     (with_container(env=[{"name": "RLJOB_OF_MINE", "value": "9"}]), "RLJOB_OF_MINE is set by RLJob; remove it"),
     (with_container(env=[{"name": "RAY_AUTH_TOKEN", "value": "9"}]), "RAY_AUTH_TOKEN is set by RLJob"),

@@ -118,7 +118,7 @@ def test_a_variable_with_a_value_has_no_reference_left() -> None:
         ({"nodeSelector": ["ssd"]}, r"^template.spec.nodeSelector: expected an object, found a list$"),
         ({"nodeSelector": {"$patch": "drop"}}, r"expected merge, replace or delete, found 'drop'$"),
         ({"$setElementOrder/containers": []}, r"expected no directive but \$patch"),
-        ({"volumes": [{"name": "a"}, {"name": "a"}]}, r"^template.spec.volumes\[1\]: name a is there twice"),
+        ({"volumes": [{"name": "a"}, {"name": "a"}]}, r"^template.spec.volumes\[1\]: name a appears twice"),
     ],
 )
 def test_what_cannot_be_merged_is_told_with_its_place(spec: Object, said: str) -> None:

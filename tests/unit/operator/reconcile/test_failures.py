@@ -60,7 +60,7 @@ def test_without_last_words_the_sentence_has_the_code_its_meaning_and_where_to_l
     cluster.tick(20)
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller ended with exit code 83 (a policy rank or a rollout engine died, or Ray did not start); "
+        "pod demo-controller exited with code 83 (a policy rank or a rollout engine died, or Ray did not start); "
         "kubectl logs demo-controller has more"
     )
 
@@ -167,8 +167,8 @@ def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_gi
     cluster.end(CONTROLLER, 137, reason="OOMKilled")
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller (controller) was OOMKilled: it ran out of host memory; it has no limit of its own, so its "
-        "node ran out: give it room by resources.limits.memory of container rljob in spec.controller.template"
+        "pod demo-controller (controller) was OOMKilled: it ran out of host memory; it has no memory limit, so its node ran out of "
+        "memory: set resources.limits.memory of container rljob in spec.controller.template"
     )
 
 
@@ -185,8 +185,8 @@ def test_where_the_trainer_names_the_process_the_template_of_its_pod_is_the_one_
     cluster.round()
     assert cluster.attempt.reason == "HostOutOfMemory"
     assert cluster.attempt.message == (
-        f"low on memory; in pod {pod}, it has no limit of its own, so its node ran out: "
-        f"give it room by resources.limits.memory of container rljob in spec.{template}.template"
+        f"low on memory; in pod {pod}, it has no memory limit, so its node ran out of memory: "
+        f"set resources.limits.memory of container rljob in spec.{template}.template"
     )
 
 
@@ -245,7 +245,7 @@ def test_a_controller_that_says_nothing_does_not_hold_up_a_dead_worker_for_ever(
     cluster.tick(20)
     cluster.round()
     assert cluster.attempt.message is not None
-    assert "demo-policy-0 ended with exit code 1" in cluster.attempt.message
+    assert "demo-policy-0 exited with code 1" in cluster.attempt.message
     assert "boom" in cluster.attempt.message
     cluster.round()
     assert [pod.name for pod in cluster.pods.values() if pod.deleting] == [CONTROLLER]
