@@ -167,8 +167,8 @@ def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_gi
     cluster.end(CONTROLLER, 137, reason="OOMKilled")
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller (controller) was OOMKilled: it ran out of host memory; it has no memory limit, so its node ran out of "
-        "memory: set resources.limits.memory of container rljob in spec.controller.template"
+        "pod demo-controller (controller) was OOMKilled: it ran out of host memory; it has no memory limit, so its "
+        "node ran out of memory: set resources.limits.memory of container rljob in spec.controller.template"
     )
 
 
