@@ -48,7 +48,7 @@ def test_host_memory_and_dev_shm_that_were_too_small_are_enlarged_though_the_ope
     first, change = status(job)["attempts"][0], status(job)["planChanges"][0]
     assert (first["reason"], first["diagnosis"]["class"]) == ("HostOutOfMemory", "HostMemory")
     assert set(changes(job)) == {"hostMemory"}
-    assert change["remedy"]["after"] == str(1200 << 20)
+    assert change["remedy"]["after"] == "1200Mi"
     assert status(job)["restarts"] == 0
     reasons = event_reasons(jobs, "host")
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
