@@ -13,7 +13,7 @@ from rljob_trainer.tasks.task import Task, shortened
 
 _MOST_SECONDS = 20.0
 """Time limit of the check if no prompts are skipped. Later prompts are checked at their step. Ten thousand prompts take
-about one second; a source that computes its items may be far slower."""
+a few seconds; a source that computes its items may be far slower."""
 
 _MOST_ITEMS_TO_SKIP_FROM = 1_000_000
 """All prompts must be checked to skip some, in every attempt."""
