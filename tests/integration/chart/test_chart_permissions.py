@@ -38,7 +38,11 @@ def test_the_operator_may_run_jobs_in_every_namespace(everywhere: CommandLine, n
     [
         ("get", "secrets"),
         ("list", "secrets"),
-        ("get", "configmaps"),
+        ("patch", "secrets"),
+        ("list", "configmaps"),
+        ("watch", "configmaps"),
+        ("patch", "persistentvolumeclaims"),
+        ("delete", "persistentvolumeclaims"),
         ("create", "pods/exec"),
         ("delete", "nodes"),
         ("update", "rljobs.rljob.dev"),
