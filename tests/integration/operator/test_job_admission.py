@@ -1,4 +1,4 @@
-"""What the API server lets pass as an RLJob and what it refuses, in words that a user can act on."""
+"""RLJobs that the API server accepts, and those that it refuses with a message that a user can act on."""
 
 from __future__ import annotations
 
