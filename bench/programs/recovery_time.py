@@ -65,7 +65,7 @@ def keep_plan_with_room(ledger: Path, plan: Path) -> None:
     if ledger.exists() and not plan.exists():
         records = [json.loads(line) for line in ledger.read_text().splitlines()]
         first = next(record["plan"] for record in records if record["kind"] == "attempt")
-        first["kv_cache_bytes"] = max(first["kv_cache_bytes"], SHRINKABLE_KV_CACHE_BYTES)
+        first["kvCache"] = max(first["kvCache"], SHRINKABLE_KV_CACHE_BYTES)
         plan.write_text(json.dumps(first))
 
 
