@@ -54,7 +54,7 @@ class AlgorithmSpec(ApiModel):
     """AdamW: decay rate of the mean of the squared gradients."""
 
     weight_decay: float = Field(default=0.01, ge=0, le=1, json_schema_extra=immutable())
-    """AdamW: weight decay."""
+    """AdamW: weight decay of the matrices. Norms, biases and embeddings, with a tied output layer, do not decay."""
 
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, json_schema_extra=immutable())
     """Maximum norm of the gradient. A larger gradient is scaled down to it."""
@@ -83,6 +83,17 @@ class AlgorithmSpec(ApiModel):
 
     importance_sampling: ImportanceSamplingSpec = Field(default=ImportanceSamplingSpec(), json_schema_extra=immutable())
     """Correction for the difference between the token probabilities of the engine and of the policy."""
+
+    max_staleness: Literal[0, 1] = Field(default=0, json_schema_extra=immutable())
+    """0: responses are generated with the policy's latest weights. 1: with those of one step before, so that the
+    engines generate the next step while the policy learns from the present one. It requires topology Disaggregated, and
+    importance sampling."""
+
+    partial_rollout_prompts: int = Field(default=0, ge=0, le=65_535, json_schema_extra=immutable())
+    """Prompts that a step may leave with unfinished responses: the engines generate for that many more than
+    promptsPerStep. The step takes promptsPerStep of them as soon as these are complete. The responses to the others
+    continue in the next step, with its weights. 0: every step waits for its longest response. It requires
+    maxStaleness: 1."""
 
     temperature: float = Field(default=1.0, ge=0.01, le=10, json_schema_extra=immutable())
     """Sampling temperature of rollouts. The loss uses the same temperature."""
@@ -118,5 +129,26 @@ class AlgorithmSpec(ApiModel):
             holds=lambda algorithm: algorithm.updates_per_step <= algorithm.prompts_per_step * algorithm.group_size,
             field="updatesPerStep",
             message="must be at most promptsPerStep x groupSize: every update needs at least one response",
+        ),
+        Rule(
+            cel="self.partialRolloutPrompts == 0 || self.maxStaleness == 1",
+            holds=lambda algorithm: algorithm.partial_rollout_prompts == 0 or algorithm.max_staleness == 1,
+            field="partialRolloutPrompts",
+            message="requires maxStaleness: 1, since unfinished responses continue with other weights: "
+            "write maxStaleness: 1 and topology: Disaggregated, or partialRolloutPrompts: 0",
+        ),
+        Rule(
+            cel="self.partialRolloutPrompts < self.promptsPerStep",
+            holds=lambda algorithm: algorithm.partial_rollout_prompts < algorithm.prompts_per_step,
+            field="partialRolloutPrompts",
+            message="must be less than promptsPerStep, since each step completes those that the step before has left: "
+            "write a quarter of promptsPerStep, or 0",
+        ),
+        Rule(
+            cel="self.partialRolloutPrompts == 0 || !self.ignoreEndOfSequence",
+            holds=lambda algorithm: algorithm.partial_rollout_prompts == 0 or not algorithm.ignore_end_of_sequence,
+            field="partialRolloutPrompts",
+            message="requires responses of different lengths, but with ignoreEndOfSequence every response has "
+            "maxResponseTokens: write 0, or ignoreEndOfSequence: false",
         ),
     )

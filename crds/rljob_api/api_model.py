@@ -24,8 +24,20 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 Toggle = Literal["Auto", "Enabled", "Disabled"]
 """A switch whose default depends on the machine. The values are not On and Off, which YAML reads as booleans."""
 
-Timestamp = Annotated[AwareDatetime, Field(strict=False)]
+Timestamp = Annotated[AwareDatetime, Field(strict=False, json_schema_extra={"maxLength": 64})]
 """RFC 3339 with a time zone, as Kubernetes writes it."""
+
+MAX_INTEGER = 2**53
+"""Upper bound of sizes and counts: the largest range of integers that every JSON reader represents exactly."""
+
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+"""A size in bytes, or a count."""
+
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+"""A size or count of at least 1, or a number that counts from 1."""
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+"""A duration, of at most 31 years."""
 
 FreeForm = dict[str, Any]
 """An object whose fields RLJob does not define (Kubernetes, vLLM, a data set)."""

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
+from rljob_api.names import checkpoint_claim_name
 from rljob_api.quantity import Bytes
 
 StorageClassName = Annotated[
@@ -28,6 +29,10 @@ class CheckpointSpec(ApiModel):
     keep: int = Field(default=2, ge=1, le=100)
     """Number of checkpoints to keep. With at least 2, a corrupt checkpoint only costs a longer replay."""
 
+    accept_changed_inputs: bool = False
+    """If true, a run with committed steps resumes although its data, its reward code or the files of its model have
+    changed. Otherwise it is refused."""
+
     volume: FreeForm | None = Field(default=None, json_schema_extra=immutable())
     """Kubernetes volume source for checkpoints and the journal, such as persistentVolumeClaim: {claimName: …}. Absent:
     the operator creates a claim for the job. rljob run ignores it and writes to its output directory."""
@@ -39,6 +44,10 @@ class CheckpointSpec(ApiModel):
     """StorageClass of the claim that the operator creates; it must support ReadWriteMany. Absent: the operator's
     default, otherwise the cluster's."""
 
+    retain: bool = Field(default=False, json_schema_extra=immutable())
+    """If true, the claim that the operator creates stays when the job is deleted. A later job of the same name resumes
+    from it if it names it in volume: persistentVolumeClaim: {claimName: <job>-checkpoints}."""
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.volume) || !has(self.size) && !has(self.storageClassName)",
@@ -47,4 +56,24 @@ class CheckpointSpec(ApiModel):
             message="cannot be combined with size or storageClassName, which describe the claim that the operator "
             "creates: remove them, or remove volume",
         ),
+        Rule(
+            cel="!has(self.volume) || !self.retain",
+            holds=lambda spec: spec.volume is None or not spec.retain,
+            field="retain",
+            message="is for the claim that the operator creates; a volume of your own always stays: remove retain",
+        ),
     )
+
+    def volume_source(self, job: str) -> FreeForm:
+        """Kubernetes volume source of the checkpoints of a job of this name."""
+        if self.volume is not None:
+            return {source: value for source, value in self.volume.items() if source != "name"}
+        return {"persistentVolumeClaim": {"claimName": checkpoint_claim_name(job)}}
+
+    def directory(self, job: str) -> str:
+        """Output directory of the job on the volume; empty for its root.
+
+        A volume that the user names may be shared by jobs, so the directory is named after the job. In a claim that is
+        retained too: a later job names it as its volume.
+        """
+        return "" if self.volume is None and not self.retain else job

@@ -15,6 +15,8 @@ class ConditionType(StrEnum):
     RECOVERING = "Recovering"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    READY = "Ready"
+    STALLED = "Stalled"
 
 
 class ConditionReason(StrEnum):
@@ -32,8 +34,10 @@ class ConditionReason(StrEnum):
     NO_GPU_FREE_NODE = "NoGpuFreeNode"
     UNSCHEDULABLE = "Unschedulable"
     PODS_REFUSED = "PodsRefused"
+    MISSING_OBJECT = "MissingObject"
     FOREIGN_OBJECT = "ForeignObject"
     FOREIGN_POD = "ForeignPod"
+    OBJECT_LEFT_BEHIND = "ObjectLeftBehind"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"
     CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
@@ -49,6 +53,7 @@ class ConditionReason(StrEnum):
     # MemoryPressure
     MEMORY_RUNNING_OUT = "MemoryRunningOut"
     ENOUGH_MEMORY = "EnoughMemory"
+    LIMIT_BELOW_PREDICTION = "LimitBelowPrediction"
     # Recovering
     NO_FAILURE = "NoFailure"
     MEMORY_PLAN_CHANGED = "MemoryPlanChanged"
@@ -60,8 +65,7 @@ class ConditionReason(StrEnum):
     STEPS_REMAIN = "StepsRemain"
     STEPS_RAISED = "StepsRaised"
     ALL_STEPS_COMMITTED = "AllStepsCommitted"
-    # Failed
-    INVALID_SPEC = "InvalidSpec"
+    # Failed; and Resumed, as of Suspended
     BAD_INPUT = "BadInput"
     ADJUSTMENTS_EXHAUSTED = "AdjustmentsExhausted"
     PINNED_SETTING_CONFLICT = "PinnedSettingConflict"
@@ -70,6 +74,17 @@ class ConditionReason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     TRAINER_ERROR = "TrainerError"
     RECONCILE_ERROR = "ReconcileError"
+    # Ready: the phases of a job
+    PENDING = "Pending"
+    INVALID = "Invalid"
+    SUSPENDED = "Suspended"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    # Stalled; and the reasons of Failed, ForeignObject and ForeignPod
+    NOT_STALLED = "NotStalled"
+    INVALID_SPEC = "InvalidSpec"
 
 
 class AttemptReason(StrEnum):
@@ -83,6 +98,8 @@ class AttemptReason(StrEnum):
     NOT_RESTARTED_IN_PLACE = "NotRestartedInPlace"
     RESTART_LOOP = "RestartLoop"
     POD_CANNOT_START = "PodCannotStart"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
+    EVICTED = "Evicted"
     PODS_DISRUPTED = "PodsDisrupted"
     DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
     HOST_OUT_OF_MEMORY = "HostOutOfMemory"

@@ -20,7 +20,6 @@ def rljob_definition() -> CustomResourceDefinition:
         kind="RLJob",
         names={"shortNames": ["rlj"], "categories": ["all"]},
         schema=schema,
-        subresources={"status": {}},
         columns=[
             _column("Phase", "string", ".status.display.phase", "Phase of the job."),
             _column("Step", "string", ".status.display.step", "Committed steps and all steps."),
@@ -30,8 +29,15 @@ def rljob_definition() -> CustomResourceDefinition:
             _column("Adjustments", "integer", ".status.adjustments", "Counted changes of the memory plan."),
             _column("Last-OOM", "string", ".status.lastOutOfMemory.diagnosis.class", "Class of the latest failure."),
             _column("Age", "date", ".metadata.creationTimestamp"),
+            _column("Restarts", "integer", ".status.restarts", "Counted restarts.", wide=True),
+            _column("Ready", "string", _ready("status"), "The job runs, or is complete.", wide=True),
+            _column("Message", "string", _ready("message"), "Message of the condition Ready.", wide=True),
         ],
     )
+
+
+def _ready(field: str) -> str:
+    return f'.status.conditions[?(@.type=="Ready")].{field}'
 
 
 def step_report_definition() -> CustomResourceDefinition:
@@ -39,13 +45,12 @@ def step_report_definition() -> CustomResourceDefinition:
         kind="StepReport",
         names={},
         schema=structural_schema(StepReport),
-        subresources={},
         columns=[
-            _column("Step", "integer", ".step", "Number of committed steps."),
-            _column("Phase", "string", ".phase", "Phase of the current step."),
-            _column("Reward", "number", ".reward", "Mean reward of the last committed step."),
-            _column("Tokens/s", "number", ".tokensPerSecond", "Tokens per second of the last committed step."),
-            _column("Updated", "date", ".updateTime"),
+            _column("Step", "integer", ".status.step", "Number of committed steps."),
+            _column("Phase", "string", ".status.phase", "Phase of the current step."),
+            _column("Reward", "number", ".status.reward", "Mean reward of the last committed step."),
+            _column("Tokens/s", "number", ".status.tokensPerSecond", "Tokens per second of the last committed step."),
+            _column("Updated", "date", ".status.updateTime"),
         ],
     )
 
@@ -54,8 +59,7 @@ def _definition(
     kind: str,
     names: dict[str, Any],
     schema: dict[str, Any],
-    subresources: dict[str, Any],
-    columns: list[dict[str, str]],
+    columns: list[dict[str, str | int]],
 ) -> CustomResourceDefinition:
     plural = f"{kind.lower()}s"
     version = {
@@ -63,10 +67,9 @@ def _definition(
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
         "additionalPrinterColumns": columns,
     }
-    if subresources:
-        version["subresources"] = subresources
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -80,6 +83,7 @@ def _definition(
     }
 
 
-def _column(name: str, type_: str, path: str, description: str = "") -> dict[str, str]:
-    column = {"name": name, "type": type_, "jsonPath": path}
-    return column | {"description": description} if description else column
+def _column(name: str, type_: str, path: str, description: str = "", *, wide: bool = False) -> dict[str, str | int]:
+    """A column of `kubectl get`; a wide one is shown by `kubectl get -o wide` only."""
+    column: dict[str, str | int] = {"name": name, "type": type_, "jsonPath": path}
+    return column | ({"description": description} if description else {}) | ({"priority": 1} if wide else {})

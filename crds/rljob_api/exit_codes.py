@@ -43,10 +43,10 @@ _MEANING = {
     ExitCode.DEVICE_OUT_OF_MEMORY: "a GPU ran out of memory; a change of the memory plan is expected to help",
     ExitCode.HOST_OUT_OF_MEMORY: "the container or the machine ran out of host memory",
     ExitCode.SHARED_MEMORY_EXHAUSTED: "/dev/shm is full",
-    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died, or Ray did not start",
+    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died or hung, or Ray did not start",
     ExitCode.BAD_INPUT: "the model, the task or its reward function cannot be used",
     ExitCode.OUTPUT_UNAVAILABLE: "the output directory is full, not writable, or in use by another run",
-    ExitCode.RESTART_IN_PLACE: "requests a restart of all containers of the pod with the new environment",
+    ExitCode.RESTART_IN_PLACE: "requests a restart of all containers of the pod, for the next attempt",
     ExitCode.INTERRUPTED: "stopped by SIGINT; the same command resumes the run",
     ExitCode.TERMINATED: "stopped by SIGTERM; the same command resumes the run",
 }

@@ -19,8 +19,10 @@ FaultClass = Literal[
     "HostMemory",
     "SharedMemory",
     "WorkerLost",
+    "Hang",
 ]
-"""Classes of faults: failure classes of the diagnosis that RLJob can cause on purpose, and a lost process."""
+"""Classes of faults: failure classes of the diagnosis that RLJob can cause on purpose, a lost process, and one that
+hangs."""
 
 FaultPhase = Literal["load", "rollout", "update", "optimizer", "sync", "checkpoint"]
 """Points of injection: while the roles start, in a phase of the step, or (`optimizer`) in the update after the

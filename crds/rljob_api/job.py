@@ -9,10 +9,12 @@ from pydantic import Field
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.api_model import ApiModel, Rule, Text, immutable, immutable_presence
 from rljob_api.checkpoint import CheckpointSpec
+from rljob_api.environment import Variable, VariablesSource
 from rljob_api.fault_injection import FaultInjection
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.metadata import Metadata
 from rljob_api.model import ModelSpec
+from rljob_api.policy_growth import GROWTH_RULES
 from rljob_api.recovery import RecoverySpec
 from rljob_api.roles import ControllerSpec, PolicySpec, RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobStatus
@@ -29,7 +31,7 @@ QueueName = Annotated[
 ]
 
 
-_SAME_PROMPTS: dict[str, Any] = {
+_TRANSITIONS: dict[str, Any] = {
     "x-kubernetes-validations": [
         {
             "rule": "self.task.overlongPrompts != 'Skip' || "
@@ -37,7 +39,12 @@ _SAME_PROMPTS: dict[str, Any] = {
             "message": "cannot change while task.overlongPrompts is Skip, since other prompts would be skipped: "
             "delete the job and create it again",
             "fieldPath": ".algorithm.maxPromptTokens",
-        }
+        },
+        {
+            "rule": "has(self.trainer) == has(oldSelf.trainer)",
+            "message": "cannot be added or removed after the job is created: create another job",
+            "fieldPath": ".trainer",
+        },
     ]
 }
 
@@ -51,13 +58,13 @@ class RLJobSpec(ApiModel):
     model: ModelSpec = Field(json_schema_extra=immutable())
     """The model to train."""
 
-    task: TaskSpec = Field(json_schema_extra=immutable())
+    task: TaskSpec = Field(json_schema_extra=immutable_presence("reward", "files", "answer", "systemPrompt"))
     """The task: prompts and rewards."""
 
     algorithm: AlgorithmSpec
     """The training algorithm and its hyperparameters."""
 
-    policy: PolicySpec = PolicySpec()
+    policy: PolicySpec = Field(default=PolicySpec(), json_schema_extra=immutable_presence("lora"))
     """The pods that train the model."""
 
     rollout: RolloutSpec = Field(
@@ -81,6 +88,13 @@ class RLJobSpec(ApiModel):
     )
     """Interval and storage of checkpoints."""
 
+    env: Annotated[list[Variable], Field(max_length=64)] | None = None
+    """Environment variables of the job's containers, as in a Kubernetes container: HF_TOKEN from a Secret, for example.
+    rljob run ignores them: set them in the shell. Changes take effect with the next attempt."""
+
+    env_from: Annotated[list[VariablesSource], Field(max_length=16)] | None = None
+    """Secrets and ConfigMaps whose keys become environment variables, as in a Kubernetes container."""
+
     fault_injection: FaultInjection = FaultInjection()
     """Faults to inject on purpose, to test recovery. Off by default."""
 
@@ -89,6 +103,10 @@ class RLJobSpec(ApiModel):
 
     suspend: bool = False
     """If true, the job saves a checkpoint and its pods terminate. Set it back to false to resume the job."""
+
+    retry: int = Field(default=0, ge=0, le=2**31 - 1)
+    """Raise it to resume a failed job without another change of its spec. Any change but of suspend and
+    ttlSecondsAfterFinished resumes a failed job too."""
 
     queue_name: QueueName | None = None
     """Kueue LocalQueue that admits the job. Absent: the job does not use Kueue."""
@@ -105,6 +123,27 @@ class RLJobSpec(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         *TOPOLOGY_RULES,
+        *GROWTH_RULES,
+        Rule(
+            cel="(self.rollout.quantization == 'Disabled' && self.rollout.kvCacheDtype == 'Auto') || "
+            "self.algorithm.importanceSampling.mode != 'Disabled'",
+            holds=lambda spec: (
+                (spec.rollout.quantization == "Disabled" and spec.rollout.kv_cache_dtype == "Auto")
+                or spec.algorithm.importance_sampling.mode != "Disabled"
+            ),
+            field="algorithm",
+            message="importanceSampling.mode must not be Disabled if the engine computes in 8 bits, since its token "
+            "probabilities differ from the policy's: write Truncate, or remove rollout.quantization and kvCacheDtype",
+        ),
+        Rule(
+            cel="self.algorithm.maxStaleness == 0 || self.algorithm.importanceSampling.mode != 'Disabled'",
+            holds=lambda spec: (
+                spec.algorithm.max_staleness == 0 or spec.algorithm.importance_sampling.mode != "Disabled"
+            ),
+            field="algorithm",
+            message="importanceSampling.mode must not be Disabled with maxStaleness: 1, since the responses come from "
+            "weights of one step before: write Truncate, or maxStaleness: 0",
+        ),
         Rule(
             cel="!has(self.queueName) || self.gang != 'Volcano'",
             holds=lambda spec: spec.queue_name is None or spec.gang != "Volcano",
@@ -126,7 +165,7 @@ class RLJob(ApiModel):
     metadata: Metadata
     """Name, namespace, labels and annotations."""
 
-    spec: RLJobSpec = Field(json_schema_extra=_SAME_PROMPTS)
+    spec: RLJobSpec = Field(json_schema_extra=_TRANSITIONS)
     """Specification of the job."""
 
     status: RLJobStatus | None = None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel
+from rljob_api.api_model import ApiModel, PositiveCount
 from rljob_api.memory_settings import RolloutSleep
 
 
 class MemoryPlan(ApiModel):
     """A value for every memory setting. Sizes are bytes per GPU, or per process on the CPU."""
 
-    generation: int = Field(default=1, ge=1)
+    generation: PositiveCount = 1
     """Number of the plan. The first plan has generation 1; every change increments it."""
 
     empty_cache: bool
@@ -25,22 +25,22 @@ class MemoryPlan(ApiModel):
     rollout_sleep: RolloutSleep
     """vLLM's sleep mode during the update. Disabled: the engine stays awake."""
 
-    kv_cache_bytes: int = Field(alias="kvCache", ge=1)
+    kv_cache_bytes: PositiveCount = Field(alias="kvCache")
     """Size of the KV cache of one engine on each of its GPUs, in bytes."""
 
-    micro_batch_tokens: int = Field(ge=1)
+    micro_batch_tokens: PositiveCount
     """Maximum tokens per micro-batch of the policy, including padding."""
 
-    logprob_chunk_tokens: int = Field(ge=1)
+    logprob_chunk_tokens: PositiveCount
     """Maximum tokens for which the policy computes logits over the whole vocabulary at a time."""
 
     activation_checkpointing: bool
     """The policy recomputes activations in the backward pass instead of storing them."""
 
     optimizer_offload: bool
-    """The optimizer state stays in host memory between updates."""
+    """The optimizer state stays in host memory and streams through the GPU during an optimizer step."""
 
-    sync_bucket_bytes: int = Field(alias="syncBucketSize", ge=1)
+    sync_bucket_bytes: PositiveCount = Field(alias="syncBucketSize")
     """Maximum size of the weights that the policy sends to the engine at a time, in bytes."""
 
     detach_metrics: bool = True
@@ -50,16 +50,20 @@ class MemoryPlan(ApiModel):
     """Buffer for the weights that the policy shares with the engine through CUDA IPC. ReservedBuffer: one buffer for
     the whole job. SwitchSegments: allocated in each sync, with expandable segments switched off."""
 
-    host_memory_bytes: int | None = Field(alias="hostMemory", default=None, ge=1)
+    policy_gpus: int | None = Field(default=None, ge=1, le=1024)
+    """GPUs of the policy in all pods, one for each rank; without GPUs, its ranks. Absent: as in spec.policy. More than
+    there, if the policy has grown (recovery.maxGpus)."""
+
+    host_memory_bytes: PositiveCount | None = Field(alias="hostMemory", default=None)
     """Memory limit of a worker's container, in bytes. Absent: the limit in its pod template."""
 
-    controller_host_memory_bytes: int | None = Field(alias="controllerHostMemory", default=None, ge=1)
+    controller_host_memory_bytes: PositiveCount | None = Field(alias="controllerHostMemory", default=None)
     """Memory limit of the controller's container, in bytes. Absent: the limit in its pod template."""
 
-    shared_memory_bytes: int | None = Field(alias="sharedMemory", default=None, ge=1)
+    shared_memory_bytes: PositiveCount | None = Field(alias="sharedMemory", default=None)
     """Size of /dev/shm in each pod, in bytes. Absent: the operator's default."""
 
-    excluded_nodes: list[str] = Field(
+    excluded_nodes: list[Annotated[str, Field(max_length=253)]] = Field(
         default_factory=list, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Nodes that the job's pods avoid, because a foreign process held memory of a GPU there."""

@@ -42,7 +42,8 @@ class MemorySettings(ApiModel):
     """If enabled, the policy recomputes activations in the backward pass instead of storing them."""
 
     optimizer_offload: Toggle = "Auto"
-    """If enabled, the optimizer state stays in host memory between updates."""
+    """If enabled, the optimizer state stays in host memory and streams through the GPU during an optimizer step. A
+    reference model stays in host memory as well."""
 
     sync_bucket_size: AutoOrBytes = "Auto"
     """Maximum size of the weights that the policy sends to the engine at a time. A larger parameter is sent alone."""

@@ -19,13 +19,23 @@ JobName = Annotated[
 ]
 
 
+NamespaceName = Annotated[
+    str,
+    Text(
+        pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        expected="a name of lower-case letters, digits and -, that begins and ends with a letter or digit",
+        max_length=63,
+    ),
+]
+
+
 class Metadata(ApiModel):
     """Kubernetes object metadata. Manifests set name, namespace, labels and annotations; the API server sets the
     rest."""
 
     name: JobName
     """Name of the job. The names of its pods begin with it."""
-    namespace: str | None = None
+    namespace: NamespaceName | None = None
     """Namespace of the job."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from rljob_api.api_model import ApiModel, Text
+from rljob_api.mounted_files import ModelCache
 
 Dtype = Literal["Auto", "bfloat16", "float32"]
 
@@ -26,6 +27,11 @@ class ModelSpec(ApiModel):
     pvc://claim/path (a volume), file:///path (a directory), or random://qwen3?hidden=64&layers=2&… (random weights, for
     tests)."""
 
+    cache: ModelCache | None = None
+    """Volume that keeps a downloaded hf:// model for other jobs. Absent: it is kept on the checkpoints' volume, for the
+    pods and attempts of this job. A model that is complete there is used without asking the hub. rljob run ignores it:
+    HF_HOME applies."""
+
     dtype: Dtype = "Auto"
     """Data type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The
-    policy always keeps float32 master weights."""
+    policy always keeps float32 master weights, except of weights that policy.lora freezes."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from rljob_api.api_model import ApiModel, Timestamp
+from rljob_api.api_model import MAX_INTEGER, ApiModel, Count, PositiveCount, Rule, Seconds, Timestamp
 
 Role = Literal["controller", "policy", "rollout"]
 Phase = Literal["rollout", "reward", "update", "sync", "checkpoint"]
@@ -17,6 +17,17 @@ same pods, new pods."""
 
 MAX_PLAN_CHANGES_KEPT = 20
 MAX_DIAGNOSES_KEPT = 3
+MAX_NUMBER_NAME_LENGTH = 64
+
+
+def _clipped(number: object) -> object:
+    if isinstance(number, int) and not isinstance(number, bool):
+        return max(-MAX_INTEGER, min(number, MAX_INTEGER))
+    return number
+
+
+CalculatedCount = Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER), BeforeValidator(_clipped)]
+"""A size or count that is calculated from reported ones; clipped to its bounds."""
 
 
 class DiagnosisStatus(ApiModel):
@@ -31,8 +42,19 @@ class DiagnosisStatus(ApiModel):
     message: str = Field(max_length=2048)
     """Explanation of the cause, with its numbers."""
 
-    numbers: Annotated[dict[str, int], Field(max_length=32)] = Field(default_factory=dict)
+    numbers: Annotated[dict[str, CalculatedCount], Field(max_length=32)] = Field(
+        default_factory=dict, json_schema_extra={"x-kubernetes-map-type": "atomic"}
+    )
     """Numbers that support the diagnosis, by name. Names that end in _bytes are bytes, the others are counts."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.numbers) || self.numbers.all(name, size(name) <= {MAX_NUMBER_NAME_LENGTH})",
+            holds=lambda diagnosis: all(len(name) <= MAX_NUMBER_NAME_LENGTH for name in diagnosis.numbers),
+            field="numbers",
+            message=f"names of numbers have at most {MAX_NUMBER_NAME_LENGTH} characters: shorten them",
+        ),
+    )
 
 
 class RemedyStatus(ApiModel):
@@ -47,26 +69,26 @@ class RemedyStatus(ApiModel):
     after: str = Field(max_length=64)
     """Value after the change, as the manifest writes it."""
 
-    expected_bytes: int | None = None
+    expected_bytes: CalculatedCount | None = None
     """Memory that the change was expected to free, or to add to a limit, in bytes."""
 
-    observed_bytes: int | None = None
+    observed_bytes: CalculatedCount | None = None
     """Memory that the change freed, in bytes. Absent until it is known."""
 
 
 class PlanChange(ApiModel):
     """A change of the memory plan. It is recorded before it is applied."""
 
-    generation: int = Field(ge=2)
+    generation: PositiveCount = Field(ge=2)
     """Generation of the changed plan."""
 
     time: Timestamp
     """Time of the decision."""
 
-    attempt: int = Field(ge=1)
+    attempt: PositiveCount
     """Attempt that failed."""
 
-    step: int = Field(ge=1)
+    step: PositiveCount
     """Step that failed, or that was projected to fail."""
 
     phase: Phase | None = None
@@ -75,7 +97,7 @@ class PlanChange(ApiModel):
     role: Role
     """Role of the failed process."""
 
-    rank: int = Field(default=0, ge=0)
+    rank: Count = 0
     """Number of the process within its role, from 0."""
 
     diagnosis: DiagnosisStatus
@@ -91,5 +113,5 @@ class PlanChange(ApiModel):
     preventive: bool = False
     """True if the change was made on an early warning, before a failure."""
 
-    seconds_to_recover: float | None = Field(default=None, ge=0)
+    seconds_to_recover: Seconds | None = None
     """Seconds from the failure until the failed phase was completed. Absent until then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from rljob_api.inlined_schema import Schema, inlined_schema
 from rljob_api.job import RLJob
 from rljob_api.task_args import ARGS_OF_TASK
 from rljob_api.yaml_document import Path
+
+_AMOUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*$", re.IGNORECASE)
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 
 class ProblemText:
@@ -48,7 +52,7 @@ class ProblemText:
             return f"unknown field; did you mean {close[0]}?"
         elsewhere = [p for p in _paths(self._schema) if p.split(".")[-1] == name and not p.startswith("status.")]
         if elsewhere:
-            return f"unknown field here: write it as {elsewhere[0]}"
+            return f"unknown field here: write it as {max(elsewhere, key=lambda p: p.split('.')[0] == path[0])}"
         return f"unknown field; the fields here are {', '.join(siblings)}"
 
     def _at(self, path: Path) -> Schema:
@@ -125,6 +129,11 @@ def _hint(schema: Schema, found: Any) -> str:
             iter(difflib.get_close_matches(found, allowed, n=1)), None
         )
         return f"; did you mean {close}?" if close else ""
+    if isinstance(found, str) and schema.get("x-kubernetes-int-or-string") and (amount := _AMOUNT.match(found)):
+        number, unit = amount[1], amount[2].upper()
+        return f"; write {number}{unit}i or {number}{unit.replace('K', 'k')}"
+    if isinstance(found, str) and "hf|" in schema.get("pattern", "") and _HUB_NAME.match(found):
+        return f"; did you mean hf://{found}?"
     if isinstance(found, str) and schema.get("type") in ("integer", "number", "boolean") and _is_literal(found):
         return "; remove the quotes"
     return ""

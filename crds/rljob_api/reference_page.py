@@ -13,8 +13,8 @@ _INTRODUCTION = """# Manifest reference
 
 This page is generated from the API types by `make generate`; do not edit it.
 
-`rljob validate FILE` checks a manifest. Editors with a YAML language server check it as you type, with
-[`rljob.schema.json`](../crds/schema/rljob.schema.json): write
+`rljob validate FILE` [checks a manifest](run.md#check-a-manifest). Editors with a YAML language server check it as you
+type, with [`rljob.schema.json`](../crds/schema/rljob.schema.json): write
 `# yaml-language-server: $schema=<path>/rljob.schema.json` on the first line.
 
 Only `model`, `task` and `algorithm.steps` are required. All other fields have defaults.
@@ -36,6 +36,8 @@ def _tables(path: str, schema: Schema) -> Iterator[str]:
         yield f"| `{name}` | {_type(field)} | {default} | {_cell(field.get('description', ''))} |"
         if field.get("properties"):
             objects.append((f"{path}.{name}", field))
+        elif field.get("items", {}).get("properties"):
+            objects.append((f"{path}.{name}[]", field["items"]))
     yield ""
     for inner_path, inner in objects:
         yield from _tables(inner_path, inner)

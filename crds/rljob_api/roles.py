@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from rljob_api.api_model import ApiModel, FreeForm, Text, immutable
+from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
+from rljob_api.lora import LoraSpec
+from rljob_api.optimizer import OptimizerSpec
 from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import AutoOrCount
 
 ENGINE_ARGS_SET_ELSEWHERE = {
+    "distributed_executor_backend": "the trainer starts the processes of an engine",
     "dtype": "write spec.model.dtype",
     "enable_sleep_mode": "write spec.memory.rolloutSleep",
+    "kv_cache_dtype": "write spec.rollout.kvCacheDtype",
     "kv_cache_memory_bytes": "write spec.memory.kvCache",
     "load_format": "the policy sends its weights to the engine",
     "logprobs_mode": "the loss depends on it",
     "max_model_len": "write spec.algorithm.maxPromptTokens and maxResponseTokens",
     "max_num_seqs": "write spec.rollout.maxConcurrentSequences",
     "model": "write spec.model.uri",
+    "quantization": "write spec.rollout.quantization",
     "seed": "write spec.algorithm.seed",
     "tensor_parallel_size": "write spec.rollout.tensorParallelSize",
     "weight_transfer_config": "the trainer depends on it",
@@ -48,25 +53,43 @@ class PolicySpec(ApiModel):
     gpus_per_replica: int = Field(default=1, ge=0, le=16, json_schema_extra=immutable())
     """GPUs per pod. Each GPU runs one rank. 0: train on the CPU."""
 
+    lora: LoraSpec | None = None
+    """Low-rank adapters, which are trained instead of the model's weights. Absent: all weights are trained."""
+
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """Settings of the optimizer."""
+
     template: PodTemplate = PodTemplate()
     """Overrides of the policy's pods."""
 
 
 class RolloutSpec(ApiModel):
-    """The engines that generate responses. Colocated: one engine on every GPU of the policy. Disaggregated: engines in
+    """The engines that generate responses. Colocated: engines on the GPUs of the policy. Disaggregated: engines in
     their own pods."""
 
     replicas: int | None = Field(default=None, ge=1, le=1024, json_schema_extra=immutable())
     """Number of pods, for topology Disaggregated only. Absent: 1."""
 
     gpus_per_replica: int | None = Field(default=None, ge=0, le=16, json_schema_extra=immutable())
-    """GPUs per pod, for topology Disaggregated only. Absent: 1."""
+    """GPUs per pod, for topology Disaggregated only. Every tensorParallelSize of them run one engine. 0: generate on
+    the CPU. Absent: 1."""
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=16, json_schema_extra=immutable())
-    """GPUs per engine."""
+    """GPUs per engine, which divide its weights and its KV cache among them. It must divide the GPUs of the pod, and
+    suit the model's attention heads and MLP. Without GPUs, for topology Disaggregated: processes of the one engine of
+    each pod."""
 
     max_concurrent_sequences: AutoOrCount = "Auto"
     """Maximum sequences that one engine generates at a time. Auto: its whole share of a step, at most 256."""
+
+    quantization: Literal["Disabled", "Fp8PerTensor", "Fp8PerChannel", "Fp8PerBlock"] = "Disabled"
+    """Quantization of the engine's weights to 8 bits at each weight sync. Fp8PerTensor has one scale for each weight,
+    Fp8PerChannel one for each of its rows, Fp8PerBlock one for each block of 128 x 128. It requires a GPU of compute
+    capability 8.9 or newer, and importance sampling. The policy is not quantized."""
+
+    kv_cache_dtype: Literal["Auto", "Fp8"] = "Auto"
+    """Data type of the KV cache. Auto: that of the weights. Fp8: 8 bits with a scale of 1, so that twice as many tokens
+    fit. It requires a GPU of compute capability 8.9 or newer, and importance sampling."""
 
     engine_args: Annotated[FreeForm, AfterValidator(_only_free_engine_args)] = Field(default_factory=dict)
     """Further arguments of the vLLM engine, by their Python names, such as enforce_eager: true."""
@@ -99,6 +122,24 @@ SupportedSetting = Literal[
 """Settings of the memory plan that another trainer can read from its environment."""
 
 
+Adapter = Literal["TRL", "Verl"]
+
+ADAPTER_SETTINGS: dict[Adapter, frozenset[str]] = {
+    "TRL": frozenset({"activationCheckpointing", "emptyCache", "kvCache", "microBatchTokens", "rolloutSleep"}),
+    "Verl": frozenset(
+        {
+            "activationCheckpointing",
+            "kvCache",
+            "microBatchTokens",
+            "optimizerOffload",
+            "rolloutSleep",
+            "syncBucketSize",
+        }
+    ),
+}
+"""Settings of the memory plan that an adapter (rljob_probe.adapters) maps to options of its trainer."""
+
+
 class TrainerSpec(ApiModel):
     """Another trainer, to run instead of RLJob's own. It reads the memory plan from its environment and reports
     failures by exit code."""
@@ -120,8 +161,27 @@ class TrainerSpec(ApiModel):
     """If enabled, a small package on PYTHONPATH records the cause if a Python process of the trainer runs out of
     memory, and writes it as the termination message. It changes nothing else."""
 
+    adapter: Adapter | None = None
+    """Program whose own options RLJob changes after an out-of-memory failure, without a change of the script. TRL: the
+    configuration of every trainer that uses transformers' TrainingArguments. Verl: the configuration of verl. The batch
+    of an optimizer step stays the same. It requires the probe. Absent: only supportedSettings are changed."""
+
     supported_settings: list[SupportedSetting] = Field(default=["expandableSegments"], max_length=16)
     """Settings of the memory plan that the trainer reads from its environment, such as RLJOB_PLAN_MICRO_BATCH_TOKENS.
     After a failure, RLJob changes only these, and the host memory, /dev/shm and nodes of the pods. expandableSegments
     is set in PYTORCH_CUDA_ALLOC_CONF, which torch reads; omit it if vLLM runs in the same process, because vLLM's sleep
     mode does not support expandable segments."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.adapter) || self.probe == 'Enabled'",
+            holds=lambda trainer: trainer.adapter is None or trainer.probe == "Enabled",
+            field="adapter",
+            message="requires the probe, which contains the adapters: remove probe: Disabled, or adapter",
+        ),
+    )
+
+    @property
+    def changeable_settings(self) -> frozenset[str]:
+        """Settings that take effect in the trainer: by its environment, or by the adapter."""
+        return frozenset(self.supported_settings) | (ADAPTER_SETTINGS[self.adapter] if self.adapter else frozenset())

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Timestamp
+from rljob_api.api_model import ApiModel, Count, PositiveCount, Timestamp
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyStatus, Role
 
@@ -20,7 +20,7 @@ class Condition(ApiModel):
     """A condition of the job, as a metav1.Condition."""
 
     type: str = Field(max_length=316)
-    """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete or Failed."""
+    """Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete, Failed, Ready or Stalled."""
 
     status: Literal["True", "False", "Unknown"]
     """Status of the condition."""
@@ -34,23 +34,23 @@ class Condition(ApiModel):
     last_transition_time: Timestamp
     """Time of the last change of the status."""
 
-    observed_generation: int | None = Field(default=None, ge=0)
+    observed_generation: Count | None = None
     """Generation of the spec that the condition is based on."""
 
 
 class JobMemory(ApiModel):
     """Memory of the fullest GPU of the job, in bytes."""
 
-    peak_allocated_bytes: int = Field(ge=0)
+    peak_allocated_bytes: Count
     """Peak memory in tensors."""
 
-    peak_reserved_bytes: int = Field(ge=0)
+    peak_reserved_bytes: Count
     """Peak memory that torch's allocator reserved."""
 
-    outside_torch_bytes: int = Field(ge=0)
+    outside_torch_bytes: Count
     """Memory in use outside torch's allocator: CUDA contexts, NCCL, the engine's pool, other processes."""
 
-    limit_bytes: int = Field(ge=0)
+    limit_bytes: Count
     """Total memory of the GPU."""
 
     headroom_bytes: int
@@ -60,10 +60,10 @@ class JobMemory(ApiModel):
 class AttemptStatus(ApiModel):
     """One run of the job's processes under one memory plan."""
 
-    number: int = Field(ge=1)
+    number: PositiveCount
     """Number of the attempt, from 1."""
 
-    plan_generation: int = Field(ge=1)
+    plan_generation: PositiveCount
     """Generation of its memory plan."""
 
     start_time: Timestamp
@@ -72,10 +72,10 @@ class AttemptStatus(ApiModel):
     end_time: Timestamp | None = None
     """Time at which its last pod was gone, or the job finished. Absent while it runs."""
 
-    from_step: int = Field(ge=1)
+    from_step: PositiveCount
     """First step of the attempt."""
 
-    to_step: int | None = Field(default=None, ge=0)
+    to_step: Count | None = None
     """Last committed step of the attempt."""
 
     exit_code: int | None = None
@@ -87,14 +87,14 @@ class AttemptStatus(ApiModel):
     message: str | None = Field(default=None, max_length=1024)
     """Explanation of its termination."""
 
-    placement_retries: int = Field(default=0, ge=0)
+    placement_retries: Count = 0
     """Number of times that all its pods were released because only some of them could be placed."""
 
-    pods_of_attempt: int | None = Field(default=None, ge=1)
+    pods_of_attempt: PositiveCount | None = None
     """Attempt whose pods it reuses after a restart in place. Absent: it has its own pods."""
 
-    restarts_before: dict[str, int] = Field(default_factory=dict)
-    """Container restarts of those pods before it, by pod name."""
+    restarts_before: dict[str, int] = Field(default_factory=dict, json_schema_extra={"x-kubernetes-map-type": "atomic"})
+    """Container restarts of those pods before it, by pod name. Kept for the latest attempt only."""
 
     diagnosis: DiagnosisStatus | None = None
     """Cause of its out-of-memory failure."""
@@ -109,11 +109,21 @@ class OutOfMemoryStatus(ApiModel):
     time: Timestamp
     """Time of the failure."""
 
-    step: int = Field(ge=1)
+    step: PositiveCount
     """Step of the failure."""
 
     diagnosis: DiagnosisStatus
     """Cause of the failure."""
+
+
+class FailureStatus(ApiModel):
+    """The spec of a job when it failed. A later change of it resumes the job."""
+
+    generation: int = Field(ge=0)
+    """Generation of the spec at the failure."""
+
+    spec_digest: str = Field(max_length=64)
+    """Digest of the fields of that spec whose change resumes the job."""
 
 
 class RolePods(ApiModel):
@@ -122,10 +132,10 @@ class RolePods(ApiModel):
     role: Role
     """controller, policy or rollout."""
 
-    desired: int = Field(ge=0)
+    desired: Count
     """Number of pods that the role should have."""
 
-    ready: int = Field(ge=0)
+    ready: Count
     """Number of ready pods."""
 
 
@@ -133,7 +143,7 @@ class StatusDisplay(ApiModel):
     """Columns of `kubectl get`. They are for people; programs read the other fields."""
 
     phase: str = Field(max_length=32)
-    """Pending, Suspended, Running, Recovering, Complete or Failed."""
+    """Pending, Invalid, Suspended, Running, Recovering, Complete or Failed."""
 
     step: str = Field(default="", max_length=32)
     """Committed steps and all steps, such as 37/60."""
@@ -151,36 +161,42 @@ class StatusDisplay(ApiModel):
 class RLJobStatus(ApiModel):
     """Status of the job. Only the operator writes it."""
 
-    observed_generation: int | None = Field(default=None, ge=0)
+    observed_generation: Count | None = None
     """Generation of the spec that the status is based on."""
 
     conditions: list[Condition] = Field(
         default_factory=list,
-        max_length=8,
+        max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Conditions Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete and Failed."""
+    """Conditions Suspended, Scheduled, Running, MemoryPressure, Recovering, Complete, Failed, Ready and Stalled."""
 
     start_time: Timestamp | None = None
-    """Time at which the job first started."""
+    """Time at which the job first started. With spec.queueName: at which its pods were first placed."""
 
     completion_time: Timestamp | None = None
     """Time at which the job completed or failed."""
 
-    step: int | None = Field(default=None, ge=0)
+    step: Count | None = None
     """Number of committed steps."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: PositiveCount | None = None
     """Number of steps in spec.algorithm.steps."""
 
     reward: float | None = None
     """Mean reward of the last committed step."""
 
-    adjustments: int = Field(default=0, ge=0)
+    adjustments: Count = 0
     """Number of changes of the memory plan that count against recovery.maxAdjustments."""
 
-    restarts: int = Field(default=0, ge=0)
+    restarts: Count = 0
     """Number of restarts with the same plan that count against recovery.maxRestarts."""
+
+    failure: FailureStatus | None = None
+    """The spec of a failed job at its failure. Absent unless the job has failed."""
+
+    resumed_from_attempt: int | None = Field(default=None, ge=1)
+    """First attempt after the job was last resumed from a failure. Adjustments, restarts and delays count from it."""
 
     memory: JobMemory | None = None
     """Memory of the fullest GPU of the job."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Timestamp
+from rljob_api.api_model import ApiModel, Count, PositiveCount, Seconds, Timestamp
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.metadata import Metadata
@@ -22,56 +22,56 @@ class RankMemory(ApiModel):
     role: Role
     """Role of the process: controller, policy or rollout."""
 
-    rank: int = Field(ge=0)
+    rank: Count
     """Number of the process within its role, from 0."""
 
     phase: Phase | None = None
     """Phase of the peaks. Absent: the whole step."""
 
-    allocated_bytes: int = Field(default=0, ge=0)
+    allocated_bytes: Count = 0
     """Memory in tensors."""
 
-    reserved_bytes: int = Field(default=0, ge=0)
+    reserved_bytes: Count = 0
     """Memory that torch's allocator has reserved."""
 
-    peak_allocated_bytes: int = Field(default=0, ge=0)
+    peak_allocated_bytes: Count = 0
     """Peak memory in tensors."""
 
-    peak_reserved_bytes: int = Field(default=0, ge=0)
+    peak_reserved_bytes: Count = 0
     """Peak memory that torch's allocator reserved."""
 
-    device_free_bytes: int = Field(default=0, ge=0)
+    device_free_bytes: Count = 0
     """Free memory of the GPU, counting all processes."""
 
-    device_total_bytes: int = Field(default=0, ge=0)
+    device_total_bytes: Count = 0
     """Total memory of the GPU."""
 
-    outside_torch_bytes: int = Field(default=0, ge=0)
+    outside_torch_bytes: Count = 0
     """GPU memory of the process outside torch's allocator: CUDA context, NCCL, libraries."""
 
-    asleep_bytes: int = Field(default=0, ge=0)
+    asleep_bytes: Count = 0
     """Part of the reserved memory that a sleeping engine has released to the GPU."""
 
-    alloc_retries: int = Field(default=0, ge=0)
+    alloc_retries: Count = 0
     """Number of times since the start of the process that torch's allocator had to release its whole cache to serve a
     request."""
 
-    peak_rss_bytes: int = Field(default=0, ge=0)
+    peak_rss_bytes: Count = 0
     """Peak host memory of the process."""
 
-    host_used_bytes: int = Field(default=0, ge=0)
+    host_used_bytes: Count = 0
     """Host memory in use in the process's container, without memory that the kernel can reclaim."""
 
-    host_limit_bytes: int = Field(default=0, ge=0)
+    host_limit_bytes: Count = 0
     """Memory limit of the container, or the machine's memory if no limit is lower."""
 
-    oom_kills: int = Field(default=0, ge=0)
+    oom_kills: Count = 0
     """Number of processes of the container that the kernel's out-of-memory killer has killed."""
 
-    shared_memory_used_bytes: int = Field(default=0, ge=0)
+    shared_memory_used_bytes: Count = 0
     """Memory in use in /dev/shm."""
 
-    shared_memory_bytes: int = Field(default=0, ge=0)
+    shared_memory_bytes: Count = 0
     """Size of /dev/shm."""
 
 
@@ -81,22 +81,22 @@ class Evidence(ApiModel):
     time: Timestamp
     """Time of the failure."""
 
-    attempt: int = Field(ge=1)
+    attempt: PositiveCount
     """Attempt that failed."""
 
     role: Role
     """Role of the failed process."""
 
-    rank: int = Field(ge=0)
+    rank: Count
     """Number of the process within its role, from 0."""
 
-    step: int = Field(ge=1)
+    step: PositiveCount
     """Step of the failure."""
 
     phase: Phase | None = None
     """Phase of the failure. Absent: the roles were starting."""
 
-    micro_batch: int | None = Field(default=None, ge=0)
+    micro_batch: Count | None = None
     """Micro-batch of the failure, within an update."""
 
     message: str = Field(max_length=4096)
@@ -120,10 +120,10 @@ class MemoryPressure(ApiModel):
     role: Role
     """Role of the process."""
 
-    rank: int = Field(default=0, ge=0)
+    rank: Count = 0
     """Number of the process within its role, from 0."""
 
-    steps_left: int = Field(ge=0)
+    steps_left: Count
     """Steps until the projected failure, at the observed rate."""
 
 
@@ -138,47 +138,51 @@ class PendingExit(ApiModel):
     """Explanation of the failure, and what to do."""
 
 
+class ExitDecision(ApiModel):
+    """Decision of the operator about a pending exit."""
+
+    attempt: PositiveCount
+    """Attempt whose processes wait for the decision."""
+
+    next_attempt: PositiveCount | None = None
+    """Attempt for which the containers are restarted in place. Absent: the processes exit."""
+
+    plan_generation: PositiveCount | None = None
+    """Generation of the memory plan of that attempt."""
+
+
 class PhaseSeconds(ApiModel):
     """Duration of each phase of a step, in seconds."""
 
-    rollout: float = Field(default=0.0, ge=0)
+    rollout: Seconds = 0.0
     """Generating responses."""
 
-    reward: float = Field(default=0.0, ge=0)
+    reward: Seconds = 0.0
     """Scoring responses."""
 
-    update: float = Field(default=0.0, ge=0)
+    update: Seconds = 0.0
     """Updating the policy."""
 
-    sync: float = Field(default=0.0, ge=0)
+    sync: Seconds = 0.0
     """Sending weights to the engines."""
 
-    checkpoint: float = Field(default=0.0, ge=0)
+    checkpoint: Seconds = 0.0
     """Waiting for a checkpoint to be saved."""
 
 
-class StepReport(ApiModel):
-    """Progress that a job's pods report."""
+class StepReportStatus(ApiModel):
+    """Progress of a job, as its controller pod reports it. The operator writes `decision` alone."""
 
-    api_version: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
-    """Version of this API."""
-
-    kind: Literal["StepReport"] = "StepReport"
-    """StepReport."""
-
-    metadata: Metadata
-    """Metadata. The name is that of the job, and the owner is its RLJob."""
-
-    attempt: int | None = Field(default=None, ge=1)
+    attempt: PositiveCount | None = None
     """Attempt that reports."""
 
-    plan_generation: int | None = Field(default=None, ge=1)
+    plan_generation: PositiveCount | None = None
     """Generation of the attempt's memory plan."""
 
     plan: MemoryPlan | None = None
     """Memory plan of the attempt. The trainer computes the first plan, because it knows the model and the GPUs."""
 
-    step: int | None = Field(default=None, ge=0)
+    step: Count | None = None
     """Number of committed steps."""
 
     phase: Phase | None = None
@@ -187,7 +191,7 @@ class StepReport(ApiModel):
     reward: float | None = None
     """Mean reward of the last committed step."""
 
-    tokens_per_second: float | None = Field(default=None, ge=0)
+    tokens_per_second: float | None = Field(default=None, ge=0, le=1e15)
     """Generated tokens of the last committed step, divided by its whole duration."""
 
     seconds: PhaseSeconds | None = None
@@ -216,5 +220,24 @@ class StepReport(ApiModel):
     """Failure of the attempt whose processes are about to exit. Absent: the attempt continues, or its processes have
     exited."""
 
+    decision: ExitDecision | None = None
+    """Decision of the operator about `pendingExit`."""
+
     update_time: Timestamp | None = None
     """Time of the report."""
+
+
+class StepReport(ApiModel):
+    """Progress that a job's pods report. The operator creates the object; the pods may only write its status."""
+
+    api_version: Literal["rljob.dev/v1alpha1"] = "rljob.dev/v1alpha1"
+    """Version of this API."""
+
+    kind: Literal["StepReport"] = "StepReport"
+    """StepReport."""
+
+    metadata: Metadata
+    """Metadata. The name is that of the job, and the owner is its RLJob."""
+
+    status: StepReportStatus | None = None
+    """Progress of the job. Absent until the controller pod reports for the first time."""

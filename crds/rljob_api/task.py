@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from rljob_api.api_model import ApiModel, FreeForm, Rule, Text
+from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
+from rljob_api.mounted_files import TaskFiles
 from rljob_api.task_args import ARGS_OF_TASK, TaskArgs
 
 _FUNCTION = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
@@ -53,35 +54,47 @@ class AnswerSpec(ApiModel):
 class TaskSpec(ApiModel):
     """The task: prompts and rewards."""
 
-    name: TaskName
+    name: TaskName = Field(json_schema_extra=immutable())
     """digits, reasoning-gym, jsonl, or module:function for a Python function that returns the items."""
 
-    args: FreeForm = Field(default_factory=dict)
+    args: FreeForm = Field(default_factory=dict, json_schema_extra=immutable())
     """Arguments of the task. reasoning-gym: dataset, size, and the settings of that data set. jsonl: path, promptField
     and answerField. module:function: keyword arguments of the function. digits has no arguments."""
 
-    reward: PythonFunction | None = None
+    reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
     """Python function that returns the reward of a response, as module:function; it must be importable from the
-    manifest's directory. Optional for digits and reasoning-gym, which have rewards of their own."""
+    manifest's directory, in pods from task.files. Optional for digits and reasoning-gym, which have their own."""
 
-    answer: AnswerSpec | None = None
+    files: TaskFiles | None = Field(default=None, json_schema_extra=immutable())
+    """Source of reward modules and data files in pods. Relative paths and Python modules are looked up there first, as
+    beside the manifest by rljob run, which ignores this field."""
+
+    answer: AnswerSpec | None = Field(default=None, json_schema_extra=immutable())
     """Extraction of the answer from a response. Absent: the answer is the whole response without surrounding white
     space."""
 
-    system_prompt: str | None = Field(default=None, min_length=1, max_length=65536)
+    system_prompt: str | None = Field(default=None, min_length=1, max_length=65536, json_schema_extra=immutable())
     """System message before every prompt. Requires a chat template."""
 
     prompt_template: Annotated[
         str, Text(pattern=r"\{question\}", expected="a text that contains {question}", max_length=65536)
-    ] = "{question}"
+    ] = Field(default="{question}", json_schema_extra=immutable())
     """Template of the prompt. {question} is replaced by the question of the item."""
 
-    chat_template: Literal["Auto", "Always", "Never"] = "Auto"
+    chat_template: Literal["Auto", "Always", "Never"] = Field(default="Auto", json_schema_extra=immutable())
     """Use of the tokenizer's chat template for prompts. Auto: use it if the tokenizer has one."""
 
-    overlong_prompts: Literal["Fail", "Skip"] = "Fail"
+    overlong_prompts: Literal["Fail", "Skip"] = Field(default="Fail", json_schema_extra=immutable())
     """Reaction to prompts longer than algorithm.maxPromptTokens. Fail: refuse the job before the first step, with the
     longest prompt. Skip: train on the other prompts."""
+
+    on_reward_error: Literal["Fail", "Zero"] = "Fail"
+    """Reaction to a reward function that raises an exception, returns no finite number, or exceeds
+    rewardTimeoutSeconds. Fail: the job fails, with the prompt and the exception. Zero: the reward of that response is
+    0; such responses are counted in the metrics."""
+
+    reward_timeout_seconds: int = Field(default=30, ge=1, le=86400)
+    """Maximum duration of one call of the reward function, in seconds. A process that exceeds it is killed."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

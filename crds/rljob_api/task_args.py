@@ -34,7 +34,7 @@ class JsonlArgs(ApiModel):
     """Arguments of jsonl: a file of prompts with one JSON object per line."""
 
     path: str = Field(min_length=1, max_length=4096)
-    """Path of the file. A relative path starts at the manifest's directory."""
+    """Path of the file. A relative path starts at the manifest's directory, in pods at task.files."""
 
     prompt_field: str = Field(default="prompt", min_length=1, max_length=253)
     """Field with the prompt."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 
-from rljob_api.api_model import ApiModel
+from rljob_api.api_model import ApiModel, Count
+from rljob_api.bounds import within_bounds
 from rljob_api.step_report import Evidence
 
 MAX_TERMINATION_MESSAGE_BYTES = 4096
@@ -32,7 +33,7 @@ class TerminationMessage(ApiModel):
     message: Annotated[str, BeforeValidator(_shortened)] = Field(max_length=_LONGEST_MESSAGE)
     """Explanation of the termination, and what to do. Longer text is truncated."""
 
-    step: int | None = Field(default=None, ge=0)
+    step: Count | None = None
     """Number of committed steps."""
 
     evidence: Evidence | None = None
@@ -57,10 +58,17 @@ class TerminationMessage(ApiModel):
 
 
 def read_termination_message(text: str) -> TerminationMessage | None:
-    """The message in a container's termination log; None if `text` is not a valid message."""
+    """The message in a container's termination log; None if `text` is no message. Evidence beyond the bounds of the API
+    is brought within them."""
     try:
-        json.loads(text, parse_int=_int64)
-        return TerminationMessage.model_validate_json(text)
+        found = json.loads(text, parse_int=_int64)
+        try:
+            return TerminationMessage.model_validate_json(text)
+        except ValidationError:
+            if not isinstance(found, dict):
+                return None
+            evidence = within_bounds(found.get("evidence"), Evidence)
+            return TerminationMessage.model_validate_json(json.dumps(found | {"evidence": evidence}))
     except (ValueError, RecursionError):
         return None
 

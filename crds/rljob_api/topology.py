@@ -1,12 +1,46 @@
-"""Topologies, and rules about the settings that each of them allows."""
+"""Topologies, the pods that each of them has, and rules about the settings that each of them allows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rljob_api.api_model import Rule
 
 Topology = Literal["Colocated", "Disaggregated"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPods:
+    """The worker pods of one role. Each process has one GPU."""
+
+    role: Literal["policy", "rollout"]
+
+    replicas: int
+
+    gpus: int
+    """GPUs of each pod."""
+
+    processes_without_gpus: int = 1
+    """Processes of a pod without GPUs."""
+
+    @property
+    def processes_per_pod(self) -> int:
+        """Policy ranks or processes of engines. Colocated, both are as many, in the same pods."""
+        return self.gpus or self.processes_without_gpus
+
+    @property
+    def processes(self) -> int:
+        return self.replicas * self.processes_per_pod
+
+
+def worker_pods(spec: Any) -> tuple[WorkerPods, ...]:
+    """The worker pods of an `RLJobSpec` that RLJob's own trainer runs, those of the policy first."""
+    policy = WorkerPods("policy", spec.policy.replicas, spec.policy.gpus_per_replica)
+    if spec.topology == "Colocated":
+        return (policy,)
+    rollout = spec.rollout
+    return policy, WorkerPods("rollout", rollout.replicas or 1, _rollout_gpus(spec), rollout.tensor_parallel_size)
 
 
 def _rollout_gpus(spec: Any) -> int:
@@ -16,13 +50,26 @@ def _rollout_gpus(spec: Any) -> int:
     return 1 if spec.rollout.gpus_per_replica is None else int(spec.rollout.gpus_per_replica)
 
 
+def _holds_whole_engines(spec: Any) -> bool:
+    """True if the pods of the engines can be divided into engines of `tensorParallelSize` processes.
+
+    Without GPUs, a pod of RLJob's own rollout is one engine. A colocated pod has one process of each role.
+    """
+    size, gpus = spec.rollout.tensor_parallel_size, _rollout_gpus(spec)
+    if size == 1:
+        return True
+    if gpus:
+        return bool(gpus % size == 0)
+    return spec.trainer is None and spec.topology == "Disaggregated"
+
+
 _ROLLOUT_GPUS_CEL = (
     "(self.topology == 'Colocated' ? self.policy.gpusPerReplica"
     " : has(self.rollout.gpusPerReplica) ? self.rollout.gpusPerReplica : 1)"
 )
 
 _ONLY_DISAGGREGATED = (
-    "requires topology: Disaggregated; with Colocated, every GPU of the policy has one engine: "
+    "requires topology: Disaggregated; with Colocated, the engines use the GPUs of the policy: "
     "remove it, or write topology: Disaggregated"
 )
 
@@ -60,14 +107,19 @@ TOPOLOGY_RULES = (
         "write 0 for gpusPerReplica of both, or at least 1",
     ),
     Rule(
+        cel="self.topology == 'Disaggregated' || self.algorithm.maxStaleness == 0",
+        holds=lambda spec: spec.topology == "Disaggregated" or spec.algorithm.max_staleness == 0,
+        field="algorithm.maxStaleness",
+        message="requires topology: Disaggregated; with Colocated, policy and engine take turns on a GPU: write 0",
+    ),
+    Rule(
         cel=f"self.rollout.tensorParallelSize == 1 || ({_ROLLOUT_GPUS_CEL} > 0"
-        f" && {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0)",
-        holds=lambda spec: (
-            spec.rollout.tensor_parallel_size == 1
-            or (_rollout_gpus(spec) > 0 and _rollout_gpus(spec) % spec.rollout.tensor_parallel_size == 0)
-        ),
+        f" ? {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0"
+        " : !has(self.trainer) && self.topology == 'Disaggregated')",
+        holds=_holds_whole_engines,
         field="rollout.tensorParallelSize",
-        message="must divide the number of GPUs of the engine's pod, which is policy.gpusPerReplica (Colocated) or "
-        "rollout.gpusPerReplica (Disaggregated)",
+        message="must divide the GPUs of the engine's pod, since an engine does not span pods: write a divisor of "
+        "policy.gpusPerReplica (Colocated) or rollout.gpusPerReplica (Disaggregated); if that is 0, write 1, or use "
+        "RLJob's own trainer with topology: Disaggregated",
     ),
 )

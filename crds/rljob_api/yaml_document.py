@@ -12,6 +12,8 @@ import yaml
 
 Path = tuple[str | int, ...]
 
+_MOST_FIELDS = 100_000
+
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
 
 
@@ -34,22 +36,31 @@ class Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """All documents of `text` that are not empty. Raises yaml.MarkedYAMLError if it is not YAML."""
+    """All documents of `text` that are not empty. Raises yaml.MarkedYAMLError if it is not YAML, if it is nested too
+    deeply, or if its aliases stand for too many fields."""
     loader = _Loader(text)
     documents = []
     try:
         while loader.check_node() and (node := loader.get_node()) is not None:
             lines, duplicates = dict[Path, int](), list[Path]()
             for path, line in _fields(node):
+                if len(lines) > _MOST_FIELDS:
+                    raise _refused(f"found more than {_MOST_FIELDS} fields, aliases included", node)
                 if path in lines and path:
                     duplicates.append(path)
                 lines[path] = line
             data = loader.construct_document(node)
             if data is not None:
                 documents.append(Document(data, lines, duplicates))
+    except RecursionError:
+        raise _refused("found too many levels of nesting") from None
     finally:
         loader.dispose()
     return documents
+
+
+def _refused(problem: str, node: yaml.Node | None = None) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark if node else None)
 
 
 class _Loader(yaml.SafeLoader):
@@ -72,7 +83,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 def _fields(node: yaml.Node, path: Path = (), seen: frozenset[int] = frozenset()) -> Iterator[tuple[Path, int]]:
     """Path and line of every field under `node`, starting with `node` itself."""
     if id(node) in seen:
-        raise yaml.constructor.ConstructorError(None, None, "found an alias that contains itself", node.start_mark)
+        raise _refused("found an alias that contains itself", node)
     yield path, node.start_mark.line + 1
     seen |= {id(node)}
     if isinstance(node, yaml.MappingNode):
