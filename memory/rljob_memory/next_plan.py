@@ -5,20 +5,30 @@ from __future__ import annotations
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
-from rljob_memory.plan import LARGEST_MICRO_BATCH_TOKENS
+from rljob_api.roles import ADAPTER_SETTINGS
+from rljob_memory.recovery.growth import within_max_gpus
 from rljob_memory.recovery.pins import pinned_values, with_pins
+from rljob_memory.recovery.plan_text import name_of
 from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import GIB
 
+_ADAPTED_KV_CACHE_BYTES = 16 * GIB
+"""With an adapter, the KV cache of the plan only counts relative to this: an engine's usual part of a GPU of 80 GiB."""
+_SHARES = ("micro_batch_tokens", "kv_cache_bytes", "sync_bucket_bytes")
+_SWITCHES = ("activation_checkpointing", "optimizer_offload", "empty_cache")
+_MOST_MICRO_BATCH_TOKENS = 16_384
+"""Beyond this, larger matrices make a GPU little faster."""
+
 
 def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, profile: MemoryProfile | None) -> MemoryPlan | None:
-    """The current `plan`, with the settings that the user has pinned since.
+    """The current `plan`, with the settings that the user has pinned since, and no larger policy than `spec` allows.
 
     None if there is no plan yet: RLJob's own trainer computes the first one.
     """
     if plan is None:
         return None if spec.trainer is None else other_trainers_first_plan(spec)
     # Another trainer reports no profile; it gets every pinned setting that it reads.
+    plan = within_max_gpus(plan, spec)
     return with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile) if spec.trainer is None else True)
 
 
@@ -30,12 +40,12 @@ def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
     algorithm = spec.algorithm
     sequence_tokens = algorithm.max_prompt_tokens + algorithm.max_response_tokens
     step_tokens = algorithm.prompts_per_step * algorithm.group_size * sequence_tokens
-    most_tokens = max(min(step_tokens, LARGEST_MICRO_BATCH_TOKENS), sequence_tokens)
+    most_tokens = max(min(step_tokens, _MOST_MICRO_BATCH_TOKENS), sequence_tokens)
     unpinned = {
         "empty_cache": False,
         "expandable_segments": False,
         "rollout_sleep": "Disabled",
-        "kv_cache_bytes": GIB,
+        "kv_cache_bytes": GIB if spec.trainer is None or spec.trainer.adapter is None else _ADAPTED_KV_CACHE_BYTES,
         "micro_batch_tokens": most_tokens,
         "logprob_chunk_tokens": most_tokens,
         "activation_checkpointing": False,
@@ -43,3 +53,24 @@ def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
         "sync_bucket_bytes": GIB,
     }
     return MemoryPlan.model_validate(unpinned | pinned_values(spec.memory, shares_gpu=True))
+
+
+def adapter_changes(spec: RLJobSpec, plan: MemoryPlan) -> dict[str, object]:
+    """Changes for the adapter of another trainer, by the setting's name in the manifest. Pure; empty without changes.
+
+    Sizes are shares of the first plan's: the trainer knows its own sizes, which the first plan does not. Switches are
+    named if they are on, whether a remedy or the user switched them on.
+    """
+    if spec.trainer is None or spec.trainer.adapter is None:
+        return {}
+    first = other_trainers_first_plan(spec)
+    shares = {name: getattr(plan, name) / getattr(first, name) for name in _SHARES}
+    switches = {name: getattr(plan, name) for name in _SWITCHES}
+    sleep = {"rollout_sleep": plan.rollout_sleep} if plan.rollout_sleep_level else {}
+    changed: dict[str, object] = {
+        **{name: round(share, 4) for name, share in shares.items() if share < 1},
+        **{name: True for name, on in switches.items() if on},
+        **sleep,
+    }
+    settings = ADAPTER_SETTINGS[spec.trainer.adapter]
+    return {name_of(name): value for name, value in changed.items() if name_of(name) in settings}

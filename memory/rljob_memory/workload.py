@@ -14,10 +14,12 @@ class Hardware:
 
     device: Literal["cpu", "cuda"]
     device_memory_bytes: int
-    """Memory of one GPU; 0 on a CPU."""
+    """Memory of one GPU of the policy; 0 on a CPU."""
     host_memory_bytes: int
     """Host memory that the job may use."""
     torch_version: str
+    engine_device_memory_bytes: int = 0
+    """Memory of one GPU of the engines, if it differs from the policy's; 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,22 @@ class ModelShape:
     vocabulary: int
     bytes_per_parameter: int
     """In the forward pass and in the engine: 2 for bfloat16, 4 for float32."""
+    heads: int = 0
+    """Attention heads; 0: unknown."""
+    intermediate: int = 0
+    """Size of the gated MLP; 0: unknown."""
+    adapter_parameters: int = 0
+    """Parameters of low-rank adapters, which are trained instead of `parameters`. 0: there are none."""
+
+    @property
+    def trained_parameters(self) -> int:
+        """Parameters with float32 values, gradients and optimizer state."""
+        return self.adapter_parameters or self.parameters
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Weights beside the trained parameters: all, in the forward pass's dtype, if there are adapters."""
+        return self.weight_bytes if self.adapter_parameters else 0
 
     @property
     def weight_bytes(self) -> int:
@@ -59,9 +77,22 @@ class Workload:
     engines: int = 1
     """Rollout engines on all machines."""
     tensor_parallel_size: int = 1
+    """GPUs of an engine, or its processes on a CPU."""
     reference_model: bool = False
     """A frozen copy of the model is kept for the KL divergence."""
+    moment_bytes: int = 4
+    """Size of each of AdamW's two moments of a parameter: 4 for float32, 2 for bfloat16."""
+    quantized_weights: bool = False
+    """The engine keeps the weights of linear layers in 8 bits."""
+    quantized_kv_cache: bool = False
+    """The engine keeps keys and values in 8 bits."""
     topology: Topology = "Colocated"
+    partial_rollout_prompts: int = 0
+    """Prompts that the engines hold beyond those of the step."""
+
+    @property
+    def engine_processes(self) -> int:
+        return self.engines * self.tensor_parallel_size
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -70,7 +101,7 @@ class Workload:
     @property
     def sequences_per_engine(self) -> int:
         """Sequences that an engine holds at the same time, at most."""
-        prompts = -(-self.prompts_per_step // self.engines)
+        prompts = -(-(self.prompts_per_step + self.partial_rollout_prompts) // self.engines)
         return min(prompts * self.group_size, self.max_concurrent_sequences)
 
     @property

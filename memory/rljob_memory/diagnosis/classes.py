@@ -14,10 +14,12 @@ class FailureClass(StrEnum):
     ACTIVATION_SPIKE = "ActivationSpike"
     KV_CACHE_OVERSIZED = "KVCacheOversized"
     WEIGHT_SYNC_SPIKE = "WeightSyncSpike"
+    MODEL_WEIGHTS = "ModelWeights"
     OPTIMIZER_STATE = "OptimizerState"
     ENGINE_NOT_ASLEEP = "EngineNotAsleep"
     FOREIGN_PROCESS = "ForeignProcess"
     CONTROLLER_CONTEXT = "ControllerContext"
+    GPU_MEMORY_LIMIT = "GpuMemoryLimit"
     HOST_MEMORY = "HostMemory"
     SHARED_MEMORY = "SharedMemory"
     UNKNOWN = "Unknown"
@@ -40,10 +42,12 @@ _MEANING = {
     FailureClass.ACTIVATION_SPIKE: "a forward or backward pass, or the logits in it, needs more memory than is left",
     FailureClass.KV_CACHE_OVERSIZED: "the engine's share of the GPU, its KV cache above all, is too large or too small",
     FailureClass.WEIGHT_SYNC_SPIKE: "full copies of the weights for the engine do not fit beside the memory in use",
+    FailureClass.MODEL_WEIGHTS: "the model's weights do not fit on the GPU, before any work is done",
     FailureClass.OPTIMIZER_STATE: "the optimizer's state, or its temporary copies during a step, do not fit",
     FailureClass.ENGINE_NOT_ASLEEP: "the engine holds GPU memory while the policy needs it",
     FailureClass.FOREIGN_PROCESS: "a process that is not part of the job holds GPU memory",
     FailureClass.CONTROLLER_CONTEXT: "processes that do not work on this GPU each hold a CUDA context on it",
+    FailureClass.GPU_MEMORY_LIMIT: "the process reached a limit on its GPU memory, while the GPU had memory left",
     FailureClass.HOST_MEMORY: "host memory ran out, on the machine or in the container",
     FailureClass.SHARED_MEMORY: "/dev/shm is full",
     FailureClass.UNKNOWN: "memory ran out, and the evidence does not show why",
@@ -76,6 +80,10 @@ _ADVICE = {
         "Lower memory.syncBucketSize. Other trainers: gather and send the weights in buckets, drop the copies and "
         "empty the cache before the engine wakes, and wake its weights and its KV cache one after the other."
     ),
+    FailureClass.MODEL_WEIGHTS: (
+        "Use more GPUs for the policy (policy.gpusPerReplica), a larger GPU, or a smaller model. Other trainers: load "
+        "in bfloat16, shard the weights (FSDP, ZeRO 3, tensor parallelism), quantize or offload them."
+    ),
     FailureClass.OPTIMIZER_STATE: (
         "Set memory.optimizerOffload: Enabled, or use more policy GPUs. Other trainers: offload or shard the "
         "optimizer's state, allocate it before the KV cache is sized, set foreach=False."
@@ -91,6 +99,10 @@ _ADVICE = {
     FailureClass.CONTROLLER_CONTEXT: (
         'Start processes that need no GPU with CUDA_VISIBLE_DEVICES="", call torch.cuda.set_device(local_rank) first '
         "in every rank, load tensors with map_location, and name device_ids to barrier()."
+    ),
+    FailureClass.GPU_MEMORY_LIMIT: (
+        "Raise or remove the limit: torch.cuda.set_per_process_memory_fraction, per_process_memory_fraction in "
+        "PYTORCH_CUDA_ALLOC_CONF, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or the share that the pod requests of the GPU."
     ),
     FailureClass.HOST_MEMORY: (
         "Raise the memory limit of the pod, and recovery.maxHostMemory. Otherwise memory.optimizerOffload: Disabled "

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.program_advice import with_program_advice
 from rljob_memory.diagnosis.rules import RULES
+from rljob_memory.diagnosis.rules.controller_context import contexts_alone
+from rljob_memory.diagnosis.rules.engine_not_asleep import sleep_alone
+from rljob_memory.diagnosis.rules.retained_graph import growth_alone
+from rljob_memory.diagnosis.weighing import weighed
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.sizes import human_bytes
@@ -18,11 +23,16 @@ _UNKNOWN_BESIDE = 0.5
 
 
 def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
-    """The causes that fit the first failure, best first; `Unknown` if none does; empty if nothing failed."""
+    """The causes that fit the first failure, best first; `Unknown` if none does.
+
+    Without a failure, a growth of memory that ends in one, contexts of processes that do not work on their GPU, or
+    weights that an engine's sleep left there; else empty.
+    """
     failure = evidence.failure
     if failure is None:
-        return []
-    found = [diagnosis for rule in RULES if (diagnosis := rule(failure, evidence)) is not None]
+        found_alone = growth_alone(evidence) or contexts_alone(evidence) or sleep_alone(evidence)
+        return [found_alone] if found_alone else []
+    found = weighed([found for rule in RULES if (found := rule(failure, evidence)) is not None], failure, evidence)
     fitting = sorted(
         (diagnosis for diagnosis in found if diagnosis.confidence >= _LEAST_CONFIDENCE),
         key=lambda diagnosis: -diagnosis.confidence,
@@ -31,7 +41,8 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
     if best < _UNKNOWN_BESIDE:
         fitting.append(_unknown(failure, _UNKNOWN_CONFIDENCE if not fitting else round(best / 2, 2)))
     numbers = {**_numbers(failure), "failures": evidence.failures}
-    return [_completed(diagnosis, failure, numbers) for diagnosis in fitting]
+    completed = [_completed(diagnosis, failure, numbers) for diagnosis in fitting]
+    return [with_program_advice(diagnosis, failure, evidence) for diagnosis in completed]
 
 
 def _unknown(failure: Failure, confidence: float) -> Diagnosis:

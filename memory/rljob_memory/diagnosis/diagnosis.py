@@ -24,10 +24,13 @@ class Diagnosis:
     numbers: Mapping[str, int] = field(default_factory=dict)
     """Bytes and counts behind it, by name."""
 
+    program_advice: str = ""
+    """Options of the program that wrote the log; empty if it is not known, or has none that helps."""
+
     @property
     def advice(self) -> str:
-        """The settings to change."""
-        return self.failure_class.advice
+        """The settings to change: those of the program that wrote the log, or of an RLJob and of other trainers."""
+        return self.program_advice or self.failure_class.advice
 
     def as_dict(self) -> dict[str, Any]:
         """`class`, `confidence`, `message`, `numbers`, `advice`, as JSON values."""

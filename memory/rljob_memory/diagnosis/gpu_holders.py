@@ -18,9 +18,9 @@ _SLEEPING_ENGINE_SHARE = 0.15
 
 
 def foreign_bytes(failure: Failure) -> int:
-    """Memory that other processes hold, if it is more than the driver's own; else 0."""
+    """Memory that other processes hold, if it is more than the driver's own and the request lacked it; else 0."""
     device = failure.device
-    if device is None or device.total_bytes is None:
+    if device is None or device.total_bytes is None or device.had_enough_free:
         return 0
     least = max(_LEAST_FOREIGN_BYTES, round(_LEAST_FOREIGN_SHARE * device.total_bytes))
     if device.process_bytes is None:
@@ -37,6 +37,19 @@ def engine_holds_little(failure: Failure, evidence: CollectedEvidence) -> bool:
         and failure.role == "policy"
         and failure.phase in (None, "load", "update")
     )
+
+
+def awake_engine_bytes(failure: Failure, evidence: CollectedEvidence) -> int:
+    """KV cache of an engine that the log shows, and that was not asleep at the time; 0 if there is none.
+
+    The engine may be in the failing process: TRL runs it beside its model, where torch counts its memory as tensors.
+    """
+    device, engine = failure.device, evidence.engine
+    if device is None or engine.asleep or not engine.kv_cache_bytes or failure.in_engine:
+        return 0
+    elsewhere = device.foreign_bytes
+    holds = (device.allocated_bytes or 0) - device.asleep_bytes if evidence.shows_a_trainer or engine.in_process else 0
+    return engine.kv_cache_bytes if max(elsewhere, holds) >= engine.kv_cache_bytes else 0
 
 
 def sleeping_engine_bytes(failure: Failure) -> int:

@@ -1,4 +1,8 @@
-"""The activity of a program when it failed, from the names in its stack."""
+"""The activity of a program when it failed, from the names in its stack.
+
+The innermost telling line counts, by families of function names. A function that serves several purposes, such as one
+that gathers full parameters, takes the purpose of the nearest caller that has one.
+"""
 
 from __future__ import annotations
 
@@ -15,61 +19,212 @@ class Activity(StrEnum):
     PINNING = "pinning host memory"
     OPTIMIZER = "the optimizer's step"
     WEIGHT_SYNC = "the weight sync"
+    GATHERING = "gathering the full parameters"
     CHECKPOINT = "saving or loading a checkpoint"
     MODEL_LOAD = "loading the model"
     KV_CACHE = "allocating the KV cache"
     ENGINE_WARM_UP = "the engine's warm-up"
+    GRAPH_CAPTURE = "capturing CUDA graphs"
+    SAMPLING = "sampling"
     LOGITS = "computing logits or log-probabilities"
     BACKWARD = "the backward pass"
+    ENGINE_STEP = "a step of the engine"
     GENERATION = "generation"
+    COLLECTING = "collecting the results of batches"
     FORWARD = "the forward pass"
 
 
+def _in(*functions: str) -> str:
+    """Matches a frame of any of these functions, as `file in function`."""
+    return rf" in _{{0,2}}(?:{'|'.join(functions)})$"
+
+
+_WEIGHTS = r"(?:\w+_)?(?:weights?|params?|parameters|state_dict|adapters?|lora|tensors?|buckets?)"
+_ENGINES = r"(?:vllm|sglang|engines?|rollout|inference|generator|generation|llm)"
+
 _NAMES: tuple[tuple[Activity, str], ...] = (
-    (Activity.WAKE, r"wake_up|create_and_map|resume_memory_occupation"),
-    (Activity.SLEEP, r"in sleep\b|\.sleep\(level|release_memory_occupation"),
-    (Activity.PINNING, r"pin_memory|cudaHostAlloc|CachingHostAllocator"),
+    (Activity.WAKE, r"wake_?up|create_and_map|resume_memory_occupation|" + _in("resume", "onload_engine")),
+    (Activity.SLEEP, r"\.sleep\(level|release_memory_occupation|" + _in("sleep", "offload_engine")),
+    (
+        Activity.PINNING,
+        r"of pinned memory|pin_memory(?!\w*=(?:False|is_pin))|cudaHost(?:Alloc|Register)|CachingHostAllocator"
+        r"|pin_tensor",
+    ),
     (
         Activity.OPTIMIZER,
-        r"torch/optim/(?!lr_scheduler)|_init_group|exp_avg|optimizer\.step|optimizer_step|_multi_tensor_|sharded_optim",
+        r"torch/optim/(?!lr_scheduler|swa_utils)|optim\w*\.load_state_dict|_init_group|exp_avg|optimizer\.step|optimizer_step|_multi_tensor_"
+        r"|sharded_optim|bitsandbytes/optim/|initialize_optimizer_states|fp32_(?:groups|partitions|masters?)"
+        r"|zero/stage\w+\.py in (?:__init__|step|_optimizer_step|unscale\w+)$|distrib_optimizer\.py|clip_grad"
+        r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in (?:step|update|_?init_state)$"
+        r"|" + _in(r"(?:_?re)?(?:on)?_?load_\w*optim\w*", r"\w*optim\w*_to_\w+", r"_configure_(?:\w+_)?optimizer"),
+    ),
+    (
+        Activity.CHECKPOINT,
+        r"torch\.save\(|torch/distributed/checkpoint/(?!state_dict\.py)|torch/serialization\.py in (?:save|_save)"
+        r"|"
+        + _in(
+            r"\w*save_(?:\w+_)?(?:checkpoint|ckpt|pretrained|model|state|weights|adapter|lora|hf\w*|dcp)\w*",
+            r"\w*(?:load|resume|restore)_(?:\w+_)?(?:checkpoint|ckpt)\w*",
+        )
+        + r"|save_checkpoint|load_checkpoint|save_pretrained|save_model",
     ),
     (
         Activity.WEIGHT_SYNC,
-        r"update_weights|sync_weights|weight_sync|full_tensor|gather_full|summon_full_params"
-        r"|get_per_tensor_param|_model_to_vllm|GatheredParameters|partition_parameters\.py in _all_?gather"
-        r"|sharding_manager|broadcast_to_(?:vllm|engine)|reload_weights|sync_model_weights",
+        r"sharding_manager|_model_to_vllm|get_per_tensor_param|gather_full|\bupdate_weights?(?:_(?:from|via|by)_\w+)?\b|sync_weights|weight_sync"
+        r"|reload_weights|sync_model_weights|weight_transfer|weight_update|"
+        + _in(
+            r"(?:async_)?(?:update|reload|refit|refresh)_(?:\w+_)?(?:weights?|adapters?|lora|state_dict|bucket)\w*",
+            rf"(?:\w+_)?(?:sync|broadcast|transfer|push|publish|send|stream|export|refit)_{_WEIGHTS}(?:_\w+)?",
+            rf"(?:\w+_)?(?:sync|broadcast|update|transfer|push|send|refit)_(?:\w+_)?{_ENGINES}(?:_\w+)?",
+            rf"\w+_to_{_ENGINES}(?:_\w+)?",
+            r"update_named_param\w*",
+            r"(?:\w+_)?sync_model(?:_(?:to|from)_\w+)?",
+            r"(?:un)?merge_(?:adapter|lora|and_unload)\w*",
+        ),
     ),
-    (Activity.CHECKPOINT, r"save_checkpoint|load_checkpoint|save_pretrained|save_model|torch\.save\("),
+    (
+        Activity.GATHERING,
+        r"partition_parameters\.py in (?:_all_?gather|__enter__|_allgather)\w*|GatheredParameters|_unshard_params"
+        r"|full_tensor|summon_full_params|consolidated_16bit_state_dict|state_dict_utils\.py|checkpoint/state_dict\.py|"
+        + _in(r"\w*state_dict(?<!load_state_dict)\w*", "redistribute", r"gather_\w*(?:params?|parameters|weights)"),
+    ),
     (
         Activity.MODEL_LOAD,
-        r"from_pretrained|in load_model\b|_auto_wrap|_sync_params_and_buffers|fully_shard\(|\bmodel\.(?:to|cuda)\(",
+        r"from_pretrained|_auto_wrap|_sync_(?:params_and_buffers|module_\w+)|fully_shard\(|\bmodel\.(?:to|cuda)\("
+        r"|caching_allocator_warmup|t\.to\(device, dtype if|\.weight\.data\.to\(|/model_loader|weight_utils\.py"
+        r"|big_modeling\.py|set_module_\w*tensor_to_device"
+        r"|_move_model_to_device|create_weights|process_weights_after_loading|safetensors/torch\.py"
+        r"|torch/serialization\.py|_init_param_handle|_configure_distributed_model|param_and_grad_buffer\.py"
+        r"|nn/modules/module\.py in (?:to|to_empty|cuda|half|_apply|convert)$"
+        r"|bitsandbytes/nn/modules\.py in (?:to|cuda)$|nn/modules/\w+\.py in (?:__init__|reset_parameters)$"
+        r"|model_executor/models/\w+\.py in __init__$|\bload_(?:pretrained_)?model\(|"
+        + _in(
+            r"(?:_?re|on)?_?load_(?:\w+_)?(?:model|weights?|params?|module|state_dict)(?:_\w+)?",
+            r"(?:get|init|initialize|build|create|setup|prepare|dispatch|materialize|move)_(?:\w+_)?model(?:_\w+)?",
+        ),
     ),
-    (Activity.KV_CACHE, r"initialize_kv_cache|allocate_kv_cache|initialize_cache|_init_kv_cache|in kv_cache"),
+    (
+        Activity.KV_CACHE,
+        r"(?:initialize|allocate|init|create|_allocate)_(?:\w+_)?(?:kv_?)?caches?\b|_kv_cache_tensors|memory_pool\.py"
+        r"|cache_engine|" + _in("kv_cache", r"init_memory_pool"),
+    ),
+    (
+        Activity.GRAPH_CAPTURE,
+        r"[Cc]apture (?:cuda|CUDA) graph failed|capture_(?:model|graph|one_batch_size|cudagraphs?|cuda_graphs?)"
+        r"|cuda_graph_runner|profile_cudagraph",
+    ),
     (
         Activity.ENGINE_WARM_UP,
-        r"profile_run|determine_(?:num_)?available|capture_model|_dummy_run|_dummy_sampler_run|compile_or_warm_up",
+        r"profile_run|determine_(?:num_)?available|_dummy_run|_dummy_sampler_run|compile_or_warm_up|kernel_warmup",
+    ),
+    (
+        Activity.SAMPLING,
+        r"apply_(?:min|top)_|top_?k_?top_?p|apply_(?:all_)?penalties|/sampler\.py|/sample/|sampling_batch_info"
+        r"|gather_logprobs|_multinomial|" + _in("sample", "_sample", "random_sample", r"sample_tokens?"),
     ),
     (
         Activity.LOGITS,
-        r"log_softmax|cross_entropy|logits[\w\[\], :.-]*\.(?:float|to|clone|log_softmax)\(|compute_log_?probs?"
-        r"|logprobs_from_logits|selective_log_softmax|_get_per_token_logps|lm_head|entropy_from_logits|logsumexp"
-        r"|vocab_parallel",
+        r"log_softmax|cross_entropy|\blogits(?:\[[^\]]{0,40}\])? (?:[-+*/]|/=|\*=) \w"
+        r"|logits[\w\[\], :.-]*\.(?:float|to|clone|log_softmax)\(|compute_log_?probs?"
+        r"|logprobs?_from_logits|get_\w*per_token_logps|selective_log_softmax|lm_head|entropy_from_logits|logsumexp"
+        r"|vocab_parallel|compute_logits|logits_processor|get_logits|loss/loss_utils\.py|from_parallel_logits"
+        r"|float16_to_fp32",
     ),
-    (Activity.BACKWARD, r"\.backward\(|in backward\b|run_backward"),
-    (Activity.GENERATION, r"execute_model|generate_sequences|in generate\b"),
+    (Activity.COLLECTING, r"in nested_\w+$|torch_pad_and_concatenate|trainer_pt_utils\.py"),
+    (
+        Activity.BACKWARD,
+        r"\.backward\(|in backward\b|run_backward|utils/checkpoint\.py in (?:unpack_hook|recompute_fn)",
+    ),
+    (Activity.ENGINE_STEP, r"execute_model|forward_batch_generation"),
+    (Activity.GENERATION, r"generate_sequences|in generate\b|/generation/utils\.py"),
+    (
+        Activity.FORWARD,
+        r"fetch_sub_module|pre_sub_module_forward|"
+        + _in(
+            r"_?(?:pre|root_pre|post)_(?:forward|unshard)\w*", r"(?:training|validation|forward)_step", "compute_loss"
+        ),
+    ),
 )
 _PATTERNS = tuple((activity, re.compile(names)) for activity, names in _NAMES)
-_FORWARD = re.compile(r"in \w*forward\b|_call_impl|compute_loss|training_step")
+_PROSE = tuple(
+    (activity, re.compile(words, re.IGNORECASE))
+    for activity, words in (
+        (
+            Activity.WEIGHT_SYNC,
+            r"\b(?:updat|sync|broadcast|transfer|refit|receiv)\w{0,10} (?:\w{1,20} ){0,3}"
+            r"(?:weights?|param(?:eter)?s?)\b",
+        ),
+        (Activity.GATHERING, r"\bstate_dict\(?\)? (?:call|entry)\b"),
+        (Activity.KV_CACHE, r"\b(?:allocat|creat|initiali[sz])\w{0,4} (?:\w{1,20} ){0,3}kv[ _-]?cache"),
+        (Activity.MODEL_LOAD, r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"),
+        (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the )?(?:executor|engine)\b"),
+    )
+)
+"""Activities in the words of a message."""
+_REPORTS = tuple(
+    (activity, re.compile(words, re.IGNORECASE))
+    for activity, words in (
+        (Activity.FORWARD, r"failed to allocate compute|failed to (?:create|initialize) (?:the )?context"),
+        (Activity.KV_CACHE, r"(?:fail|unable|not be created).{0,60}\bkv[ _-]?cache"),
+        (
+            Activity.MODEL_LOAD,
+            r"alloc_tensor_range|(?:error|fail\w*|unable).{0,20} load(?:ing)? (?:the )?model\b|\bmodel failed to load",
+        ),
+    )
+)
+_FORWARD = re.compile(
+    r"in \w*forward\b|_call_impl"
+    # code of a model, in a post without frames
+    r"|attn_weights|attn_wrappers|\w*sdpa\w*\(|scaled_dot_product|hidden_states|query_states|\bF\.\w+\(|nn\.functional\.\w+\(|torch\.(?:matmul|bmm|baddbmm)\("
+)
+_OF_THE_START = frozenset({Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE})
+_SERVES: dict[Activity, frozenset[Activity]] = {
+    Activity.GATHERING: frozenset(
+        {Activity.WEIGHT_SYNC, Activity.CHECKPOINT, Activity.OPTIMIZER, Activity.FORWARD, Activity.BACKWARD}
+    ),
+    Activity.MODEL_LOAD: frozenset({Activity.WEIGHT_SYNC, Activity.CHECKPOINT, Activity.WAKE, Activity.OPTIMIZER}),
+    Activity.LOGITS: _OF_THE_START,
+    Activity.SAMPLING: _OF_THE_START,
+    Activity.ENGINE_STEP: _OF_THE_START,
+}
+"""Activities on behalf of others: the nearest caller among these is the purpose."""
 
 
 def activity_of(stack: Sequence[str]) -> Activity | None:
     """The activity of a stack, given as lines with the outermost frame first; None if no line names one.
 
-    The innermost line counts: Lightning runs the whole training step inside `optimizer.step(closure)`. `forward` counts
-    only if nothing else does, since most stacks contain it.
+    The innermost line counts: Lightning runs the whole training step inside `optimizer.step(closure)`. A plain
+    `forward` counts only if nothing else does, since most stacks contain it.
     """
+    found: Activity | None = None
     for line in reversed(stack):
-        for activity, pattern in _PATTERNS:
-            if pattern.search(line):
-                return activity
+        activity = _activity_of_line(line)
+        if activity is None:
+            continue
+        if found is None:
+            found = activity
+            if found not in _SERVES:
+                return found
+        elif activity in _SERVES[found]:
+            return activity
+    if found is not None:
+        return found
     return Activity.FORWARD if any(_FORWARD.search(line) for line in stack) else None
+
+
+def activity_of_text(text: str) -> Activity | None:
+    """The activity that a message names before the shortage: `Capture cuda graph failed: CUDA out of memory`."""
+    before = text.partition("out of memory")[0]
+    in_prose = (activity for activity, pattern in _PROSE if pattern.search(before))
+    return next(in_prose, None) or _activity_of_line(before)
+
+
+def activity_of_report(text: str) -> Activity | None:
+    """The activity in a report that something could not be made, which follows an error without a stack."""
+    if not any(word in text for word in ("ail", "rror", "nable", "not be")):
+        return None
+    return next((activity for activity, pattern in _REPORTS if pattern.search(text)), None)
+
+
+def _activity_of_line(line: str) -> Activity | None:
+    return next((activity for activity, pattern in _PATTERNS if pattern.search(line)), None)

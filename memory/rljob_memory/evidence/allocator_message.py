@@ -10,8 +10,16 @@ import re
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.sizes import SIZE, size_bytes
 
-START = re.compile(r"(?:CUDA|HIP|XPU|NPU) out of memory(?:\.|$)")
-"""The beginning of a message. A log may break it over several lines."""
+START = re.compile(
+    r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory(?!\. Allocation was preemptively rejected)(?:\.|$| \()"
+    r"|Allocation on device \d{1,4} would exceed allowed memory"
+)
+"""The beginning of a message. A log may break it over several lines. The second form is that of cudaMallocAsync."""
+
+HEADLESS_START = re.compile(
+    rf"\bTried to allocate {SIZE}(?:\. (?:GPU|XPU|NPU) \d{{1,4}} has a total| \((?:GPU|XPU|NPU) \d{{1,4}}; )"
+)
+"""A message whose first words, which name the error, stand in another line or nowhere: posts begin with the numbers."""
 
 LONGEST_MESSAGE_CHARACTERS = 6_000
 """With 64 other processes named it has about 3,500."""
@@ -20,24 +28,53 @@ _PLAIN = str.maketrans("\t\r\n\xa0", "    ", "[]")
 """Line breaks become spaces. Brackets are dropped: a web page uses them for the parts that not every message has."""
 
 _MESSAGE = re.compile(
-    rf"out of memory\. Tried to allocate (?P<requested>{SIZE})\. "
+    rf"Tried to allocate (?P<requested>{SIZE})\. "
     rf"(?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}) has a total capaci?ty of (?P<total>{SIZE}) "
     rf"of which (?P<free>{SIZE}) is free\. "
     rf"(?P<processes>(?:(?:Including non-PyTorch memory, this process|Process \d{{1,10}}) "
     rf"has {SIZE} memory in use\. )*)"
     rf"(?:(?P<allowed>{SIZE}) allowed; )?"
-    rf"Of the allocated memory (?P<allocated>{SIZE}) is allocated by PyTorch, "
-    rf"(?:with (?P<pools>{SIZE}) allocated in private pools \(e\.g\., CUDA Graphs\), )?"
-    rf"and (?P<cached>{SIZE}) is reserved by PyTorch but unallocated"
+    rf"Of the allocated memory (?P<allocated>{SIZE}) is allocated by [Pp]y[Tt]orch, "
+    rf"(?:with (?P<pools>{SIZE}) allocated in private pools \(e\.g\., \w+ Graphs\), )?"
+    rf"and (?P<cached>{SIZE}) is reserved by [Pp]y[Tt]orch but unallocated"
 )
 _PROCESS = re.compile(rf"(?P<who>this process|Process (?P<pid>\d+)) has (?P<used>{SIZE}) memory in use")
 
+_TORN_MESSAGE = re.compile(
+    rf"Tried to allocate (?P<requested>{SIZE})\. "
+    rf"(?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}) has a total capaci?ty of (?P<total>{SIZE}) "
+    rf"of which (?P<free>{SIZE}) is free\. "
+    rf"(?P<processes>(?:(?:Including non-PyTorch memory, this process|Process \d{{1,10}}) "
+    rf"has {SIZE} memory in use\. ?)*)"
+)
+
 _OLD_MESSAGE = re.compile(
-    rf"out of memory\. Tried to allocate (?P<requested>{SIZE}) \((?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}); "
+    rf"Tried to allocate (?P<requested>{SIZE}) \((?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}); "
     rf"(?P<total>{SIZE}) total capacity; (?P<allocated>{SIZE}) already allocated; "
     rf"(?:(?P<current>{SIZE}) current active; )?(?P<free>{SIZE}) free; "
     rf"(?:(?P<allowed>{SIZE}) allowed; )?"
-    rf"(?:(?P<reserved>{SIZE}) reserved in total by PyTorch|(?P<cached>{SIZE}) cached)\)"
+    rf"(?:(?P<reserved>{SIZE}) reserved in total by [Pp]y[Tt]orch|(?P<cached>{SIZE}) cached)\)"
+)
+_TORN_OLD_MESSAGE = re.compile(
+    rf"Tried to allocate (?P<requested>{SIZE}) \((?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}); "
+    rf"(?P<total>{SIZE}) total capacity; (?P<allocated>{SIZE}) already allocated(?:; (?P<free>{SIZE}) free)?"
+)
+_SHORTENED_MESSAGE = re.compile(
+    rf"out of memory\. Tried to allocate (?P<requested>{SIZE})\. "
+    rf"Of the allocated memory (?P<allocated>{SIZE}) is allocated by [Pp]y[Tt]orch, "
+    rf"(?:with {SIZE} allocated in private pools \(e\.g\., \w+ Graphs\), )?"
+    rf"and (?P<cached>{SIZE}) is reserved by [Pp]y[Tt]orch but unallocated"
+)
+"""Without the numbers of the device, which people leave out."""
+_ASYNC_MESSAGE = re.compile(
+    rf"Allocation on device (?P<gpu>\d{{1,4}}) would exceed allowed memory\.?(?: \(out of memory\))? ?"
+    rf"Currently allocated ?:? (?P<allocated>{SIZE}) Requested ?:? (?P<requested>{SIZE}) "
+    rf"Device limit ?:? (?P<total>{SIZE}) Free \(according to CUDA\): (?P<free>{SIZE})"
+    rf"(?: PyTorch limit \(set by user-supplied memory fraction\) ?: (?P<allowed>{SIZE}))?"
+)
+_MPS_MESSAGE = re.compile(
+    rf"MPS backend out of memory \(MPS allocated: (?P<allocated>{SIZE})(?:, other allocations: {SIZE})?, "
+    rf"max allowed: (?P<total>{SIZE})\)\. Tried to allocate (?P<requested>{SIZE})"
 )
 _BRIEF_MESSAGE = re.compile(rf"out of memory\. Tried to allocate (?P<requested>{SIZE})")
 _REJECTED = re.compile(
@@ -48,12 +85,39 @@ _REJECTED = re.compile(
 
 def parse_allocator_message(text: str) -> DeviceMemory | None:
     """The numbers of the first complete message in `text`, which may have line breaks inside; None if there is none."""
-    flat = re.sub(" {2,}", " ", text.translate(_PLAIN))
+    flat = _flat(text)
     if match := _MESSAGE.search(flat):
         return _from_message(match)
     if match := _OLD_MESSAGE.search(flat):
         return _from_old_message(match)
+    if match := _ASYNC_MESSAGE.search(flat):
+        return _from_sizes(match)
+    if (match := _MPS_MESSAGE.search(flat)) and (requested := size_bytes(match["requested"])) is not None:
+        total, allocated = size_bytes(match["total"]), size_bytes(match["allocated"])
+        return DeviceMemory(requested, total_bytes=total, allocated_bytes=allocated)
+    if (match := _SHORTENED_MESSAGE.search(flat)) and (requested := size_bytes(match["requested"])) is not None:
+        allocated, cached = size_bytes(match["allocated"]), size_bytes(match["cached"])
+        return DeviceMemory(requested, allocated_bytes=allocated, cached_bytes=cached)
     return None
+
+
+def parse_torn_message(text: str) -> DeviceMemory | None:
+    """The numbers at the beginning of a message that is cut short; None if `text` has not even the request."""
+    if match := _TORN_OLD_MESSAGE.search(_flat(text)):
+        return _from_sizes(match)
+    match = _TORN_MESSAGE.search(_flat(text))
+    requested = size_bytes(match["requested"]) if match else None
+    if match is None or requested is None:
+        return parse_request(text)
+    total, free = size_bytes(match["total"]), size_bytes(match["free"])
+    own, others = _processes(match["processes"], 0)
+    if others and own is not None and "this process" not in match["processes"]:
+        # Which one it is stands in the lost part: at least all but the largest are others.
+        everything = sorted((*others, GpuProcess(0, own)), key=lambda process: process.used_bytes)
+        own, others = everything[-1].used_bytes, tuple(everything[:-1])
+    return DeviceMemory(
+        requested, gpu=int(match["gpu"]), total_bytes=total, free_bytes=free, process_bytes=own, others=others
+    )
 
 
 def parse_request(text: str) -> DeviceMemory | None:
@@ -62,6 +126,11 @@ def parse_request(text: str) -> DeviceMemory | None:
         requested = size_bytes(match["requested"])
         return DeviceMemory(requested) if requested is not None else None
     return None
+
+
+def _flat(text: str) -> str:
+    """`text` in one line. Line ends may be escaped, if a program printed the message inside of another one."""
+    return re.sub(" {2,}", " ", text.replace("\\n", " ").translate(_PLAIN))
 
 
 def _from_message(match: re.Match[str]) -> DeviceMemory | None:
@@ -102,6 +171,23 @@ def _from_old_message(match: re.Match[str]) -> DeviceMemory | None:
         allocated_bytes=allocated,
         cached_bytes=cached,
         allowed_bytes=size_bytes(match["allowed"]) if match["allowed"] else None,
+    )
+
+
+def _from_sizes(match: re.Match[str]) -> DeviceMemory | None:
+    """The sizes that `match` has by name, of a message without other processes and cache. cudaMallocAsync keeps its
+    cache to itself, and a torn message has lost it."""
+    found = {name: size_bytes(text) for name, text in match.groupdict().items() if text and name != "gpu"}
+    requested = found.get("requested")
+    if requested is None:
+        return None
+    return DeviceMemory(
+        requested,
+        gpu=int(match["gpu"]),
+        total_bytes=found.get("total"),
+        free_bytes=found.get("free"),
+        allocated_bytes=found.get("allocated"),
+        allowed_bytes=found.get("allowed"),
     )
 
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.failure import Failure, GpuProcess
+from rljob_memory.evidence.consequences import CRASH, OTHER_KILLER, REFUSED
+from rljob_memory.evidence.failure import Failure, FailureKind, GpuProcess
 from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
 from rljob_memory.evidence.host import merged
+from rljob_memory.evidence.signatures import is_exit_status
+from rljob_memory.programs import PROGRAMS
 from rljob_memory.sample import MemorySample
 
 _MOST_FAILURES_KEPT = 512
@@ -55,6 +58,15 @@ class EngineRecord:
 
     kv_cache_bytes: int | None = None
 
+    sleep_level: int | None = None
+    """Level of its sleeps, if the log has only one."""
+
+    backed_up_bytes: int | None = None
+    """Weights that its last sleep copied to the host."""
+
+    in_process: bool = False
+    """True if it is known to run in the failing process."""
+
 
 @dataclass(frozen=True, slots=True)
 class CollectedEvidence:
@@ -77,6 +89,12 @@ class CollectedEvidence:
     gpu_processes: Mapping[int, tuple[GpuProcess, ...]] = field(default_factory=dict)
     """Process tables, by GPU."""
 
+    gpu_use: tuple[tuple[int, int], ...] = ()
+    """Bytes in use and in total of each GPU in tables of nvidia-smi and in HAMi's log, in their order."""
+
+    siblings: tuple[str, ...] | None = None
+    """Names of the other processes of its container that use a GPU; None if unknown."""
+
     barrier_on_gpu_0: bool = False
     """True if a rank warned that it uses GPU 0 for a barrier."""
 
@@ -86,10 +104,24 @@ class CollectedEvidence:
     plan: MemoryPlan | None = None
     """The memory plan that it failed under."""
 
+    engines_apart: bool = False
+    """True if policy and engines have GPUs of their own (`topology: Disaggregated`)."""
+
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    programs: tuple[str, ...] = ()
+    """Trainers and engines that the log shows, by their key in `PROGRAMS`."""
+
+    option_values: Mapping[str, str] = field(default_factory=dict)
+    """Values of their options, by the last part of the option's name; only of those that have one value in the log."""
 
     names: tuple[str, ...] = ()
     """Files that were read."""
+
+    @property
+    def shows_a_trainer(self) -> bool:
+        """True if another trainer wrote the log: its model and its engine are processes of one job."""
+        return any(not PROGRAMS[key].engine for key in self.programs)
 
 
 @dataclass(slots=True)
@@ -104,10 +136,16 @@ class EvidenceBuilder:
     series: dict[str, deque[deque[MemorySample]]] = field(default_factory=dict)
     engine: EngineRecord = field(default_factory=EngineRecord)
     gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
+    gpu_use: list[tuple[int, int]] = field(default_factory=list)
+    siblings: tuple[str, ...] | None = None
+    largest_free_block_bytes: int | None = None
     barrier_on_gpu_0: bool = False
     host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
+    engines_apart: bool = False
     versions: dict[str, str] = field(default_factory=dict)
+    programs: list[str] = field(default_factory=list)
+    option_values: dict[str, list[str]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
     def add_failure(self, failure: Failure) -> None:
@@ -144,10 +182,44 @@ class EvidenceBuilder:
         if len(processes) < _MOST_PROCESSES and process.pid not in {known.pid for known in processes}:
             processes.append(process)
 
+    def add_gpu_use(self, used_bytes: int, total_bytes: int) -> None:
+        if total_bytes and len(self.gpu_use) < _MOST_PROCESSES:
+            self.gpu_use.append((used_bytes, total_bytes))
+
+    def add_all(self, other: EvidenceBuilder) -> None:
+        """Add what `other` knows around its failures: samples, engine, siblings, programs."""
+        for name, lives in other.series.items():
+            for sample in lives[-1]:
+                self.add_sample(name, sample)
+        self.engine = other.engine if other.engine.seen else self.engine
+        self.siblings = self.siblings if other.siblings is None else other.siblings
+        self.versions.update(other.versions)
+        self.programs.extend(key for key in other.programs if key not in self.programs)
+        self.option_values.update(other.option_values)
+
     def build(self) -> CollectedEvidence:
         """The evidence of the first failure of the last attempt among those that were found."""
-        failure = failure_to_explain(self.failures, self.snapshots, self.restarts)
-        return self._around(failure, self.failure_count or len(self.snapshots), self.plan)
+        failures = [failure for failure in self.failures if not self._is_explained(failure)]
+        failure = failure_to_explain(failures, self.snapshots, self.restarts)
+        count = self.failure_count - (len(self.failures) - len(failures))
+        return self._around(failure, count or len(self.snapshots), self.plan)
+
+    def _is_explained(self, failure: Failure) -> bool:
+        """True if it only shows that something is gone, and the log has another reason for that than memory.
+
+        Also true if the program retried with less memory and continued: a failure of the retry has a report of its own.
+        """
+        if failure.retried and failure.is_of_the_gpu:
+            return True
+        match failure.kind:
+            case FailureKind.LOST:
+                return self.secondary[CRASH] > 0
+            case FailureKind.SHARED_SEGMENT:
+                return self.secondary[REFUSED] > 0
+            case FailureKind.KILLED:
+                return self.secondary[OTHER_KILLER] > 0 and is_exit_status(failure.text)
+            case _:
+                return False
 
     def build_for(self, failure: Failure, plan: MemoryPlan | None) -> CollectedEvidence:
         """The evidence of a failure that is known by its exception. `plan`: the one it failed under, if known."""
@@ -165,10 +237,15 @@ class EvidenceBuilder:
             ),
             engine=self.engine,
             gpu_processes={gpu: tuple(processes) for gpu, processes in self.gpu_processes.items()},
+            gpu_use=tuple(self.gpu_use),
+            siblings=self.siblings,
             barrier_on_gpu_0=self.barrier_on_gpu_0,
             host=self.host,
             plan=plan,
+            engines_apart=self.engines_apart,
             versions=dict(self.versions),
+            programs=tuple(self.programs),
+            option_values={name: values[0] for name, values in self.option_values.items() if len(values) == 1},
             names=tuple(self.names),
         )
 

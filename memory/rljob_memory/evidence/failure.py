@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.unfamiliar import names_a_device
+from rljob_memory.sizes import GIB
 
 
 class FailureKind(StrEnum):
@@ -20,15 +22,23 @@ class FailureKind(StrEnum):
     ENGINE_SLEEP = "memory in use grew while the engine went to sleep"
     ENGINE_START = "less GPU memory was free than the engine's configured share"
     ENGINE_PROFILING = "memory changed while the engine measured it"
+    ENGINE_UNBALANCED = "one GPU had less free memory than the others when the engine started"
     ENGINE_WARM_UP = "the engine ran out of memory during its warm-up"
     KV_CACHE_TOO_SMALL = "the engine's budget leaves too little for its KV cache"
     HOST = "the host or the container ran out of memory"
     KILLED = "a process was killed by SIGKILL"
+    LOST = "a process of Ray was lost, for one of several reasons"
     SHARED_MEMORY = "/dev/shm is full"
     SHARED_SEGMENT = "NCCL could not create a segment in /dev/shm"
+    SEMAPHORE = "a semaphore could not be created in /dev/shm"
     BUS_ERROR = "a process died of a bus error"
     OBJECT_STORE = "Ray's object store is full"
+    LIMIT = "a limit on the process's GPU memory was reached"
     NO_MESSAGE = "a process exited with an out-of-memory code and without a message"
+    UNFAMILIAR = "a program reported that memory ran out, in words that no rule knows"
+
+
+_LARGER_THAN_GPUS_BYTES = 160 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,23 @@ class DeviceMemory:
         return self.allocated_bytes + self.cached_bytes
 
     @property
+    def had_room(self) -> bool:
+        """True if the request was refused although twice as much was free, beyond any rounding, and no cap was set."""
+        return self.allowed_bytes is None and (self.free_bytes or 0) >= 2 * max(self.requested_bytes, 1)
+
+    @property
+    def had_enough_free(self) -> bool:
+        """True if the request was refused although clearly more was free: then nobody else took its memory."""
+        return (self.free_bytes or 0) - self.requested_bytes >= max(GIB, self.requested_bytes // 5)
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Memory that torch counts and the process does not have: that of an engine that sleeps in the process."""
+        if self.process_bytes is None or self.reserved_bytes is None:
+            return 0
+        return max(self.reserved_bytes - self.process_bytes, 0)
+
+    @property
     def foreign_bytes(self) -> int:
         """Memory that is neither free nor of the failing process; 0 if unknown."""
         own = self.process_bytes or self.reserved_bytes
@@ -109,13 +136,16 @@ class DeviceMemory:
         return {name: value for name, value in known.items() if value is not None}
 
 
-_ENGINE_ACTIVITIES = frozenset({Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GENERATION})
+_ENGINE_ACTIVITIES = frozenset(
+    {Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE, Activity.ENGINE_STEP}
+)
 _ENGINE_KINDS = frozenset(
     {
         FailureKind.ENGINE_WAKE,
         FailureKind.ENGINE_SLEEP,
         FailureKind.ENGINE_START,
         FailureKind.ENGINE_PROFILING,
+        FailureKind.ENGINE_UNBALANCED,
         FailureKind.ENGINE_WARM_UP,
         FailureKind.KV_CACHE_TOO_SMALL,
     }
@@ -143,6 +173,8 @@ class Failure:
     role: str | None = None
     rank: int | None = None
     step: int | None = None
+    steps_done: int | None = None
+    """Steps that the process completed before it, if they can be counted."""
     phase: str | None = None
     micro_batch: int | None = None
 
@@ -151,6 +183,26 @@ class Failure:
 
     source: str = ""
     """File in which it was found."""
+
+    retried: bool = False
+    """The program reported another try with less memory just below."""
+
+    @property
+    def is_of_the_gpu(self) -> bool:
+        """True if a request of a program for GPU memory failed, also if only its words name the GPU."""
+        if self.kind is FailureKind.UNFAMILIAR:
+            return names_a_device(self.text)
+        return self.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER)
+
+    @property
+    def requested_bytes(self) -> int | None:
+        """The request that failed, if the message names it."""
+        return self.device.requested_bytes if self.device else self.sizes.get("wanted_bytes")
+
+    @property
+    def exceeds_every_gpu(self) -> bool:
+        """True if one request is larger than the memory of nearly all GPUs."""
+        return (self.requested_bytes or 0) >= _LARGER_THAN_GPUS_BYTES
 
     @property
     def in_engine(self) -> bool:

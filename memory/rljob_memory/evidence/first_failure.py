@@ -8,7 +8,19 @@ from dataclasses import fields, replace
 
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 
-_VAGUE = frozenset({FailureKind.KILLED, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR, FailureKind.SHARED_SEGMENT})
+_VAGUE = frozenset(
+    {
+        FailureKind.KILLED,
+        FailureKind.LOST,
+        FailureKind.NO_MESSAGE,
+        FailureKind.BUS_ERROR,
+        FailureKind.SHARED_SEGMENT,
+        FailureKind.SEMAPHORE,
+    }
+)
+_ALIKE = 0.1
+"""Most difference between the tensors of ranks that do the same work."""
+_UNFAMILIAR = frozenset({FailureKind.UNFAMILIAR})
 _ROUNDING = 0.006
 """A message gives two decimals: 1.00 GiB may be off by half a percent."""
 
@@ -71,7 +83,8 @@ def first_failure(failures: Sequence[Failure]) -> Failure | None:
     A failure that only reports that a process is gone gives way to one with a cause, and so does one that the engine
     reports again with more detail.
     """
-    telling = [failure for failure in failures if failure.kind not in _VAGUE] or failures
+    familiar = [failure for failure in failures if failure.kind not in _UNFAMILIAR] or failures
+    telling = [failure for failure in familiar if failure.kind not in _VAGUE] or familiar
     telling = [failure for number, failure in enumerate(telling) if not _is_herald(failure, telling[number + 1 :])]
     if not telling:
         return None
@@ -81,7 +94,8 @@ def first_failure(failures: Sequence[Failure]) -> Failure | None:
         first = min(telling, key=lambda failure: failure.clock[1] if failure.clock else 0.0)
     # Ray reports that memory ran out in one line, and the sizes in the next.
     sizes = first.sizes or next((other.sizes for other in telling if other.kind is first.kind and other.sizes), {})
-    return replace(first, sizes=sizes)
+    alike = (other.activity for other in telling if other.activity and _is_alike(first, other))
+    return replace(first, sizes=sizes, activity=first.activity or next(alike, None))
 
 
 def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
@@ -93,6 +107,16 @@ def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
     if failure.kind is not FailureKind.ENGINE_WAKE or failure.activity is not None:
         return False
     return any(other.source == failure.source and other.in_engine and other.activity is not None for other in later)
+
+
+def _is_alike(one: Failure, other: Failure) -> bool:
+    """True if both can be of ranks that do the same work: as full, on GPUs of the same size."""
+    if one.kind is not other.kind or one.source != other.source or one.role != other.role:
+        return False
+    if not one.device or not other.device or one.device.total_bytes != other.device.total_bytes:
+        return False
+    held, others_held = one.device.allocated_bytes, other.device.allocated_bytes
+    return held is not None and others_held is not None and abs(held - others_held) <= _ALIKE * held
 
 
 def _is_same(message: Failure, snapshot: Failure) -> bool:

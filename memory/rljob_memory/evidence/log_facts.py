@@ -9,21 +9,35 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import GpuProcess
 from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
-from rljob_memory.sample import MemorySample
-from rljob_memory.sizes import GIB, MIB, SIZE, size_bytes
+from rljob_memory.evidence.memory_lines import memory_figures
+from rljob_memory.evidence.probe_lines import note_probe_line
+from rljob_memory.sizes import GIB, MIB
 
 _GB = r"(\d{1,9}(?:\.\d{1,6})?)"
 _SLEPT = re.compile(rf"Sleep mode freed (-?[\d.]{{1,9}}) GiB memory, {_GB} GiB memory is still in use")
-_WOKE = re.compile(r"seconds to wake up")
-_KV_CACHE = re.compile(rf"Available KV cache memory: {_GB} GiB")
+_BACKED_UP = re.compile(rf"sleep freed {_GB} GiB memory in total, of which {_GB} GiB is backed up in CPU")
+_SLEEP_LEVEL = re.compile(r"/sleep\?(?:\S{0,80}&)?level=(\d)|\bsleep\(level=(\d)\)")
+_WOKE = re.compile(r"seconds to wake up|/resume_memory_occupation HTTP/\S+\" 200")
+_FELL_ASLEEP = re.compile(r"seconds to fall asleep|/release_memory_occupation HTTP/\S+\" 200")
+_KV_CACHE = re.compile(
+    rf"(?:Available KV cache memory: |memory reserved for KV Cache is ){_GB} ?GiB|KV Cache is allocated.{{0,80}}"
+    rf"K size: {_GB} GB, V size: {_GB} GB"
+)
 _ENGINE = re.compile(r"-packages/vllm/|\bvLLM\b|(?<!/)(?:\b|_)vllm\b(?!/)|EngineCore|LLMRayActor|VllmWorker|AsyncVLLM")
 _ENGINE_VERSION = re.compile(r"LLM engine \(v(\d+\.\d+[\w.+-]{0,40})\)")
 _TORCH_VERSION = re.compile(r"PyTorch version\s*:\s*(\d+\.\d+[\w.+-]{0,30})")
-_VERL_MEMORY = re.compile(rf"^(.{{0,80}}?)[,:]? memory allocated \(GB\): {_GB}, memory reserved \(GB\): {_GB}")
-_DEEPSPEED_MEMORY = re.compile(rf"\bMA {_GB} GB\s+Max_MA {_GB} GB\s+CA {_GB} GB")
-_ANY_MEMORY = re.compile(rf"(?:memory[_ ])?allocated\b[\w ()]{{0,20}}[:=]\s{{0,4}}({SIZE})", re.IGNORECASE)
-_RESERVED = re.compile(rf"reserved\b[\w ()]{{0,20}}[:=]\s{{0,4}}({SIZE})", re.IGNORECASE)
 _GPU_PROCESS = re.compile(r"^\|?\s+(\d{1,3})\s+(?:\S+\s+\S+\s+)?(\d{1,10})\s+(?:C|C\+G)\s+\S.{0,80}?\s(\d{1,7})MiB \|")
+_GPU_USE = re.compile(r"^\|.{10,60}\| +(\d{1,7})MiB / +(\d{1,7})MiB \|")
+"""Memory in use and in total, of one GPU in the table of nvidia-smi."""
+_SHARED_GPU = re.compile(r"orig free=(\d{1,15}) total=(\d{1,15}) limit=\d{1,15} usage=(\d{1,15})")
+"""HAMi's report of what is free on the GPU that it shares, and of the process's own use."""
+_SHORTAGE = re.compile(r"out ?of ?memory|\w(?:Error|Exception)\b", re.IGNORECASE)
+_LOADING = re.compile(
+    r"[Ll]oading (?:\w{1,40} ){0,3}shards:.{0,60}?(?P<percent>\d{1,3})%"
+    r"|(?P<begins>Starting to load model|Load weight begin)"
+    r"|(?P<ends>[Ll]oading (?:model )?weights took|Model loading took|Load weight end)"
+)
+"""Progress of the weights' loading: transformers, vLLM, SGLang."""
 _BARRIER = re.compile(r"using GPU 0 to perform barrier as devices used by this process are currently unknown")
 
 
@@ -31,11 +45,22 @@ def note(builder: EvidenceBuilder, line: LogLine) -> bool:
     """Add the facts in a line to `builder`. True if the line cannot contain anything else."""
     text = line.text
     return (
-        _note_engine(builder, text)
+        note_probe_line(builder, text)
+        or _note_engine(builder, text)
         or _note_memory(builder, line)
         or _note_process(builder, text)
         or _note_version(builder, text)
     )
+
+
+def loads_weights(text: str) -> bool | None:
+    """True after a line that shows weights being loaded, False after one that shows them loaded; None after others."""
+    if "oad" not in text:
+        return None
+    shown = None
+    for match in _LOADING.finditer(text):
+        shown = int(match["percent"]) < 100 if match["percent"] else bool(match["begins"])
+    return shown
 
 
 def note_engine_seen(builder: EvidenceBuilder, line: LogLine) -> None:
@@ -58,43 +83,47 @@ def _note_engine(builder: EvidenceBuilder, text: str) -> bool:
             still_in_use_bytes=round(float(match[2]) * GIB),
         )
         return True
+    if match := _BACKED_UP.search(text):
+        builder.engine = replace(builder.engine, seen=True, backed_up_bytes=round(float(match[2]) * GIB))
+        return True
+    if match := _SLEEP_LEVEL.search(text):
+        level = int(match[1] or match[2])
+        known = builder.engine.sleep_level
+        builder.engine = replace(builder.engine, seen=True, sleep_level=level if known in (None, level) else 0)
+        return True
+    if _FELL_ASLEEP.search(text):
+        builder.engine = replace(builder.engine, seen=True, asleep=True)
+        return True
     if _WOKE.search(text):
         builder.engine = replace(builder.engine, seen=True, asleep=False)
         return True
     if match := _KV_CACHE.search(text):
-        builder.engine = replace(builder.engine, seen=True, kv_cache_bytes=round(float(match[1]) * GIB))
+        builder.engine = replace(builder.engine, seen=True, kv_cache_bytes=_sum_bytes(match))
         return True
     return False
+
+
+def _sum_bytes(match: re.Match[str]) -> int:
+    return round(sum(float(size) for size in match.groups() if size) * GIB)
 
 
 def _note_memory(builder: EvidenceBuilder, line: LogLine) -> bool:
-    text = line.text
-    if match := _VERL_MEMORY.search(text):
-        name, allocated, reserved = f"{line.writer} {match[1].strip()}".strip(), match[2], match[3]
-        sample = _sample_of_gib(allocated, reserved)
-        builder.add_sample(name or "log", sample)
-        return True
-    if match := _DEEPSPEED_MEMORY.search(text):
-        builder.add_sample(line.writer or "log", _sample_of_gib(match[1], match[3]))
-        return True
-    if "out of memory" not in text and (match := _ANY_MEMORY.search(text)):
-        allocated_bytes = size_bytes(match[1])
-        reserved_match = _RESERVED.search(text)
-        if allocated_bytes is not None:
-            reserved_bytes = size_bytes(reserved_match[1]) if reserved_match else None
-            sample = MemorySample(allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes or 0)
-            builder.add_sample(line.writer or "log", sample)
-            return True
-    return False
-
-
-def _sample_of_gib(allocated: str, reserved: str) -> MemorySample:
-    return MemorySample(allocated_bytes=round(float(allocated) * GIB), reserved_bytes=round(float(reserved) * GIB))
+    if _SHORTAGE.search(line.text) or (figures := memory_figures(line.text)) is None:
+        return False
+    builder.add_sample(f"{line.writer} {figures.place}".strip() or "log", figures.sample)
+    return True
 
 
 def _note_process(builder: EvidenceBuilder, text: str) -> bool:
     if match := _GPU_PROCESS.search(text):
         builder.add_gpu_process(int(match[1]), GpuProcess(int(match[2]), int(match[3]) * MIB))
+        return True
+    if match := _GPU_USE.search(text):
+        builder.add_gpu_use(int(match[1]) * MIB, int(match[2]) * MIB)
+        return True
+    if match := _SHARED_GPU.search(text):
+        free, total, own = (int(size) for size in match.groups())
+        builder.add_gpu_use(max(total - free - own, 0), total)
         return True
     if (host := shared_memory_of(text)) is not None:
         builder.add_host(host)

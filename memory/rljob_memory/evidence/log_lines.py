@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import BinaryIO
 
@@ -14,9 +15,22 @@ LONGEST_LINE_BYTES = 1 << 16
 MOST_MESSAGE_LINES = 12
 """A terminal of 80 columns breaks torch's message into nine."""
 
+_FRAME_LINES = 4
+"""A frame, its code, the marks below the code, and the error that may follow."""
+
 _TELLING = (
     b"emory",
+    b"batch_size",
+    b"offload",
+    b"-fraction-",
+    b"max_model_len",
+    b"max_num_seqs",
+    b"EMOR",
+    b"xhausted",
+    b"resume",
     b"File ",
+    b".py in ",
+    b"\xe2\x94\x82",
     b"lloc",
     b"OOM",
     b"oom",
@@ -47,29 +61,81 @@ _TELLING = (
     b"/torch_",
     b"Traceback",
     b"to wake up",
+    b"to fall asleep",
+    b"_memory_occupation",
+    b"KV Cache",
     b"PyTorch",
     b"MA ",
     b"NCCL",
     b"rljob 20",
     b"/dev/shm",
+    b"rljob-probe: ",
+    b"KV cache",
+    b"ALLOC_FAILED",
+    b" shards: ",
+    b" to load model",
+    b"eights took",
+    b"loading took",
+    b"oad weight ",
+    b"ray::",
+    b"'s function ",
+    b"xecuting method ",
+    b"egmentation fault",
+    b" RAM",
+    b"1455",
+    b"aging file",
+    b"eason",
+    b"iveness",
+    b"DUE TO",
+    b"Spot ",
+    b"OUT_OF_ME",
+    b"MEM(GB)",
+    b"/sleep?",
+    b"sleep(level",
+    b"profiled value",
+    b"state_dict",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\^\[\[[0-9;]*m")
+_CODE_LINES = 3
+"""Lines above an error that are looked at if a post has the failing code, but no frame."""
+_LONGEST_CODE_BYTES = 400
+_METRICS = re.compile(rb"\bstep:(\d{1,9}) - \w|\{'loss': ")
+"""In the line of metrics that ends a step: of verl's trainer, of transformers' trainers."""
+_BAR = re.compile(rb"(?:^|\r)\s{0,4}\d{1,3}%\|[^|\r]{0,200}\| {0,9}(\d{1,9})/\d{1,9} \[")
+"""tqdm's bar without a title: a trainer's steps."""
+_BAR_BYTES = 400
+_METRICS_HEAD_BYTES = 200
+_COLOUR = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\^\[\[[0-9;]*m|\\(?:x1b|033|u001b)\[[0-9;]*m|\u241b\[[0-9;]*m|\[\d{1,3}(?:;\d{1,3}){0,5}m"
+)
+"""Escape codes, also those that a page shows as text or without the escape."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(
     r"^\s*(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]?\s*[-|]?\s*|"
     r"\((?P<name>[\w.:-]{1,80}(?: rank=\d+)?)(?: \w+)?(?: pid=(?P<pid>\d+))?(?:, ip=(?P<ip>[\d.]+))?\)\s?|"
     r"\[(?:rank|default)(?P<rank>\d+)\]:\s?|"
-    r"(?:ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\] ?|"
+    r"(?P<level>ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+:\d+\] ?|"
     r"\[[A-Z][A-Za-z]{2,8}\]\s|"
-    r"[\w-]{1,60}\s+\| )"
+    r"[\w-]{1,60}\s+\| |"
+    r"\| (?=\d{4}-\d\d-\d\dT)|"
+    r"\[(?P<pod>pod/[\w./-]{1,200})\] )"
 )
+_QUOTED = re.compile(r"^(?:> ?|E(?= {3}))")
+"""A quotation in a post; pytest's marks of the failing line and of the error."""
 _ISO_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 _SHORT_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 
 
 _TIME_MARK = re.compile(r"^rljob (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z ")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A line that shows the progress of a training."""
+
+    steps_done: int | None
+    """Steps that are done; None if the line only shows that one more is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +157,14 @@ class LogLine:
     number: int = 0
     """Number of the line in its file."""
 
+    is_engines_error: bool = False
+    """It has the head of an error in vLLM's log."""
+
+    progress: Progress | None = None
+
+    above: tuple[str, ...] = ()
+    """The lines above a report of a shortage, the nearest last."""
+
 
 def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
     """The lines that can matter, and those after them that may belong to them.
@@ -98,23 +172,40 @@ def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
     Such are the code of a traceback's frame and the rest of a message that was broken.
     """
     following = number = 0
+    recent: deque[bytes] = deque(maxlen=_CODE_LINES + 1)
     while raw := stream.readline(LONGEST_LINE_BYTES):
         number += 1
-        if b"out of memory" in raw:
+        recent.append(raw)
+        progress = _progress(raw)
+        if b"out of memory" in raw or b"exceed allowed memory" in raw:
             following = MOST_MESSAGE_LINES
-        elif b"File " in raw:
-            following = max(following, 2)
+        elif b"File " in raw or b".py in " in raw:
+            following = max(following, _FRAME_LINES)
         elif following == 0 and not _is_telling(raw):
+            if progress:
+                yield LogLine("", "", None, None, number, progress=progress)
             continue
         following = max(following - 1, 0)
-        yield parse_line(raw, number)
+        yield replace(parse_line(raw, number), progress=progress, above=_above(recent) if b"emory" in raw else ())
+
+
+def _above(recent: deque[bytes]) -> tuple[str, ...]:
+    return tuple(parse_line(raw[:_LONGEST_CODE_BYTES]).text for raw in list(recent)[:-1])
+
+
+def _progress(raw: bytes) -> Progress | None:
+    if match := _METRICS.search(raw, 0, _METRICS_HEAD_BYTES):
+        return Progress(int(match[1]) if match[1] else None)
+    if b"%|" in raw and (bars := _BAR.findall(raw[-_BAR_BYTES:])):
+        return Progress(int(bars[-1]))
+    return None
 
 
 def _is_telling(raw: bytes) -> bool:
-    for word in _TELLING:  # noqa: SIM110 — a generator takes twice as long, and this is where the time goes.
+    for word in _TELLING:  # A generator takes twice as long, and this is where the time goes.
         if word in raw:
             return True
-    return False
+    return b" -> " in raw and b".py:" in raw
 
 
 def parse_line(raw: bytes, number: int = 0) -> LogLine:
@@ -124,10 +215,15 @@ def parse_line(raw: bytes, number: int = 0) -> LogLine:
     clock = _clock(head)
     rank = next((int(found) for match in _RANK.finditer(head) for found in match.groups() if found), None)
     writer: list[str] = []
+    is_engines_error = False
+    text = _QUOTED.sub("", text)
     while (match := _PREFIX.match(text)) and match.end():
-        writer.extend(found for found in (match["name"], match["pid"], match["ip"], match["rank"]) if found)
+        writer.extend(
+            found for found in (match["pod"], match["name"], match["pid"], match["ip"], match["rank"]) if found
+        )
+        is_engines_error |= match["level"] == "ERROR"
         text = text[match.end() :]
-    return LogLine(text, " ".join(writer), clock, rank, number)
+    return LogLine(text, " ".join(writer), clock, rank, number, is_engines_error)
 
 
 def _clock(text: str) -> tuple[str, float] | None:

@@ -9,28 +9,57 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from rljob_memory.evidence import log_facts
-from rljob_memory.evidence.activity import activity_of
+from rljob_memory.evidence.activity import Activity, activity_of, activity_of_report, activity_of_text
 from rljob_memory.evidence.allocator_message import (
+    HEADLESS_START,
     LONGEST_MESSAGE_CHARACTERS,
     START,
     parse_allocator_message,
-    parse_request,
+    parse_torn_message,
 )
 from rljob_memory.evidence.collected import EvidenceBuilder
+from rljob_memory.evidence.consequences import other_reason, secondary_name
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
-from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, marked_time, telling_lines
-from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature, secondary_name
+from rljob_memory.evidence.frames import call_of, code_of, frames_of
+from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
+from rljob_memory.evidence.program_facts import note_programs
+from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
+from rljob_memory.evidence.unfamiliar import is_no_shortage, is_unfamiliar_failure
 
 _MOST_WRITERS = 256
 _LONGEST_TRACEBACK = 120
 _LONGEST_TEXT = 1_000
+_RETRY_LINES = 6
+"""A program reports so soon after a failed request that it tries again with less."""
+_REPORT_LINES = 4
+"""A program reports so soon after a failed request what it needed the memory for."""
 _NEAR_LINES = 1_000
 """A traceback that ended so much earlier belongs to another failure, which the program survived."""
 
-_FRAME = re.compile(r'File \\?"([^"\\]{1,400})\\?", line \d+, in ([\w<>.]{1,100})')
+_OF_THE_GPU = frozenset({FailureKind.ALLOCATOR, FailureKind.DRIVER})
+_RETRY = re.compile(r"\b(?:retrying (?:with|without|at|using|on)|falling back (?:to|on))\b", re.IGNORECASE)
+_RAISE = re.compile(r"^raise \w")
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
-_ENGINE_WRITER = re.compile(r"EngineCore|LLMRayActor|VllmWorker|AsyncVLLM")
-_ENGINE_CODE = re.compile(r"-packages/vllm/")
+_ENGINE_WRITER = re.compile(
+    r"EngineCore|LLMRayActor|RolloutRayActor|VllmWorker|AsyncVLLM|vLLMHttpServer|VllmGeneration|VLLMServer|SGLangEngine"
+    r"|Worker_TP\d|RayWorkerWrapper"
+)
+_ENGINE_CODE = re.compile(
+    r"-packages/vllm/|/vllm/(?:v1|worker|engine|executor|model_executor)/|/sglang/srt/"
+    r"|/(?:text_generation_server|lorax_server|tensorrt_llm|lmdeploy)/"
+)
+_ENGINE_LINE = re.compile(
+    r"\b(?:text_generation|lorax)(?:_(?:client|server|launcher|router)\b|\.errors\.)|\[TensorRT-LLM\]|\[TRT-LLM\]|/tensorrt_llm/"
+    r"|\[TM\]\[|/turbomind/|\bggml_\w+:|\bllama_(?:model|kv|new|init|context|decode)\w*: |\bgraph_reserve: "
+    r"|Unable to warmup model"
+)
+"""Lines of TGI, LoRAX, TensorRT-LLM, LMDeploy and llama.cpp."""
+_SHARES = re.compile(
+    r"multiprocessing/(?:shared_memory|reductions|heap|synchronize)\.py|storage\.py in _(?:share|new)_"
+    r"|multiprocessing/context\.py in (?:R?Lock|Condition|Event|Barrier|(?:Bounded)?Semaphore)$"
+    r"|loky/\S{0,40}synchronize\.py"
+)
+"""Frames of code that writes to /dev/shm, where semaphores are files too."""
 _STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECASE)
 
 
@@ -40,10 +69,16 @@ class _Writer:
 
     traceback: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
     traceback_line: int = 0
+    traceback_is_cut: bool = False
+    """No error has been seen below the frames: posts often end within a traceback."""
     expects_code: bool = False
     clock: tuple[str, float] | None = None
     step: int | None = None
+    unexplained: int | None = None
+    """Place among all failures of the latest one, if no traceback was above it: some programs print it below."""
+    unexplained_line: int = 0
     open_message: list[str] = field(default_factory=list)
+    open_line: int = 0
     open_failure: Failure | None = None
 
 
@@ -56,32 +91,61 @@ class LogReader:
         self._source = source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
         self._opened = _Writer()
+        self._steps_shown: int | None = None
+        self._steps_counted: int | None = None
         self._marked: tuple[str, float] | None = None
+        self._loading_line: int | None = None
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_RETRY_LINES)
+        self._retried: set[int] = set()
+        self._retry_line = self._last_line = 0
 
     def read(self, stream: BinaryIO) -> None:
         for line in telling_lines(stream):
             self.read_line(line)
         for writer in self._writers.values():
             self._close_message(writer)
+            self._explain(writer)
+        self._explain_by_a_cut_traceback()
+        self._mark_retried()
+        self._add_raise_without_its_message()
 
     def read_line(self, line: LogLine) -> None:
+        if line.progress:
+            self._note_progress(line.progress)
+            if not line.text:
+                return
+        self._last_line = line.number
+        if _RETRY.search(line.text):
+            self._note_retry(line.number)
         writer = self._writer(line.writer)
         log_facts.note_engine_seen(self._builder, line)
+        note_programs(self._builder, line)
         writer.clock = line.clock or writer.clock
         if (time := marked_time(line.text)) is not None:
             self._marked = "epoch", time
+        if (loading := log_facts.loads_weights(line.text)) is not None:
+            self._loading_line = line.number if loading else None
         if found := _STEP.search(line.text):
             writer.step = int(found[1])
         # A line that was broken by its length has lost its writer's prefix.
         continued = writer if line.writer else self._opened
-        if continued.open_failure:
+        continued_message = continued.open_failure is not None
+        if continued_message:
             self._continue_message(continued, line.text)
         in_traceback = self._follow_traceback(writer, line.number, line.text)
-        if START.search(line.text) and CORRUPT_SIZE not in line.text:
+        begins = START.search(line.text) or (HEADLESS_START.search(line.text) and not continued_message)
+        if begins and CORRUPT_SIZE not in line.text and not is_no_shortage(line.text):
             self._close_message(writer)
             self._open_message(writer, line)
         elif not in_traceback and not log_facts.note(self._builder, line):
             self._look_for_failure(writer, line)
+
+    def _note_progress(self, progress: Progress) -> None:
+        self._loading_line = None
+        if progress.steps_done is None:
+            self._steps_counted = (self._steps_counted or 0) + 1
+        else:
+            self._steps_shown = progress.steps_done
 
     def _writer(self, name: str) -> _Writer:
         writer = self._writers.get(name)
@@ -95,14 +159,21 @@ class LogReader:
 
     def _follow_traceback(self, writer: _Writer, number: int, text: str) -> bool:
         """True if the line belongs to a traceback."""
+        if "Traceback (most recent call last)" in text:
+            writer.unexplained = None
         if "Traceback (most recent call last)" in text or number > writer.traceback_line + _NEAR_LINES:
             writer.traceback.clear()
-        frames = _FRAME.findall(text)
+        frames = frames_of(text)
         if frames:
-            writer.traceback.extend(f"{file} in {function}" for file, function in frames)
-            writer.expects_code, writer.traceback_line = True, number
+            writer.traceback.extend(frames)
+            writer.expects_code, writer.traceback_line, writer.traceback_is_cut = True, number, True
             # A program that logs JSON, or one line an error, has the message in the line of the frames.
             return "emory" not in text
+        if call := call_of(text):
+            writer.traceback.append(call)
+            writer.traceback_line = number
+        if text[:1].strip():
+            writer.traceback_is_cut = False
         if writer.expects_code:
             writer.expects_code = False
             writer.traceback.append(text.strip()[:200])
@@ -111,21 +182,103 @@ class LogReader:
         return False
 
     def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
+        if reason := other_reason(line.text):
+            self._builder.secondary[reason] += 1
+        self._explain_by_report(writer, line)
+        if is_no_shortage(line.text):
+            return
         if CORRUPT_SIZE not in line.text and (found := match_signature(line.text)):
             kind, sizes = found
-            self._builder.add_failure(replace(self._failure(writer, line, kind), sizes=sizes))
-            writer.traceback.clear()
+            self._add(writer, replace(self._failure(writer, line, kind), sizes=sizes), line.number)
+        elif "No space left on device" in line.text and any(_SHARES.search(frame) for frame in writer.traceback):
+            self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
         elif name := secondary_name(line.text):
             self._builder.secondary[name] += 1
+        elif CORRUPT_SIZE not in line.text and is_unfamiliar_failure(line.text):
+            self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
+
+    def _explain_by_report(self, writer: _Writer, line: LogLine) -> None:
+        """Give the failure just above an activity, if the line reports what could not be made for lack of memory."""
+        failures, place = self._builder.failures, writer.unexplained
+        if place is None or place >= len(failures) or line.number > writer.unexplained_line + _REPORT_LINES:
+            return
+        if activity := activity_of_report(line.text):
+            failures[place] = replace(failures[place], activity=activity)
+            writer.unexplained = None
+
+    def _add(self, writer: _Writer, failure: Failure, number: int) -> None:
+        self._explain(writer)
+        writer.unexplained_line = number
+        writer.unexplained = len(self._builder.failures) if failure.activity is None else None
+        self._recent.append((number, len(self._builder.failures)))
+        self._builder.add_failure(failure)
+        writer.traceback.clear()
+
+    def _explain(self, writer: _Writer) -> None:
+        """Give a failure without an activity that of the traceback below it, which belongs to no other message."""
+        place, writer.unexplained = writer.unexplained, None
+        failures = self._builder.failures
+        if place is not None and place < len(failures) and writer.traceback:
+            engine = any(_ENGINE_CODE.search(frame) for frame in writer.traceback)
+            failures[place] = replace(
+                failures[place],
+                activity=activity_of(tuple(writer.traceback)),
+                role=failures[place].role or ("rollout" if engine else None),
+            )
+
+    def _note_retry(self, number: int) -> None:
+        """The program retries what failed just above."""
+        for writer in self._writers.values():
+            self._close_message(writer)
+        self._retried.update(place for failed, place in self._recent if failed >= number - _RETRY_LINES)
+        self._retry_line = number
+
+    def _mark_retried(self) -> None:
+        """Mark the failures after which the program retried, if its log continues. A failed retry is reported."""
+        failures = self._builder.failures
+        for place in self._retried if self._last_line > self._retry_line else ():
+            if place < len(failures):
+                failures[place] = replace(failures[place], retried=True)
+
+    def _add_raise_without_its_message(self) -> None:
+        """A post may end within a traceback: then the text in the code of its last `raise` is all that is left."""
+        if any(failure.source == self._source for failure in self._builder.failures):
+            return
+        for name, writer in self._writers.items():
+            code = writer.traceback[-1] if writer.traceback and writer.traceback_is_cut else ""
+            if _RAISE.match(code) and not is_no_shortage(code):
+                line = LogLine(code, name, writer.clock, None, writer.traceback_line)
+                if found := match_signature(code):
+                    self._add(writer, replace(self._failure(writer, line, found[0]), sizes=found[1]), line.number)
+                elif is_unfamiliar_failure(code):
+                    self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
+
+    def _explain_by_a_cut_traceback(self) -> None:
+        """Give failures of the GPU without an activity that of a traceback whose own message is missing.
+
+        The ranks of a job do the same work, and their outputs are posted in any order.
+        """
+        cut = [tuple(writer.traceback) for writer in self._writers.values() if writer.traceback_is_cut]
+        activity = next((activity for stack in cut if (activity := activity_of(stack))), None)
+        for place, failure in enumerate(self._builder.failures):
+            if failure.source == self._source and failure.activity is None and failure.kind in _OF_THE_GPU:
+                self._builder.failures[place] = replace(failure, activity=activity)
+
+    def _activity(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Activity | None:
+        found = activity_of(tuple(writer.traceback)) or activity_of_text(line.text) or activity_of(code_of(line.above))
+        if found is None and self._loading_line is not None and kind in _OF_THE_GPU:
+            return Activity.MODEL_LOAD if line.number - self._loading_line <= _NEAR_LINES else None
+        return found
 
     def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
         return Failure(
             kind,
             text=line.text.strip()[:_LONGEST_TEXT],
-            activity=activity_of(tuple(writer.traceback)),
-            role="rollout" if _is_engine(line.writer, writer.traceback) else None,
+            activity=self._activity(writer, line, kind),
+            role="rollout" if _is_engine(line, writer.traceback) else None,
             rank=line.rank,
             step=writer.step,
+            steps_done=self._steps_counted if self._steps_shown is None else self._steps_shown,
             clock=self._marked or writer.clock,
             source=self._source,
         )
@@ -133,6 +286,7 @@ class LogReader:
     def _open_message(self, writer: _Writer, line: LogLine) -> None:
         writer.open_failure = self._failure(writer, line, FailureKind.ALLOCATOR)
         writer.open_message = [line.text]
+        writer.open_line = line.number
         writer.traceback.clear()
         self._opened = writer
         self._close_if_whole(writer)
@@ -150,9 +304,11 @@ class LogReader:
     def _close_message(self, writer: _Writer) -> None:
         if writer.open_failure is None:
             return
-        device = _joined(writer.open_message) or parse_request(" ".join(writer.open_message))
-        self._builder.add_failure(replace(writer.open_failure, device=device))
+        device = _joined(writer.open_message) or parse_torn_message(" ".join(writer.open_message))
+        failure, below = replace(writer.open_failure, device=device), tuple(writer.traceback)
         writer.open_failure, writer.open_message = None, []
+        self._add(writer, failure, writer.open_line)
+        writer.traceback.extend(below)
 
 
 def _joined(lines: Sequence[str]) -> DeviceMemory | None:
@@ -160,6 +316,8 @@ def _joined(lines: Sequence[str]) -> DeviceMemory | None:
     return parse_allocator_message(" ".join(lines)) or parse_allocator_message("".join(lines))
 
 
-def _is_engine(writer: str, traceback: Iterable[str]) -> bool:
-    """True if the process is a vLLM engine, or runs the code of one."""
-    return bool(_ENGINE_WRITER.search(writer)) or any(_ENGINE_CODE.search(line) for line in traceback)
+def _is_engine(line: LogLine, traceback: Iterable[str]) -> bool:
+    """True if the process is an inference engine, or runs the code of one."""
+    if line.is_engines_error or _ENGINE_WRITER.search(line.writer) or _ENGINE_LINE.search(line.text):
+        return True
+    return any(_ENGINE_CODE.search(frame) for frame in traceback)

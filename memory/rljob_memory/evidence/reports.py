@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.step_report import Evidence, RankMemory, StepReport
+from rljob_api.step_report import Evidence, RankMemory, StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
@@ -31,19 +31,20 @@ def read_report(builder: EvidenceBuilder, text: str, source: str) -> bool:
         _add_termination(builder, message, source)
         return True
     if report := _parsed(StepReport, text):
-        _add_report(builder, report, source)
+        _add_report(builder, report.status or StepReportStatus(), source)
         return True
     return False
 
 
 def evidence_of_report(reported: Evidence, plan: MemoryPlan | None = None) -> CollectedEvidence:
     """The evidence in one failure that another trainer reports as text. `plan`: the one it failed under, if known."""
-    return EvidenceBuilder().build_for(_reported_failure(reported, "evidence"), plan)
+    builder = EvidenceBuilder()
+    return builder.build_for(_reported_failure(builder, reported, "evidence"), plan)
 
 
 def _add_termination(builder: EvidenceBuilder, message: TerminationMessage, source: str) -> None:
     if message.evidence:
-        builder.add_failure(_reported_failure(message.evidence, source))
+        builder.add_failure(_reported_failure(builder, message.evidence, source))
         return
     before = builder.failure_count
     _read_text(builder, message.message, source)
@@ -52,23 +53,28 @@ def _add_termination(builder: EvidenceBuilder, message: TerminationMessage, sour
         builder.add_failure(Failure(kind, text=message.message, step=message.step, source=source))
 
 
-def _add_report(builder: EvidenceBuilder, report: StepReport, source: str) -> None:
+def _add_report(builder: EvidenceBuilder, report: StepReportStatus, source: str) -> None:
     builder.plan = report.plan or builder.plan
     if report.last_evidence:
-        builder.add_failure(_reported_failure(report.last_evidence, source))
+        builder.add_failure(_reported_failure(builder, report.last_evidence, source))
 
 
-def _reported_failure(reported: Evidence, source: str) -> Failure:
-    """Parses the message like that of a log; the place comes from the report."""
+def _reported_failure(builder: EvidenceBuilder, reported: Evidence, source: str) -> Failure:
+    """Parses the message like a log, with the account of the probe below it; the place comes from the report."""
     parsed = EvidenceBuilder()
     _read_text(parsed, reported.message, source)
+    builder.add_all(parsed)
     failure = parsed.build().failure or Failure(FailureKind.NO_MESSAGE, text=reported.message[:1_000], source=source)
+    device = completed(failure.device, reported.memory)
+    if device is not None and parsed.largest_free_block_bytes is not None:
+        device = replace(device, largest_cached_block_bytes=parsed.largest_free_block_bytes)
     return replace(
         failure,
-        device=completed(failure.device, reported.memory),
+        device=device,
         role=reported.role,
         rank=reported.rank,
         step=reported.step,
+        steps_done=reported.step - 1,
         phase=reported.phase,
         micro_batch=reported.micro_batch,
         clock=("epoch", reported.time.timestamp()),

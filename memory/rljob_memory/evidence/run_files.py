@@ -45,6 +45,8 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
         match value.get("kind"):
             case "attempt":
                 _add_plan(builder, value)
+                if isinstance(facts := value.get("plan_facts"), Mapping):
+                    builder.engines_apart = facts.get("topology") == "Disaggregated"
                 if (started := _seconds(value.get("started_at"))) is not None:
                     builder.add_restart(started)
                 if isinstance(versions := value.get("versions"), Mapping):

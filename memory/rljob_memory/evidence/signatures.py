@@ -1,4 +1,4 @@
-"""The wordings of each kind of failure: torch, vLLM, NCCL, cuBLAS, Ray, the kernel, the kubelet, glibc.
+"""The wordings of each kind of failure: torch, vLLM, SGLang, JAX, NCCL, cuBLAS, Ray, Slurm, kernel, kubelet, glibc.
 
 The first pattern that fits a line names its kind. A named group is a size with the name of the group.
 The message of torch's allocator can span lines and has a module of its own, `allocator_message`.
@@ -40,7 +40,9 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         FailureKind.ENGINE_PROFILING,
-        rf"Error in memory profiling\. Initial free memory(?: (?P<initial_free>{SIZE}), current free memory "
+        # If nothing changed, the check itself is at fault: the device reports no use at all.
+        r"Error in memory profiling\. Initial free memory(?! ([^,]{1,30}), current free memory \1\.)"
+        rf"(?: (?P<initial_free>{SIZE}), current free memory "
         rf"(?P<current_free>{SIZE}))?",
     ),
     _signature(FailureKind.ENGINE_WARM_UP, r"CUDA out of memory occurred when warming up sampler"),
@@ -53,6 +55,25 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.KV_CACHE_TOO_SMALL, r"is larger than the maximum number of tokens that can be stored in KV cache"
     ),
+    # The room for the cache is what the share leaves after the weights: less than nothing, in vLLM and in SGLang.
+    _signature(FailureKind.KV_CACHE_TOO_SMALL, r"Available KV cache memory: -\d|larger than the profiled value -\d"),
+    # SGLang, and torch_memory_saver, which maps its memory again (sglang/srt, csrc/utils.h).
+    _signature(
+        FailureKind.KV_CACHE_TOO_SMALL,
+        r"[Tt]ry (?:to increas|increas)(?:e|ing) --mem-fraction-static|[Nn]ot? enough (?:GPU|gpu) memory for runtime"
+        r"|[Nn]ot enough (?:GPU )?memory.{0,60}(?:KV|kv)[ _-]?cache|(?:KV|kv)[ _-]?cache.{0,60}: not enough memory"
+        # The token pool; a `Decode out of memory happened` is a notice, after which requests are retracted.
+        r"|\b(?:Prefill|Decode|Extend) out of memory\. Try to lower your batch size",
+    ),
+    _signature(FailureKind.ENGINE_UNBALANCED, r"[Mm]emory capacity is unbalanced"),
+    _signature(FailureKind.ENGINE_WARM_UP, r"Capture (?:cuda|CUDA) graph failed: (?!CUDA out of).{0,80}out of memory"),
+    _signature(
+        FailureKind.ENGINE_WAKE,
+        r"CUresult error.{0,80}\bresult=2\b.{0,300}\bfunc=resume\b"
+        r"|torch_memory_saver\S{0,20} .{0,120}(?:out of memory|ERROR_OUT_OF_MEMORY)",
+    ),
+    # TGI and LoRAX, whose warm-up tries the largest prefill.
+    _signature(FailureKind.KV_CACHE_TOO_SMALL, r"Not enough memory to handle .{0,60}\btokens\b"),
     # /dev/shm. Before the rest of NCCL and of Ray, which write there.
     _signature(FailureKind.SHARED_MEMORY, r"failed to extend /dev/shm/\S{1,200} to (?P<wanted_bytes>\d{1,15}) bytes"),
     _signature(
@@ -76,12 +97,21 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|unable to (?:write to file|allocate shared memory\(shm\) for file) </torch_[^>]{0,100}>",
     ),
     _signature(FailureKind.SHARED_MEMORY, r"out of shared memory|insufficient shared memory \(shm\)"),
+    # A volume in memory that outgrew its limit: the kubelet evicts the pod.
+    _signature(
+        FailureKind.SHARED_MEMORY,
+        r"[Uu]sage of EmptyDir volume \W{1,3}[\w-]{0,60}shm[\w-]{0,60}\W{1,3} exceeds the limit",
+    ),
+    # joblib's probe of semaphores, which are files in /dev/shm.
+    _signature(FailureKind.SEMAPHORE, r"No space left on device.{0,10}joblib will operate in serial mode"),
     _signature(
         FailureKind.OBJECT_STORE,
         r"ObjectStoreFullError|Failed to put object \w+ in object store because it is full"
         r"(?:\. Object size is (?P<wanted_bytes>\d{1,15}) bytes)?",
     ),
     _signature(FailureKind.BUS_ERROR, r"\bBus error\b|\bSIGBUS\b|exitcode\s*: -7\b"),
+    # RAPIDS' allocator on the GPU, whose message opens like that of malloc.
+    _signature(FailureKind.DRIVER, r"std::bad_alloc: out_of_memory: (?:CUDA|RMM)"),
     # Host memory. Before the GPU: Ray's class has torch's name.
     _signature(
         FailureKind.HOST,
@@ -90,8 +120,19 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         FailureKind.HOST,
-        r"ray\.exceptions\.OutOfMemoryError|due to the node running low on memory|NODE_OUT_OF_MEMORY"
-        r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: ",
+        r"ray\.exceptions\.OutOfMemoryError|\bRayOutOfMemoryError\b|due to the node running low on memory"
+        r"|NODE_OUT_OF_MEMORY"
+        r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
+        r"|exceeds the memory usage threshold of|Ray killed this worker"
+        # Parts of the report, which logs cut, reverse or glue together. The first one ends every report.
+        r"|on how to address the out of memory issue: https://docs\.ray\.io"
+        r"|Memory on the node \(IP: [^()]{1,200}\) where the (?:task|actor|lease|worker)\b"
+        r"|\bPID\s+MEM\(GB\)\s+COMMAND\b",
+    ),
+    _signature(  # up to Ray 2.1
+        FailureKind.HOST,
+        r"Used memory \((?P<used_gib>[\d.]{1,12})GB\) / total capacity \((?P<limit_gib>[\d.]{1,12})GB\) "
+        r"\([\d.]{1,12}\) exceeds threshold|System memory low at node with IP",
     ),
     _signature(
         FailureKind.HOST, r"More than \d+% of the memory on node \S+ is used \((?P<used_gib>[\d.]{1,9}) / [\d.]+ GB\)"
@@ -100,8 +141,30 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"[Oo]ut of memory: Kill(?:ed)? process \d+.{0,100}?(?:anon-rss:(?P<used_kib>\d{1,12})kB|$)",
     ),
-    _signature(FailureKind.HOST, r"\bOOMKilled\b|\bOOMKilling\b|oom-kill:constraint=|invoked oom-killer"),
-    _signature(FailureKind.HOST, r"The node was low on resource: memory"),
+    _signature(
+        FailureKind.HOST,
+        r"\bKilled process \d+,? .{1,60}total-vm:\d{1,15}kB, anon-rss:(?P<used_kib>\d{1,12})kB",
+    ),
+    _signature(
+        FailureKind.HOST,
+        r"\bOOMKilled\b(?!\W{1,5}false)|\bOOMKilling\b|oom-kill:constraint=|invoked oom-killer",
+    ),
+    # Slurm's step daemon, and the state that sacct prints.
+    _signature(
+        FailureKind.HOST,
+        r"Detected [1-9]\d* oom[-_ ]kill event|killed by the cgroup out-of-memory handler"
+        r"|Exceeded (?:job|step) memory limit|\bState\s*[:=]\s*OUT_OF_ME|\bOUT_OF_ME(?:MORY|\+)\s+\d+:\d+"
+        r"|error: \S{1,60}: task \d+: Out Of Memory",
+    ),
+    # The kubelet: eviction under pressure, and the kernel's killer outside of all containers.
+    _signature(
+        FailureKind.HOST,
+        r"[Tt]he node was low on resource: memory|[Tt]he node had condition: \[[^\]]{0,100}MemoryPressure"
+        r"|System OOM encountered, victim process"
+        r"|[Ee]viction manager: (?:attempting to reclaim|must evict pod\(s\) to reclaim).{0,20}"
+        r"resourceName=\W{0,2}memory"
+        r"|EvictionThresholdMet\b.{0,200}[Aa]ttempting to reclaim memory",
+    ),
     # vLLM on a CPU, in a container whose limit it nearly fills.
     _signature(
         FailureKind.HOST,
@@ -114,33 +177,103 @@ SIGNATURES: tuple[Signature, ...] = (
         r"you tried to allocate (?P<wanted_bytes>\d{1,15}) bytes",
     ),
     _signature(FailureKind.HOST, r"MemoryError: Unable to allocate (?P<wanted>[\d.]{1,12} [KMGT]iB) for an array"),
-    _signature(FailureKind.HOST, r"\bstd::bad_alloc\b|\[Errno 12\] Cannot allocate memory|^MemoryError$"),
+    _signature(
+        FailureKind.HOST, r"\bstd::bad_alloc\b|\bCannot allocate memory\b(?! in static TLS)|^MemoryError$|\bENOMEM\b"
+    ),
+    _signature(FailureKind.HOST, r"ArrowMemoryError|\bmalloc of size (?P<wanted_bytes>\d{1,15}) failed"),
+    # Other killers and queues: systemd, earlyoom, LSF, PBS, HTCondor, Colab; Windows, whose page file is too small.
+    _signature(
+        FailureKind.HOST,
+        r"killed by the OOM killer|Failed with result 'oom-kill'|oom_reaper: reaped process"
+        r"|systemd-oomd\[\d+\]: Killed"
+        r"|sending SIG(?:TERM|KILL) to process \d+ .{0,80}badness",
+    ),
+    _signature(
+        FailureKind.HOST,
+        r"TERM_MEMLIMIT|reaching LSF memory usage limit|PBS: job killed: (?:v?mem|pmem)"
+        r"|gone over (?:cgroup )?memory limit|running beyond (?:physical|virtual) memory|for exceeding memory limits"
+        r"|(?:using|used) all available RAM",
+    ),
+    _signature(
+        FailureKind.HOST, r"(?:WinError|os error) 1455|[Pp]aging file is too small|JavaScript heap out of memory"
+    ),
+    _signature(FailureKind.HOST, r"\bmemory allocation of (?P<wanted_bytes>\d{1,15}) bytes failed"),
+    _signature(
+        FailureKind.HOST,
+        rf"requires more system memory \((?P<wanted>{SIZE})\) than is available(?: \((?P<free>{SIZE})\))?",
+    ),
+    _signature(FailureKind.HOST, r"java\.lang\.OutOfMemoryError|fatal error: runtime: out of memory"),
+    # A limit on the process's share of the GPU: torch's, when it rejects a request early; HAMi's library.
+    _signature(FailureKind.LIMIT, r"would exceed per_process_memory_fraction limit"),
+    _signature(
+        FailureKind.LIMIT,
+        # Its counter of bytes has 20 digits if it fell below zero.
+        r"\[(?:HAMI-core|\w*vGPU) ERROR.{0,120}OOM.{0,20}?\s(?:usage=)?(?P<used_bytes>\d{1,20})(?: / | limit=)"
+        r"(?P<limit_bytes>\d{1,15})",
+    ),
     # The GPU, beside torch's allocator.
     _signature(
         FailureKind.NCCL, r"Failed to (?:CUDA|HIP) (?:calloc|malloc)(?: async)? (?P<wanted_bytes>\d{1,15}) bytes"
     ),
     _signature(FailureKind.NCCL, r"(?:Cuda|HIP|CUDA) failure (?:\d+ )?'out of memory'"),
-    _signature(
-        FailureKind.MATH_LIBRARY, r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
-    ),
-    _signature(FailureKind.MATH_LIBRARY, r"CUBLAS_STATUS_NOT_INITIALIZED"),
+    _signature(FailureKind.MATH_LIBRARY, r"\b(?:CU|HIP|ROC|MI)[A-Z]{2,9}_(?:STATUS_)?ALLOC_FAILED"),
+    _signature(FailureKind.MATH_LIBRARY, r"(?:CUBLAS|CUDNN)_STATUS_NOT_INITIALIZED"),
     _signature(
         FailureKind.DRIVER,
         r"(?:CUDA|HIP|cuda|hip)(?: driver| runtime)? error(?: \(2\))?:? ?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation|Allocation on device \d+ would exceed allowed memory"
+        r"|(?:CUDA|HIP) runtime error in .{0,200}: out of memory|of pinned memory: out of memory"
+        r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
+        r"|\bcuM\w{0,20}Alloc\w*(?:\(\))? failed,? \(?res(?:ult)?=2\b"
         r"|cudaGetDeviceCount\(\)\..{0,200}Error 2: out of memory",
     ),
+    _signature(FailureKind.DRIVER, r"!!! Exception during processing !!! Allocation on device|^Allocation on device\b"),
     _signature(FailureKind.DRIVER, r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError: \S"),
-    # The least specific ones come last.
-    _signature(FailureKind.KILLED, r"killed by SIGKILL by OOM killer due to high memory usage"),
+    # JAX and TensorFlow: XLA's allocator.
     _signature(
-        FailureKind.KILLED, r"is killed by signal: Killed|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)|exit code: -9\b"
+        FailureKind.DRIVER,
+        r"(?:RESOURCE_EXHAUSTED|ResourceExhaustedError|Resource exhausted).{0,80}(?:[Oo]ut of memory|OOM)"
+        rf"(?:.{{0,60}}allocat\w+ (?:(?P<wanted_bytes>\d{{1,15}}) bytes|(?P<wanted>{SIZE})))?",
     ),
     _signature(
-        FailureKind.KILLED, r"[Ee]xit[ _]?[Cc]ode\"?\s*[:=]?\s*\"?137\b|^(?:.{0,300}: line \d+: +\d+ )?Killed\b"
+        FailureKind.DRIVER,
+        r"(?:RESOURCE_EXHAUSTED|Resource exhausted): (?:[\w :]{0,60}: )?"
+        r"(?:Attempting to (?:reserve|allocate)|Error allocating|Ran out of|Failed to alloc|Out *$)",
+    ),
+    # Triton, cupy, ONNX Runtime, TensorRT, MindSpore.
+    _signature(FailureKind.DRIVER, r"Triton Error \[\w{2,6}\]: out of memory|cupy\.cuda\.memory\.OutOfMemoryError"),
+    _signature(
+        FailureKind.DRIVER,
+        r"BFCArena::AllocateRaw.{0,80}requested buffer of size (?P<wanted_bytes>\d{1,15})"
+        r"|Error Code 2: OutOfMemory(?: \(Requested size was (?P<requested_bytes>\d{1,15}) bytes)?"
+        r"|Out of Memory!!! Request memory size: (?P<size_bytes>\d{1,15})",
+    ),
+    # Intel, Ascend, llama.cpp, bitsandbytes, CUDA IPC.
+    _signature(
+        FailureKind.DRIVER,
+        r"allocating (?P<wanted>[\d.]{1,12} [KMG]iB) on device \d{1,4}: \w+ failed: out of memory"
+        r"|(?:cuda|hip|npu|acl)(?:rt)?(?:Malloc|HostAlloc|MemCreate)\w*(?:\(\))? (?:failed|returned)"
+        r"|(?:unable|failed) to allocate (?:CUDA|ROCm|HIP|SYCL|Vulkan|Metal)\w{0,8} buffer\b|ErrorOutOfDeviceMemory"
+        r"|UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)|OUT_OF_DEVICE_MEMORY|HSA_STATUS_ERROR_OUT_OF_RESOURCES"
+        r"|Error out of memory at line \d+ in file|CUresult error.{0,80}\bresult=2\b|(?:rt|Malloc).{0,80}\b207001\b"
+        r"|The NPU memory is not enough|EL0004",
+    ),
+    # The least specific ones come last.
+    _signature(FailureKind.LOST, r"killed by SIGKILL by OOM killer due to high memory usage"),
+    _signature(
+        FailureKind.KILLED,
+        r"is killed by signal: Killed|\bsignal: killed\b|\bsignal:? 9 ?\(SIGKILL\)"
+        r"|exitcode\s*[:=] -9\b|Signal 9 \(SIGKILL\)|exit code: -9\b"
+        r"|return code = -9\b|died with <Signals\.SIGKILL: 9>|returned non-zero exit status 137\b"
+        r"|\bsignal: 9, SIGKILL|terminated with signal SIGKILL",
+    ),
+    _signature(
+        FailureKind.KILLED,
+        r"[Ee]xit[ _]?[Cc]ode\"?(?:\s*[:=]|\s+(?:is|of))?\s*\"?137\b|\bExited \(137\)"
+        r"|^(?:.{0,300}: line \d+: +\d+ )?Killed\b",
     ),
 )
 
+_EXIT_STATUS = re.compile(r"[Ee]xit[ _]?[Cc]ode|Exited \(")
 _FACTORS = {"gib": 1 << 30, "kib": 1 << 10, "bytes": 1}
 
 
@@ -157,6 +290,11 @@ def match_signature(text: str) -> tuple[FailureKind, dict[str, int]] | None:
     return None
 
 
+def is_exit_status(text: str) -> bool:
+    """True if `text` shows a container's exit code, beside which its runtime names the reason."""
+    return _EXIT_STATUS.search(text) is not None
+
+
 def _group_bytes(name: str, value: str) -> int | None:
     factor = _FACTORS.get(name.rsplit("_", 1)[-1])
     if factor is None:
@@ -169,22 +307,3 @@ def _group_bytes(name: str, value: str) -> int | None:
 
 CORRUPT_SIZE = "Tried to allocate more than 1EB memory"
 """Part of a broken message after a timeout: worded like a full GPU, with a size that was never requested."""
-
-_SECONDARY: tuple[tuple[str, str], ...] = (
-    ("NCCL watchdog timeout", r"Watchdog caught collective operation timeout|Timeout at NCCL work|NCCL timeout"),
-    ("corrupt size after a timeout", re.escape(CORRUPT_SIZE)),
-    ("actor died", r"ActorDiedError|RayActorError|The actor died unexpectedly|WorkerCrashedError"),
-    ("engine died", r"EngineDeadError|EngineCore_?\S* died unexpectedly|EngineCore encountered a fatal error"),
-    ("connection lost", r"Broken ?pipe|Connection (?:reset|closed) by (?:remote )?peer|Socket recv failed"),
-    ("launcher report", r"ChildFailedError|Sending process \d+ closing signal SIGTERM|Signal 15 \(SIGTERM\)"),
-    ("NCCL abort", r"NCCL communicator was aborted|ncclRemoteError|Process group watchdog thread terminated"),
-)
-_SECONDARY_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _SECONDARY)
-
-
-def secondary_name(text: str) -> str | None:
-    """The name of a consequence of a failure elsewhere; None if the text is not one."""
-    for name, pattern in _SECONDARY_PATTERNS:
-        if pattern.search(text):
-            return name
-    return None

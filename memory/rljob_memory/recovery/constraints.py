@@ -9,6 +9,7 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import RemedyLevel
 from rljob_api.recovery import RecoverySpec
+from rljob_memory.recovery.growth import PolicyGrowth
 
 LEVELS: tuple[RemedyLevel, ...] = get_args(RemedyLevel)
 """The cheapest first."""
@@ -29,12 +30,19 @@ class Constraints:
     is higher: new containers also adopt what a live process could."""
     supported_settings: frozenset[str] | None = None
     """Settings that another trainer reads, as spelled in the manifest; None: all."""
+    without_gpus: bool = False
+    """Another trainer, which reports no profile, works on a CPU: its models and activations are in host memory."""
     host_memory_limit_bytes: int | None = None
     """Host memory limit of the pod that failed; None if it has none, or is not known."""
+    host_memory_limit_is_predicted: bool = False
+    """That limit is RLJob's own prediction: it may be doubled even if `recovery.maxHostMemory` is absent."""
     shared_memory_bytes: int | None = None
     """Size of /dev/shm in the pod that failed."""
     node: str | None = None
     """Node of the process that failed; None if it cannot run on another one."""
+
+    growth: PolicyGrowth | None = None
+    """Larger policies that the caller can start, once no setting is left; None: it starts none."""
 
     @property
     def may_change_plan(self) -> bool:

@@ -39,6 +39,8 @@ class FailureReport:
     """Roles whose processes cannot be used any more."""
     final: GiveUpReason | None = None
     """Reason to give up at once; None if another attempt can help."""
+    peers_work_on: bool = False
+    """Only one process of a role was lost, and the others can do its work until it is replaced."""
     is_repeatable: bool = False
     """The error comes from code that would raise it again, rather than from a process that died."""
     advice: str = ""
@@ -94,8 +96,10 @@ class Case:
 
     @property
     def on_gpu(self) -> bool:
-        """True if the job uses GPUs; assumed without a profile."""
-        return self.profile is None or self.profile.device_total_bytes > 0
+        """True if the job uses GPUs, by the profile or else by its pods; a failure of GPU memory shows a GPU."""
+        if self.profile is None:
+            return not (self.constraints.without_gpus and self.diagnosis.class_name == FailureClass.HOST_MEMORY)
+        return self.profile.device_total_bytes > 0
 
     @property
     def shares_gpu(self) -> bool:

@@ -20,6 +20,8 @@ class Change:
     value: object
     expected_bytes: int | None
     """Memory that it frees, or adds if the setting is an upper bound; None if that cannot be estimated."""
+    before: object = None
+    """The present value, if the plan leaves it open; None: the plan has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Family:
     setting: str
     """Field of the plan, or `processes`."""
     acts_on: frozenset[FailureClass]
-    """Classes whose cause it can remove or lessen."""
+    """Classes whose cause it can remove or lessen; none for the last resort."""
     level: RemedyLevel
     """Level that its change needs if no process is dead."""
     owner: Role | None
@@ -48,6 +50,10 @@ class Family:
     def of_the_plan(self) -> bool:
         """True if it changes the plan, as new processes do not."""
         return self.setting != PROCESSES
+
+    def text_before(self, change: Change, plan: MemoryPlan) -> str:
+        """The value that `change` replaces in `plan`."""
+        return self.text_in(plan) if change.before is None else self.text_of(change.before)
 
     def text_in(self, plan: MemoryPlan) -> str:
         """Its value in `plan`, as the manifest writes it."""

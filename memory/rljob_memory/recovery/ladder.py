@@ -12,6 +12,7 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import LEVELS
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families import FAMILIES
+from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.pins import is_pinned, pinned_line
 from rljob_memory.recovery.plan_text import texts_of
@@ -74,6 +75,16 @@ def ladder_of(case: Case) -> Ladder:
             level = case.constraints.available_level(needed_level(case, family))
             rungs.append(Rung(family, change, level, _renewed_roles(case, family, level)))
     return Ladder(tuple(rungs), tuple(pinned), tuple(bounded))
+
+
+def last_resort(case: Case) -> Rung | None:
+    """More GPUs for the policy, which is tried once no setting is left or may be changed; None if it cannot grow."""
+    change, growth = POLICY_GPUS.next_change(case), case.constraints.growth
+    if change is None or growth is None or growth.level not in case.constraints.levels:
+        return None
+    if not _is_supported(case, POLICY_GPUS):
+        return None
+    return Rung(POLICY_GPUS, change, growth.level, _POLICY_AND_ROLLOUT)
 
 
 def best(rungs: Sequence[Rung], need_bytes: int | None) -> Rung:

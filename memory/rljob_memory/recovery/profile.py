@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from rljob_api.memory_profile import MemoryProfile
-from rljob_memory.estimate import activation_bytes_per_token, kv_bytes, logprob_bytes_per_token, optimizer_bytes
+from rljob_memory.estimate import (
+    activation_bytes_per_token,
+    engine_weight_bytes,
+    kv_bytes,
+    logprob_bytes_per_token,
+    optimizer_bytes,
+    trained_bytes,
+)
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 
@@ -22,8 +29,9 @@ def profile_of(
         rank_tokens=workload.sequences_per_rank * workload.max_sequence_tokens,
         smallest_kv_cache_bytes=kv_bytes(model, workload, 1),
         largest_parameter_bytes=model.largest_parameter_bytes,
-        weight_bytes=model.weight_bytes // workload.tensor_parallel_size,
-        optimizer_bytes=optimizer_bytes(model) // workload.policy_ranks,
+        weight_bytes=engine_weight_bytes(model, workload),
+        optimizer_bytes=optimizer_bytes(model, workload) // workload.policy_ranks,
+        trained_bytes=trained_bytes(model, workload) // workload.policy_ranks,
         activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=False, fused=fused),
         checkpointed_activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=True, fused=fused),
         logits_bytes_per_token=logprob_bytes_per_token(model, fused=fused),

@@ -4,7 +4,9 @@
 2. After an out-of-memory failure one setting of the memory plan changes. The likeliest cause comes first; of the
    changes that act on it, the one at the cheapest level that covers most of the missing memory. Without any, the next
    cause is tried, then everything that frees memory. A pinned setting never changes; no plan is tried twice.
-3. Every other failure, and one that no change could help, is answered by a restart, as long as restarts are left.
+3. If no change is left or allowed, the policy gets more GPUs, within `recovery.maxGpus`.
+4. Every other failure, and one that no change could help, is answered by a restart, as long as restarts are left: of
+   the lost process alone if its peers work on, else of the whole attempt.
 
 A supervised caller gets the changes that it can carry out, and leaves everything else to its supervisor.
 """
@@ -22,9 +24,10 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, FailureReport
-from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of
+from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
+from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
 from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
-from rljob_memory.recovery.state import RecoveryState
+from rljob_memory.recovery.state import RecoveryState, counts
 
 MOST_CHANGES_WITHOUT_PROGRESS = 10
 """More changes in a row, without a committed step between them, are a loop, however large the budget is."""
@@ -37,6 +40,8 @@ def respond(report: FailureReport, state: RecoveryState, constraints: Constraint
     """The answer to a failure."""
     if report.final is not None:
         return GiveUp(report.final, report.message)
+    if report.evidence is None and report.peers_work_on and (replaced := _replaced(report, state, constraints)):
+        return replaced
     if report.evidence is None:
         return _restart(report.message, report, state, constraints)
     answer: Changed | GiveUp = GiveUp(GiveUpReason.NOTHING_LEFT, report.advice)
@@ -82,7 +87,17 @@ def class_of(diagnosis: DiagnosisStatus) -> FailureClass:
     return FailureClass(name) if name in set(FailureClass) else FailureClass.UNKNOWN
 
 
-# --- another attempt under the same plan ---
+# --- new processes under the same plan ---
+
+
+def _replaced(report: FailureReport, state: RecoveryState, constraints: Constraints) -> Restart | None:
+    """A new process for the lost one; None if the caller cannot start it, or no restart is left."""
+    most = constraints.recovery.max_restarts
+    if "RespawnRole" not in constraints.levels or state.effective_restarts >= most:
+        return None
+    after = state.with_restart()
+    message = messages.with_count(report.message, "restart", after.restarts, most)
+    return Restart(after, report.message, message, of_one_process=True)
 
 
 def _restart(cause: str, report: FailureReport, state: RecoveryState, constraints: Constraints) -> Restart | GiveUp:
@@ -116,21 +131,27 @@ def _change(
     report: FailureReport, evidence: Evidence, state: RecoveryState, constraints: Constraints
 ) -> Changed | GiveUp:
     cases = list(_cases(evidence, report.dead, state, constraints))
+    place = _Place(evidence.attempt, evidence.step, evidence.rank, report.time)
     if given_up := _not_to_be_changed(cases[0], report):
-        return given_up
+        return _grown(cases[0], place, constraints) or given_up
     ladders: list[Ladder] = []
     for case in cases:
         ladder = ladder_of(case)
         ladders.append(ladder)
         if ladder.reachable:
-            place = _Place(evidence.attempt, evidence.step, evidence.rank, report.time)
             return _changed(case, best(ladder.reachable, case.need_bytes), place, constraints)
         if ladder.rungs and constraints.is_supervised:
             why = f"{ladder.rungs[0].family.name} would help, which takes more than this process can do"
             return _give_up(GiveUpReason.LEFT_TO_SUPERVISOR, why, case)
         if ladder.pinned and case.failure_class in _ONLY_OWN_REMEDY:
             break
-    return _nothing_left(cases[0], ladders)
+    return _grown(cases[0], place, constraints) or _nothing_left(cases[0], ladders)
+
+
+def _grown(case: Case, place: _Place, constraints: Constraints) -> Changed | None:
+    """A larger policy. It counts against `recovery.maxGpus` alone."""
+    rung = last_resort(case) if constraints.may_change_plan else None
+    return None if rung is None else _changed(case, rung, place, constraints)
 
 
 def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, constraints: Constraints) -> Iterator[Case]:
@@ -171,21 +192,26 @@ def _not_to_be_changed(case: Case, report: FailureReport) -> GiveUp | None:
         ladder = ladder_of(case)
         why = f"All changes of the memory plan are used: recovery.maxAdjustments is {recovery.max_adjustments}"
         own_advice = messages.advice_of(case.failure_class)
-        advice = [*ladder.pinned, *ladder.bounded, "Raise recovery.maxAdjustments", own_advice]
+        advice = [*ladder.pinned, *ladder.bounded, *_bound_of_growth(case), "Raise recovery.maxAdjustments", own_advice]
         return _give_up(GiveUpReason.ADJUSTMENTS_EXHAUSTED, why, case, advice)
     if state.changes_since_progress >= MOST_CHANGES_WITHOUT_PROGRESS:
         why = f"No step was committed after {state.changes_since_progress} changes of the memory plan in a row"
-        return _give_up(GiveUpReason.NO_PROGRESS, why, case)
+        return _give_up(GiveUpReason.NO_PROGRESS, why, case, _bound_of_growth(case))
     return None
 
 
 def _nothing_left(case: Case, ladders: list[Ladder]) -> GiveUp:
     pinned = [line for ladder in ladders for line in ladder.pinned]
-    bounded = [line for ladder in ladders for line in ladder.bounded]
+    bounded = [line for ladder in ladders for line in ladder.bounded] + _bound_of_growth(case)
     if pinned:
         why = "A pinned setting prevents the change that would help"
         return _give_up(GiveUpReason.PINNED_SETTING_CONFLICT, why, case, [*pinned, *bounded])
     return _give_up(GiveUpReason.NOTHING_LEFT, "No change of the memory plan is left that could help", case, bounded)
+
+
+def _bound_of_growth(case: Case) -> list[str]:
+    line = POLICY_GPUS.bound(case)
+    return [] if line is None else [line]
 
 
 def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | None = None) -> GiveUp:
@@ -209,7 +235,7 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
         diagnosis=case.diagnosis,
         remedy=RemedyStatus(
             setting=family.name,
-            before=family.text_in(case.plan),
+            before=family.text_before(rung.change, case.plan),
             after=family.text_of(rung.change.value),
             expected_bytes=rung.change.expected_bytes,
         ),
@@ -218,7 +244,7 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
     )
     state = case.state.with_change(change, plan)
     message = messages.recovering_message(change)
-    if not change.preventive:
+    if counts(change):
         message = messages.with_count(message, "adjustment", state.adjustments, constraints.recovery.max_adjustments)
     return Changed(change, plan, state, rung.renew, message)
 

@@ -28,7 +28,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The job continues in another attempt, under the same plan."""
+    """The job continues with new processes, under the same plan."""
 
     state: RecoveryState
     """After the restart, which counts."""
@@ -36,6 +36,8 @@ class Restart:
     """The failure, and why the plan is not changed."""
     message: str
     """The cause and the count, for people."""
+    of_one_process: bool = False
+    """Only the lost process is replaced, in the same attempt. False: another attempt follows."""
 
 
 class GiveUpReason(StrEnum):

@@ -13,6 +13,9 @@ from rljob_memory.recovery.plan_text import texts_of
 PROCESSES = "processes"
 """Name of the setting in a change that leaves the plan as it is and renews the processes."""
 
+POLICY_GPUS = "policyGpus"
+"""Name of the setting in a change that grows the policy."""
+
 STEPS_THAT_FORGIVE = 10
 """Committed steps, or half of the steps that remained if that is fewer, that give one adjustment or restart back."""
 
@@ -21,6 +24,7 @@ _SET_ON_PODS: dict[str, Any] = {
     "controller_host_memory_bytes": None,
     "shared_memory_bytes": None,
     "excluded_nodes": [],
+    "policy_gpus": None,
 }
 """Settings that the operator applies to pods, with their first values. A trainer, which runs the user's code, does not
 decide them."""
@@ -45,6 +49,8 @@ class RecoveryState:
     """The last committed step, 0 before the first."""
     first_step: int = 1
     """First step of the current attempt."""
+    first_attempt: int = 1
+    """First attempt that counts. A person has resumed the job after the failures of earlier ones."""
     failure_without_progress: str = ""
     """Message of the previous attempt's failure, if it committed no step and the failure may repeat itself."""
 
@@ -74,7 +80,8 @@ class RecoveryState:
     @property
     def changes_since_progress(self) -> int:
         """Changes after failures, all made since the last commit."""
-        return sum(not change.preventive and change.step > self.committed_step for change in self.changes)
+        answers = (change for change in self.changes if not change.preventive and change.attempt >= self.first_attempt)
+        return sum(change.step > self.committed_step for change in answers)
 
     @property
     def attempt_committed_steps(self) -> int:
@@ -90,9 +97,11 @@ class RecoveryState:
     # --- transitions ---
 
     def with_change(self, change: PlanChange, plan: MemoryPlan | None) -> RecoveryState:
-        """The state after `change` led to `plan`. A change after a failure counts; one before any failure does not."""
+        """The state after `change` led to `plan`. A change before any failure changes no count."""
         changed = replace(self, plan=plan, changes=(*self.changes, change))
-        return changed if change.preventive else replace(changed, adjustments=self.effective_adjustments + 1)
+        if change.preventive:
+            return changed
+        return replace(changed, adjustments=self.effective_adjustments + counts(change))
 
     def with_restart(self, failure_without_progress: str = "") -> RecoveryState:
         """The state after a restart under the same plan."""
@@ -104,11 +113,14 @@ class RecoveryState:
         changes = (change if (each.generation, each.remedy.setting) == same else each for each in self.changes)
         return replace(self, changes=tuple(changes))
 
-    def merge(self, plan: MemoryPlan | None, changes: Sequence[PlanChange]) -> RecoveryState:
+    def merge(
+        self, plan: MemoryPlan | None, changes: Sequence[PlanChange], *, decides_pods: bool = True
+    ) -> RecoveryState:
         """This state of the supervisor, merged with the plan and the changes that a trainer made on its own.
 
-        The plan of the higher generation becomes current, with the supervisor's settings of pods. Of two changes of one
-        generation, the supervisor's wins. The effect of a change is taken from the trainer.
+        The plan of the higher generation becomes current. `decides_pods`: with the settings of pods of this state;
+        False if there is no supervisor. Of two changes of one generation, the supervisor's wins. The effect of a change
+        is taken from the trainer.
         """
         merged, known = self, self.plan.generation if self.plan else 0
         if plan is not None and plan.generation > known:
@@ -116,7 +128,7 @@ class RecoveryState:
             new = {change.generation: change for change in changes if known < change.generation <= plan.generation}
             for generation in sorted(new):
                 merged = replace(merged, committed_step=new[generation].step - 1).with_change(new[generation], None)
-            of_pods = {name: getattr(self.plan, name, first) for name, first in _SET_ON_PODS.items()}
+            of_pods = {name: getattr(self.plan, name, first) for name, first in _SET_ON_PODS.items() if decides_pods}
             merged = replace(merged, plan=plan.model_copy(update=of_pods), committed_step=self.committed_step)
         reported = {(change.generation, change.remedy.setting): change for change in changes}
         learned = (
@@ -137,6 +149,11 @@ class RecoveryState:
             if earlier == texts:
                 return True
         return False
+
+
+def counts(change: PlanChange) -> bool:
+    """True if `change` counts against `recovery.maxAdjustments`: it answers a failure, and has no bound of its own."""
+    return not change.preventive and change.remedy.setting != POLICY_GPUS
 
 
 def latest_answer(changes: Sequence[PlanChange]) -> PlanChange | None:

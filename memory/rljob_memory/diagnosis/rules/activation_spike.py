@@ -8,23 +8,37 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import foreign_bytes
-from rljob_memory.diagnosis.growth import allocated_growth
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
-from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
+from rljob_memory.evidence.failure import DeviceMemory, Failure
 from rljob_memory.sizes import human_bytes
 
-_BY_ACTIVITY = {Activity.LOGITS: 0.8, Activity.BACKWARD: 0.65, Activity.FORWARD: 0.6, Activity.GENERATION: 0.4}
+_BY_ACTIVITY = {
+    Activity.LOGITS: 0.8,
+    Activity.BACKWARD: 0.65,
+    Activity.FORWARD: 0.6,
+    Activity.SAMPLING: 0.6,
+    Activity.GENERATION: 0.55,
+    Activity.ENGINE_STEP: 0.4,
+}
+_AN_ENGINES_SHARE = 0.5
+"""Most confidence in an engine: it divides its share of the GPU itself."""
+_LARGE_LOGITS = 0.05
+"""Share of the GPU: in an engine, log-probabilities of whole prompts, which no share foresees."""
 _OTHER_CAUSES = frozenset(Activity) - set(_BY_ACTIVITY)
 _HUGE_SHARE = 0.25
+_HUGE = 0.6
+_EMPTY_SHARE = 0.005
 _NEARLY_FULL = 0.75
 
 
 def activation_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     device = failure.device
-    if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER) or failure.activity in _OTHER_CAUSES:
+    if not failure.is_of_the_gpu or failure.activity in _OTHER_CAUSES:
         return None
+    if failure.exceeds_every_gpu and not (device and device.total_bytes):
+        asked = human_bytes(failure.requested_bytes or 0)
+        return _diagnosis(failure, _HUGE, f"it asked for {asked} at once, more than GPUs have")
     if device is None:
         if failure.activity not in _BY_ACTIVITY:
             return None
@@ -32,27 +46,30 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis
     confidence = _BY_ACTIVITY.get(failure.activity, 0.0) if failure.activity else 0.0
     if failure.phase == "update":
         confidence = max(confidence, 0.55)
-    confidence = max(confidence, _by_numbers(device))
-    if any(series.is_policy and allocated_growth(series) for series in evidence.series):
-        # Then chance decides which pass finds the card full.
-        confidence = min(confidence, 0.5)
-    if foreign_bytes(failure) > (device.allocated_bytes or 0):
-        confidence = min(confidence, 0.4)
+    confidence = max(confidence, _by_numbers(device, in_the_policy=failure.role == "policy"))
+    large_logits = failure.activity is Activity.LOGITS and device.requested_bytes >= _LARGE_LOGITS * (
+        device.total_bytes or device.requested_bytes + 1
+    )
+    if failure.in_engine and not large_logits:
+        confidence = min(confidence, _AN_ENGINES_SHARE)
     if not confidence:
         return None
     in_use = f", {human_bytes(device.allocated_bytes)} were in tensors" if device.allocated_bytes is not None else ""
     return _diagnosis(failure, confidence, f"{human_bytes(device.requested_bytes)} more did not fit{in_use}")
 
 
-def _by_numbers(device: DeviceMemory) -> float:
+def _by_numbers(device: DeviceMemory, in_the_policy: bool) -> float:
+    """Confidence without a stack. A full GPU alone shows no pass: weights and optimizer state fill it as well."""
     if not device.total_bytes:
         return 0.0
+    if device.allocated_bytes is not None and device.allocated_bytes < _EMPTY_SHARE * device.total_bytes:
+        return 0.0  # A pass needs weights on the GPU: nothing was there yet.
     if device.requested_bytes >= device.total_bytes:
         return 0.7
     if device.requested_bytes >= _HUGE_SHARE * device.total_bytes:
-        return 0.6
-    nearly_full = (device.allocated_bytes or 0) >= _NEARLY_FULL * device.total_bytes
-    return 0.4 if nearly_full else 0.0
+        return _HUGE
+    nearly_full = (device.allocated_bytes or 0) - device.asleep_bytes >= _NEARLY_FULL * device.total_bytes
+    return 0.4 if nearly_full and in_the_policy else 0.0
 
 
 def _diagnosis(failure: Failure, confidence: float, what: str) -> Diagnosis:

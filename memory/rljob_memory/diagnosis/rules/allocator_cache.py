@@ -11,6 +11,7 @@ from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_cache_bytes
 from rljob_memory.diagnosis.growth import allocated_growth, reserved_growth
+from rljob_memory.diagnosis.rules.controller_context import context_sized
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
@@ -28,7 +29,9 @@ _LARGE_CACHE_BYTES = GIB
 def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     kind = failure.kind
     if kind is FailureKind.ALLOCATOR:
-        if not (failure.in_engine and foreign_bytes(failure)):
+        in_engine = failure.in_engine and failure.activity is not Activity.MODEL_LOAD
+        generates = in_engine or failure.activity in (Activity.GENERATION, Activity.SAMPLING)
+        if not generates or foreign_bytes(failure) - _contexts_bytes(failure) < _LARGE_CACHE_BYTES:
             return None
         by_text = 0.45
     elif kind in _BY_TEXT:
@@ -56,6 +59,11 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
         f"{_capitalized(kind)} while the policy's torch held {human_bytes(cache)} of unused cache",
         {"policy_cache_bytes": cache},
     )
+
+
+def _contexts_bytes(failure: Failure) -> int:
+    """Memory of other processes that is no cache: they are as small as a CUDA context."""
+    return sum(process.used_bytes for process in context_sized(failure.device)) if failure.device else 0
 
 
 def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:

@@ -6,6 +6,10 @@ H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import engine_holds_little
@@ -14,8 +18,13 @@ from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind, Gp
 from rljob_memory.sizes import MIB, human_bytes
 
 _SMALLEST_CONTEXT_BYTES = 200 * MIB
-_LARGEST_CONTEXT_BYTES = 1280 * MIB
+LARGEST_CONTEXT_BYTES = 1280 * MIB
 _MANY = 2
+_MANY_ALONE = 3
+_EQUAL = 1.02
+"""Without a failure, contexts count if there are several, of processes that did the same."""
+_ALIKE = 1.25
+"""Most factor between contexts of one program. Other sizes are those of other programs, which a desktop has too."""
 
 
 def context_sized(device: DeviceMemory) -> list[GpuProcess]:
@@ -43,7 +52,7 @@ def _of_message(failure: Failure, evidence: CollectedEvidence, device: DeviceMem
     if not suffices or others > held:
         confidence = 0.3
     else:
-        confidence = 0.75 if len(contexts) >= _MANY or evidence.barrier_on_gpu_0 else 0.5
+        confidence = 0.75 if _are_of_one_program(contexts) or evidence.barrier_on_gpu_0 else 0.4
     return _diagnosis(confidence, device.gpu or 0, len(contexts), held)
 
 
@@ -53,6 +62,18 @@ def _of_process_table(evidence: CollectedEvidence) -> Diagnosis | None:
     if len(contexts) < _MANY or len(contexts) == len(processes):
         return None
     return _diagnosis(0.65, 0, len(contexts), sum(process.used_bytes for process in contexts))
+
+
+def contexts_alone(evidence: CollectedEvidence) -> Diagnosis | None:
+    """Equal contexts beside the process that works on a GPU, in a table of processes without a failure."""
+    for gpu, processes in evidence.gpu_processes.items():
+        contexts = [process.used_bytes for process in processes if _is_context(process)]
+        largest = max((process.used_bytes for process in processes), default=0)
+        if len(contexts) < _MANY_ALONE or max(contexts) > _EQUAL * min(contexts) or largest <= max(contexts):
+            continue
+        found = _diagnosis(0.5, gpu, len(contexts), sum(contexts))
+        return replace(found, message=f"The log shows no failure, but {found.message[0].lower()}{found.message[1:]}.")
+    return None
 
 
 def _diagnosis(confidence: float, gpu: int, count: int, held: int) -> Diagnosis:
@@ -65,5 +86,11 @@ def _diagnosis(confidence: float, gpu: int, count: int, held: int) -> Diagnosis:
     )
 
 
+def _are_of_one_program(contexts: Sequence[GpuProcess]) -> bool:
+    """True if at least two processes hold about the same."""
+    sizes = sorted(process.used_bytes for process in contexts)
+    return any(larger <= _ALIKE * smaller for smaller, larger in pairwise(sizes))
+
+
 def _is_context(process: GpuProcess) -> bool:
-    return _SMALLEST_CONTEXT_BYTES <= process.used_bytes <= _LARGEST_CONTEXT_BYTES
+    return _SMALLEST_CONTEXT_BYTES <= process.used_bytes <= LARGEST_CONTEXT_BYTES

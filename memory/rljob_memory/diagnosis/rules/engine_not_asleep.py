@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import engine_holds_little, foreign_bytes, sleeping_engine_bytes
+from rljob_memory.diagnosis.gpu_holders import (
+    awake_engine_bytes,
+    engine_holds_little,
+    foreign_bytes,
+    sleeping_engine_bytes,
+)
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.sizes import MIB, human_bytes
+from rljob_memory.sizes import GIB, MIB, human_bytes
 
 _FREED_NOTHING_BYTES = 256 * MIB
+_WEIGHTS_BYTES = 4 * GIB
+"""More than what a sleeping engine keeps beside its weights."""
+_LARGE_SHARE = 0.25
+"""Share of the card: an engine with less does not take a policy's room."""
 
 
 def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
@@ -24,7 +33,9 @@ def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
             0.5,
             "More GPU memory was in use after the engine went to sleep than before",
         )
-    if failure.in_engine or kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
+    if evidence.engines_apart or failure.in_engine:
+        return None
+    if kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
         return None
     if engine.asleep and engine.freed_bytes is not None and engine.freed_bytes < _FREED_NOTHING_BYTES:
         still = f" and left {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
@@ -34,9 +45,13 @@ def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
             f"The engine's last sleep freed {human_bytes(engine.freed_bytes)}{still}, then the policy ran out",
             {"freed_by_sleep_bytes": engine.freed_bytes},
         )
+    if awake := _large_and_awake(failure, evidence):
+        return awake
     plan, foreign = evidence.plan, foreign_bytes(failure)
     if engine_holds_little(failure, evidence) or foreign <= sleeping_engine_bytes(failure):
         return None
+    if evidence.siblings == ():
+        return None  # The process knows that no other process of its container uses a GPU.
     held = f"{human_bytes(foreign)} of the GPU belonged to other processes than the policy"
     if plan is not None and plan.rollout_sleep_level == 0:
         confidence, why = 0.85, "and the memory plan keeps the engine awake"
@@ -49,3 +64,35 @@ def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
     else:
         return None
     return Diagnosis(FailureClass.ENGINE_NOT_ASLEEP, confidence, f"{held}, {why}", {"other_processes_bytes": foreign})
+
+
+def sleep_alone(evidence: CollectedEvidence) -> Diagnosis | None:
+    """A sleep of level 1, which copies the weights to the host and frees them, did not find any, in a log without a
+    failure: the weights are not in the engine's own pool, and stay on the GPU."""
+    engine = evidence.engine
+    if engine.sleep_level != 1 or engine.backed_up_bytes is None or engine.still_in_use_bytes is None:
+        return None
+    if engine.backed_up_bytes >= _FREED_NOTHING_BYTES or engine.still_in_use_bytes < _WEIGHTS_BYTES:
+        return None
+    return Diagnosis(
+        FailureClass.ENGINE_NOT_ASLEEP,
+        0.5,
+        f"The log shows no failure, but the engine's sleep of level 1 copied {human_bytes(engine.backed_up_bytes)} of "
+        f"weights to the host, and {human_bytes(engine.still_in_use_bytes)} stayed in use on the GPU.",
+        {"still_in_use_bytes": engine.still_in_use_bytes, "failures": 0},
+    )
+
+
+def _large_and_awake(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    """The KV cache of an engine beside the policy is a large part of the card, and the log shows no sleep."""
+    total = (failure.device.total_bytes if failure.device else None) or 0
+    held = awake_engine_bytes(failure, evidence)
+    if not total or held < _LARGE_SHARE * total:
+        return None
+    return Diagnosis(
+        FailureClass.ENGINE_NOT_ASLEEP,
+        0.75,
+        f"The engine's KV cache, {human_bytes(held)} of the GPU's {human_bytes(total)}, stayed on the GPU while the "
+        "policy worked",
+        {"kv_cache_bytes": held},
+    )

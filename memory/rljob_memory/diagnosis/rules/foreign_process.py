@@ -14,13 +14,15 @@ from rljob_memory.diagnosis.gpu_holders import (
     policy_reserved_bytes,
     sleeping_engine_bytes,
 )
-from rljob_memory.diagnosis.rules.controller_context import context_sized
+from rljob_memory.diagnosis.rules.controller_context import LARGEST_CONTEXT_BYTES, context_sized
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.sizes import human_bytes
+from rljob_memory.sizes import GIB, human_bytes
 
 _MOST = 0.5
 _MUCH = 0.2
+_FULL = 0.9
+_LARGE_PROCESS_BYTES = 4 * GIB
 _MUCH_AT_START = 0.1
 """Share of the device: more than the driver and the engine's own context take before it starts."""
 
@@ -31,6 +33,14 @@ def foreign_process(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
             return _beside_torch(failure, evidence)
         case FailureKind.ENGINE_START:
             return _before_the_engine(failure, evidence)
+        case FailureKind.DRIVER | FailureKind.MATH_LIBRARY:
+            return _in_the_table(failure, evidence)
+        case FailureKind.ENGINE_UNBALANCED:
+            return Diagnosis(
+                FailureClass.FOREIGN_PROCESS,
+                0.7,
+                "Before the engine loaded anything, one of its GPUs had much less free memory than the others",
+            )
         case FailureKind.ENGINE_PROFILING:
             return Diagnosis(
                 FailureClass.FOREIGN_PROCESS,
@@ -47,6 +57,35 @@ def foreign_process(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
             return None
 
 
+def _in_the_table(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    """A message without numbers, and a table in which a GPU is full: it may also show the failing process itself."""
+    if failure.activity or failure.in_engine or evidence.shows_a_trainer:
+        return None
+    if not evidence.gpu_use:
+        return _beside_its_own_context(evidence)
+    used, total = max(evidence.gpu_use, key=lambda gpu: gpu[0] / gpu[1])
+    if used < _FULL * total:
+        return None
+    return Diagnosis(
+        FailureClass.FOREIGN_PROCESS,
+        0.5,
+        f"The log shows a GPU with {human_bytes(used)} of {human_bytes(total)} in use",
+    )
+
+
+def _beside_its_own_context(evidence: CollectedEvidence) -> Diagnosis | None:
+    """A list of processes in which one has much of a GPU, and another one no more than its context."""
+    for gpu, processes in evidence.gpu_processes.items():
+        sizes = sorted(process.used_bytes for process in processes)
+        if len(sizes) > 1 and sizes[-1] >= _LARGE_PROCESS_BYTES and sizes[0] <= LARGEST_CONTEXT_BYTES:
+            return Diagnosis(
+                FailureClass.FOREIGN_PROCESS,
+                0.4,
+                f"A process holds {human_bytes(sizes[-1])} of GPU {gpu}, beside one with {human_bytes(sizes[0])}",
+            )
+    return None
+
+
 def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     device, foreign = failure.device, foreign_bytes(failure)
     if device is None or not device.total_bytes or not foreign:
@@ -56,7 +95,11 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
         return None
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
-    by_an_engine = evidence.engine.seen or failure.role is not None
+    by_an_engine = not evidence.engines_apart and (evidence.engine.seen or failure.role is not None)
+    if failure.in_engine and not evidence.shows_a_trainer and evidence.plan is None:
+        by_an_engine = False  # It is the engine, and nothing shows a trainer beside it.
+    if evidence.siblings is not None:
+        by_an_engine = by_an_engine and bool(evidence.siblings)
     if by_an_engine and not (engine_holds_little(failure, evidence) and foreign > sleeping_engine_bytes(failure)):
         confidence /= 2
     return Diagnosis(
@@ -69,6 +112,8 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
 
 
 def _before_the_engine(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    if evidence.shows_a_trainer:
+        return None  # its own model is what fills the card before its engine starts
     sizes = failure.sizes
     free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
     if not total or free is None or total - free - policy_reserved_bytes(evidence) < _MUCH_AT_START * total:

@@ -17,9 +17,15 @@ from rljob_memory.sizes import MIB, human_bytes
 _LARGE_SHARE = 0.1
 """Share of reserved memory. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that
 expandable segments cured had 11–45 %."""
+_LEAST_SHARE_OF_THE_GPU = 0.02
+"""A smaller cache is a side effect on a GPU that something else has filled."""
+_LEAST_SHARE = 0.03
+"""A smaller share is what any allocator leaves between tensors, however small the request that failed."""
 _ENOUGH = 0.99
 """Sizes are printed with two decimals."""
 _CLEARLY_ENOUGH = 2.0
+_PART_OF_THE_REQUEST = 0.5
+"""If the message does not have the free memory, which may have been the rest."""
 _WORTH_MENTIONING_BYTES = 512 * MIB
 
 
@@ -27,9 +33,14 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
     device = failure.device
     if device is None or not device.cached_bytes or not device.reserved_bytes:
         return None
-    requested, cached = device.requested_bytes, device.cached_bytes
-    share = cached / device.reserved_bytes
-    free = device.free_bytes or 0
+    requested, free = device.requested_bytes, device.free_bytes or 0
+    if device.had_room:
+        return None
+    # Any part of the memory of a sleeping engine may be counted as cache: it is not there.
+    cached = device.cached_bytes - device.asleep_bytes
+    share = cached / (device.reserved_bytes - device.asleep_bytes) if cached > 0 else 0.0
+    if share < _LEAST_SHARE or cached < _LEAST_SHARE_OF_THE_GPU * (device.total_bytes or 0):
+        return None
     largest = device.largest_cached_block_bytes
     if largest is not None and largest < requested <= cached and share >= _LARGE_SHARE:
         confidence = 0.9
@@ -37,6 +48,8 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
         confidence = 0.85
     elif cached >= _CLEARLY_ENOUGH * requested and cached >= _WORTH_MENTIONING_BYTES:
         confidence = 0.6
+    elif device.free_bytes is None and share >= _LARGE_SHARE and cached >= _PART_OF_THE_REQUEST * requested:
+        confidence = 0.35
     elif free < requested and (cached >= requested or (share >= _LARGE_SHARE and cached + free >= requested)):
         confidence = 0.4
     else:

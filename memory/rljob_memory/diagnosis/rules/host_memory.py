@@ -6,6 +6,8 @@ liveness probe, or a person. Pinning host memory fails with the message of a ful
 
 from __future__ import annotations
 
+import re
+
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.evidence.activity import Activity
@@ -14,18 +16,27 @@ from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.sizes import human_bytes
 
-_ONE_OF_SEVERAL = "potential root causes"
-"""Part of Ray's message that names the out-of-memory killer only as the first of several possible causes."""
+_OF_ONE_REQUEST = re.compile(r"Cannot allocate memory|\bENOMEM\b|bad_alloc|^MemoryError|heap")
+"""A request of one process failed: limits of the process, its heap or its locked memory fail in the same way."""
+_END = {FailureKind.KILLED: "killed by SIGKILL", FailureKind.LOST: "lost, perhaps killed by SIGKILL"}
+_OF_THE_HOST = re.compile(r"\b(?:container|pod|replica|node|host|instance|system|ram|process|cgroup|job|kill)", re.I)
 
 
 def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.HOST:
+            confidence = 0.75 if _OF_ONE_REQUEST.search(failure.text) and not failure.sizes else 0.95
             return Diagnosis(
-                FailureClass.HOST_MEMORY, 0.95, f"The memory of the host or of the container ran out{_sizes(failure)}"
+                FailureClass.HOST_MEMORY,
+                confidence,
+                f"The memory of the host or of the container ran out{_sizes(failure)}",
             )
-        case FailureKind.KILLED:
+        case FailureKind.KILLED | FailureKind.LOST:
             return _killed(failure, evidence)
+        case FailureKind.UNFAMILIAR if _OF_THE_HOST.search(failure.text) and not failure.is_of_the_gpu:
+            return Diagnosis(
+                FailureClass.HOST_MEMORY, 0.55, f"A program reported a shortage of host memory: “{failure.text[:160]}”"
+            )
         case FailureKind.OBJECT_STORE:
             return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of host memory, is full")
         case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
@@ -46,10 +57,10 @@ def _killed(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
     elif is_nearly_full(host.host_used_bytes, host.host_limit_bytes):
         confidence, why = 0.8, "the container was at its memory limit"
     else:
-        confidence = 0.4 if _ONE_OF_SEVERAL in failure.text else 0.55
+        confidence = 0.4 if failure.kind is FailureKind.LOST else 0.55
         why = "the usual sender is the kernel, at the memory limit"
     return Diagnosis(
-        FailureClass.HOST_MEMORY, confidence, f"A process was killed by SIGKILL; {why}", _host_numbers(evidence)
+        FailureClass.HOST_MEMORY, confidence, f"A process was {_END[failure.kind]}; {why}", _host_numbers(evidence)
     )
 
 

@@ -9,12 +9,30 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_reserved_bytes
+from rljob_memory.diagnosis.rules.model_weights import fills_the_gpu_with_weights
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import human_bytes
 
-_BY_ACTIVITY = {Activity.KV_CACHE: 0.75, Activity.ENGINE_WARM_UP: 0.65, Activity.GENERATION: 0.55}
+_BY_ACTIVITY = {
+    Activity.KV_CACHE: 0.75,
+    Activity.ENGINE_WARM_UP: 0.65,
+    Activity.GRAPH_CAPTURE: 0.65,
+    Activity.SAMPLING: 0.6,
+    Activity.LOGITS: 0.6,
+    Activity.ENGINE_STEP: 0.55,
+    Activity.GENERATION: 0.55,
+}
+_DOING = {
+    Activity.GRAPH_CAPTURE: "to capture its CUDA graphs",
+    Activity.SAMPLING: "for the logits of the sequences that it samples at once",
+    Activity.LOGITS: "for the logits of the sequences that it computes at once",
+    Activity.ENGINE_WARM_UP: "for its warm-up",
+}
+_OF_THE_WEIGHTS = frozenset(
+    {Activity.MODEL_LOAD, Activity.WEIGHT_SYNC, Activity.GATHERING, Activity.CHECKPOINT, Activity.OPTIMIZER}
+)
 _LITTLE_IN_USE = 0.1
 
 
@@ -36,19 +54,42 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnos
             )
         case FailureKind.ENGINE_WAKE:
             return _too_large_to_wake(evidence)
-        case FailureKind.ALLOCATOR | FailureKind.DRIVER if (
-            failure.in_engine and failure.activity is not Activity.MODEL_LOAD
+        case FailureKind.ALLOCATOR | FailureKind.DRIVER | FailureKind.UNFAMILIAR if (
+            failure.in_engine and failure.is_of_the_gpu and failure.activity not in _OF_THE_WEIGHTS
         ):
             confidence = _BY_ACTIVITY.get(failure.activity, 0.5) if failure.activity else 0.5
-            if foreign_bytes(failure):
+            if failure.exceeds_every_gpu and failure.activity is not Activity.KV_CACHE:
+                confidence = 0.4  # no share of the GPU leaves room for it
+            if foreign_bytes(failure) or fills_the_gpu_with_weights(failure):
                 confidence = min(confidence, 0.45)
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
                 confidence,
-                "Beside its KV cache the engine had too little memory left for its work",
+                f"Beside its KV cache the engine had too little memory left {_doing(failure)}",
             )
+        case FailureKind.ALLOCATOR:
+            return _by_its_graphs(failure, evidence)
         case _:
             return None
+
+
+def _by_its_graphs(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    """CUDA graphs show an engine, if nothing else shows the program: few trainers capture any."""
+    device = failure.device
+    if failure.activity or failure.role or evidence.shows_a_trainer or device is None:
+        return None
+    if not device.private_pool_bytes or foreign_bytes(failure):
+        return None
+    return Diagnosis(
+        FailureClass.KV_CACHE_OVERSIZED,
+        0.45,
+        f"The process holds {human_bytes(device.private_pool_bytes)} of CUDA graphs, as engines do; beside its KV "
+        f"cache {human_bytes(device.requested_bytes)} more did not fit",
+    )
+
+
+def _doing(failure: Failure) -> str:
+    return (_DOING.get(failure.activity) if failure.activity else None) or "for its work"
 
 
 def _too_few_blocks(failure: Failure) -> Diagnosis:
@@ -64,12 +105,14 @@ def _too_large_a_share(failure: Failure, evidence: CollectedEvidence) -> Diagnos
     sizes = failure.sizes
     free, total, wanted = (sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
     unexplained = total - free - policy_reserved_bytes(evidence)
-    confidence = 0.7 if unexplained < _LITTLE_IN_USE * total else 0.45
+    by_the_job = unexplained < _LITTLE_IN_USE * total or evidence.shows_a_trainer
+    confidence = 0.7 if by_the_job else 0.45
+    holder = ": the trainer's own model holds the rest" if evidence.shows_a_trainer else ""
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,
         confidence,
         f"The engine was configured to take {human_bytes(wanted)} of {human_bytes(total)}, but only "
-        f"{human_bytes(free)} were free",
+        f"{human_bytes(free)} were free{holder}",
     )
 
 

@@ -7,16 +7,24 @@ micro-batch, the optimizer's state steps up once; only tensors that are kept, on
 
 from __future__ import annotations
 
+import re
+
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.growth import allocated_growth
+from rljob_memory.diagnosis.growth import allocated_growth, large_growth
+from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import human_bytes
+from rljob_memory.trend import Trend
 
 _OF_THE_GPU = frozenset(
     {FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.MATH_LIBRARY, FailureKind.ENGINE_WAKE}
 )
+
+_LARGE_SHARE = 0.3
+_GROWS_IN_HEALTH = re.compile(r"load|init|creat|build|shard|layer|warm|max|peak", re.IGNORECASE)
+"""In the words before a figure: memory that grows while a model is made, or a peak, which never falls."""
 
 
 def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
@@ -26,12 +34,12 @@ def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis |
         (growth, series) for series in evidence.series if series.is_policy and (growth := allocated_growth(series))
     ]
     if not growths:
-        return None
+        return _collected(failure)
     growth, series = max(growths, key=lambda pair: pair[0].trend.growth_bytes)
     trend = growth.trend
     return Diagnosis(
         FailureClass.RETAINED_GRAPH,
-        0.88 if growth.unit == "micro-batch" else 0.75,
+        0.88 if growth.unit == "micro-batch" or _fills_the_gpu(trend) else 0.75,
         f"Memory in tensors of {series.name} grew from {human_bytes(trend.first_bytes)} to "
         f"{human_bytes(trend.last_bytes)} over {trend.values} samples, "
         f"{human_bytes(trend.mean_growth_bytes)} per {growth.unit}",
@@ -42,3 +50,34 @@ def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis |
             "samples": trend.values,
         },
     )
+
+
+def growth_alone(evidence: CollectedEvidence) -> Diagnosis | None:
+    """Memory in tensors that has grown a lot, in a log without a failure: people post it before or instead of one."""
+    policies = [series for series in evidence.series if series.is_policy and not _GROWS_IN_HEALTH.search(series.name)]
+    growths = [(growth, series) for series in policies if (growth := large_growth(series))]
+    if not growths:
+        return None
+    (first, last), series = max(growths, key=lambda pair: pair[0][1] - pair[0][0])
+    return Diagnosis(
+        FailureClass.RETAINED_GRAPH,
+        0.5,
+        f"The log shows no failure, but memory in tensors of {series.name} grew from {human_bytes(first)} to "
+        f"{human_bytes(last)} over {len(series.samples)} samples.",
+        {"allocated_first_bytes": first, "allocated_last_bytes": last, "samples": len(series.samples), "failures": 0},
+    )
+
+
+def _collected(failure: Failure) -> Diagnosis | None:
+    """Results of an evaluation that are kept on the GPU until its end: the stack shows it, in one step."""
+    if failure.activity is not Activity.COLLECTING or failure.device is None:
+        return None
+    more = human_bytes(failure.device.requested_bytes)
+    return Diagnosis(
+        FailureClass.RETAINED_GRAPH, 0.55, f"Results of all batches are collected on the GPU; {more} more did not fit"
+    )
+
+
+def _fills_the_gpu(trend: Trend) -> bool:
+    """True if the memory grew without a pause, and its growth is a large part of what was held at the end."""
+    return trend.is_firm and trend.growth_bytes >= _LARGE_SHARE * trend.last_bytes

@@ -25,6 +25,10 @@ def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
                 0.6,
                 f"NCCL could not create a segment in /dev/shm; the usual cause is a full /dev/shm{more}",
             )
+        case FailureKind.SEMAPHORE:
+            return Diagnosis(
+                FailureClass.SHARED_MEMORY, 0.75, "A semaphore, which is a file in /dev/shm, found no space left there"
+            )
         case FailureKind.BUS_ERROR:
             return _bus_error(evidence)
         case FailureKind.OBJECT_STORE:

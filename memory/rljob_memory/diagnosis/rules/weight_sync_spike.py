@@ -13,6 +13,13 @@ from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import human_bytes
 
+_COPIES = {Activity.WEIGHT_SYNC: 0.75, Activity.GATHERING: 0.65, Activity.CHECKPOINT: 0.5}
+_WHAT = {
+    Activity.WEIGHT_SYNC: "The copies of the weights for the engine",
+    Activity.GATHERING: "The full parameters, gathered from all ranks,",
+    Activity.CHECKPOINT: "The copies of the weights for a checkpoint",
+}
+
 
 def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.ENGINE_WAKE):
@@ -20,18 +27,16 @@ def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
     if failure.kind is FailureKind.ENGINE_WAKE:
         # While the engine wakes, its own memory fails; the copies are at most in the way.
         confidence = 0.45 if failure.phase == "sync" else 0.0
-    elif failure.activity is Activity.WEIGHT_SYNC:
-        confidence = 0.75
     elif failure.phase == "sync":
-        confidence = 0.7
+        confidence = 0.75 if failure.activity in _COPIES else 0.7
     else:
-        confidence = 0.45 if failure.activity is Activity.CHECKPOINT else 0.0
+        confidence = _COPIES.get(failure.activity, 0.0) if failure.activity else 0.0
     if not confidence:
         return None
-    device = failure.device
+    device, what = failure.device, _WHAT.get(failure.activity or Activity.WEIGHT_SYNC, _WHAT[Activity.WEIGHT_SYNC])
     more = f": {human_bytes(device.requested_bytes)} more did not fit" if device else ""
     return Diagnosis(
         FailureClass.WEIGHT_SYNC_SPIKE,
         confidence,
-        f"The copies of the weights for the engine needed more memory than was left{more}",
+        f"{what} needed more memory than was left{more}",
     )

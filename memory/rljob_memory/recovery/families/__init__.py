@@ -8,6 +8,7 @@ from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, H
 from rljob_memory.recovery.families.kv_cache import KV_CACHE
 from rljob_memory.recovery.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
 from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
+from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
 from rljob_memory.recovery.families.rollout_sleep import ROLLOUT_SLEEP
 from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
 from rljob_memory.recovery.families.weight_sync import SYNC_BUCKET, WEIGHT_EXPORT
@@ -30,6 +31,7 @@ FAMILIES: tuple[Family, ...] = (
     CONTROLLER_HOST_MEMORY,
     SHARED_MEMORY,
     EXCLUDED_NODES,
+    POLICY_GPUS,
 )
 """In the order of their price: free changes, those that cost a little time per step, those that cost much, and those
 that cost the cluster resources. Within the trainer the order follows docs/mitigations.md."""

@@ -23,7 +23,7 @@ def _empty_cache(case: Case) -> Change | None:
     """Expected: the policy's cache, as last sampled. It helps other processes only: torch's allocator empties its own
     cache before it fails.
     """
-    if case.plan.empty_cache or not _of_policys_allocator(case):
+    if case.plan.empty_cache or not case.shares_gpu or not _of_policys_allocator(case):
         return None
     if case.failure_class in _OF_THE_ENGINE and case.role != "rollout":
         return None

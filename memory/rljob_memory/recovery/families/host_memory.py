@@ -1,6 +1,6 @@
 """The host memory limit of a worker's container, or of the controller's. Acts on HostMemory, within the job's bound.
 
-Without `recovery.maxHostMemory` the limit of the template stays.
+Without `recovery.maxHostMemory`, the limit of a template stays, and one that RLJob has predicted may be doubled.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rljob_memory.recovery.plan_text import text_of
 from rljob_memory.sizes import human_bytes
 
 _GROWTH = 1.5
+_PREDICTION_GROWTH = 2
 _ACTS_ON = frozenset({FailureClass.HOST_MEMORY})
 _LEVEL: RemedyLevel = "ReplacePods"
 
@@ -36,17 +37,27 @@ def limit_bytes(case: Case) -> int | None:
     return plan.host_memory_bytes or constraints.host_memory_limit_bytes or of_the_profile or None
 
 
+def _most_bytes(case: Case) -> int | None:
+    """The bound of the limit; None if it must stay."""
+    most, limit = case.constraints.recovery.max_host_memory, case.constraints.host_memory_limit_bytes
+    if most is None and limit is not None and case.constraints.host_memory_limit_is_predicted:
+        return _PREDICTION_GROWTH * limit
+    return most
+
+
 def _raised(case: Case) -> Change | None:
-    """Half as much again, up to the bound. Expected: the difference."""
-    before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
+    """Half as much again, or what the job is predicted to need if that is more, up to the bound. Expected: the
+    difference."""
+    before, most = limit_bytes(case), _most_bytes(case)
     if before is None or most is None or before >= most:
         return None
-    after = min(_wanted(before, case.need_bytes), most)
+    after = min(_wanted(before, case), most)
     return Change(after, after - before)
 
 
-def _wanted(before: int, need: int | None) -> int:
-    return max(ceil(before * _GROWTH), before + (need or 0))
+def _wanted(before: int, case: Case) -> int:
+    predicted = case.profile.predicted_host_memory_bytes if case.profile and case.role != "controller" else 0
+    return max(ceil(before * _GROWTH), before + (case.need_bytes or 0), predicted)
 
 
 def _workers_bound(case: Case) -> str | None:
@@ -58,7 +69,7 @@ def _controllers_bound(case: Case) -> str | None:
 
 
 def _bound(case: Case) -> str | None:
-    before, most = limit_bytes(case), case.constraints.recovery.max_host_memory
+    before, most = limit_bytes(case), _most_bytes(case)
     if before is not None and case.constraints.available_level(_LEVEL) is None:
         return f"this machine has only {human_bytes(before)} of host memory: use one that has more"
     if before is None:
@@ -66,7 +77,7 @@ def _bound(case: Case) -> str | None:
             f"the {case.role}'s container has no memory limit, so its node ran out of memory: "
             "set resources.limits.memory"
         )
-    enough = text_of("host_memory_bytes", _wanted(before, case.need_bytes))
+    enough = text_of("host_memory_bytes", _wanted(before, case))
     if most is None:
         return f"recovery.maxHostMemory is absent, so the limit of {human_bytes(before)} stays: write {enough}"
     return f"recovery.maxHostMemory is {human_bytes(most)}: write {enough}" if before >= most else None

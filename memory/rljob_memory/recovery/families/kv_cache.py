@@ -40,7 +40,7 @@ def _next_change(case: Case) -> Change | None:
     after = -(-max(wanted, smallest) // MIB) * MIB
     if after >= before:
         return None
-    return Change(after, before - after)
+    return Change(after, before - after if case.profile else None)  # another trainer's cache has an unknown size
 
 
 def _larger(case: Case, needed: int) -> Change | None:
@@ -54,7 +54,7 @@ def _larger(case: Case, needed: int) -> Change | None:
 
 def _in_the_way(case: Case) -> bool:
     if not case.on_gpu:
-        return case.role != "controller"
+        return case.role != "controller" and case.profile is not None  # another trainer's engine is on GPUs
     return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.engine_is_awake)
 
 

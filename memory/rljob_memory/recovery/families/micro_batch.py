@@ -72,11 +72,12 @@ def _seen_at_most(case: Case, profile: MemoryProfile, saved_bytes: int, **after:
 
 
 def _update_bytes(plan: MemoryPlan, profile: MemoryProfile) -> int:
-    """Peak of an update: weights and gradients (8 bytes a parameter), as much for the moments unless they are
-    offloaded, activations of a micro-batch, and the logits of a chunk."""
+    """Peak of an update: weights and gradients, the optimizer's state unless it is offloaded, activations of a
+    micro-batch, and the logits of a chunk."""
     tokens = min(plan.micro_batch_tokens, profile.rank_tokens or plan.micro_batch_tokens)
     chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
-    state = profile.optimizer_bytes * (1 if plan.optimizer_offload else 2)
+    state = profile.trained_bytes or profile.optimizer_bytes
+    state += 0 if plan.optimizer_offload else profile.optimizer_bytes
     return state + tokens * _activation_bytes_per_token(plan, profile) + chunk_tokens * profile.logits_bytes_per_token
 
 

@@ -1,4 +1,5 @@
-"""Optimizer offload: the optimizer's state is in host memory between updates. Costs a copy each way per update.
+"""Optimizer offload: the optimizer's state is in host memory, and streams through the GPU in an optimizer step. Costs
+a copy each way per update.
 
 Acts on failures outside the optimizer step (KVCacheOversized, WeightSyncSpike), on OptimizerState and on
 ActivationSpike, if the host can hold the state. In the other direction it acts on HostMemory, if the GPU can hold the
@@ -8,6 +9,7 @@ state.
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
@@ -21,12 +23,13 @@ _ACTS_ON = frozenset(
         FailureClass.UNKNOWN,
     }
 )
-_ROOM_FOR_THE_STATE = 2
-"""Multiple of the state's size: while it is copied and pinned, it can exist twice."""
+_ROOM_FOR_THE_STATE = 1.25
+"""Multiple of the state's size: beside it, the host holds the processes and the weights that are being loaded."""
 
 
 def _next_change(case: Case) -> Change | None:
-    """Expected: the state of one rank, which moves from one memory to the other."""
+    """Expected: the state of one rank, which moves from one memory to the other; less the buckets that are on the GPU
+    during an optimizer step, if one failed."""
     profile = case.profile
     if profile is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return None
@@ -39,7 +42,8 @@ def _next_change(case: Case) -> Change | None:
     all_ranks = profile.optimizer_bytes * profile.policy_ranks
     if offloaded or _ROOM_FOR_THE_STATE * all_ranks > profile.host_memory_bytes:
         return None
-    return Change(True, profile.optimizer_bytes)
+    in_a_step = case.failure_class is FailureClass.OPTIMIZER_STATE
+    return Change(True, max(profile.optimizer_bytes - (OPTIMIZER_STEP_BYTES if in_a_step else 0), 0))
 
 
 OPTIMIZER_OFFLOAD = Family("optimizer_offload", _ACTS_ON, "RespawnRole", "policy", _next_change)

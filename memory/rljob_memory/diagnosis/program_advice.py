@@ -1,0 +1,136 @@
+"""Advice in the terms of the program that ran out of memory: its option, the present value, the value to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.evidence.failure import Failure
+from rljob_memory.programs import PROGRAMS, Effect, Option, Program
+from rljob_memory.sizes import human_bytes
+
+_EFFECTS: dict[FailureClass, tuple[Effect, ...]] = {
+    FailureClass.ACTIVATION_SPIKE: (Effect.UPDATE, Effect.ACTIVATIONS, Effect.SLEEP),
+    FailureClass.KV_CACHE_OVERSIZED: (Effect.SHARE, Effect.LENGTH, Effect.SEQUENCES),
+    FailureClass.WEIGHT_SYNC_SPIKE: (Effect.SYNC, Effect.SHARE),
+    FailureClass.OPTIMIZER_STATE: (Effect.OPTIMIZER, Effect.WEIGHTS, Effect.PARAMETERS, Effect.REFERENCE),
+    FailureClass.MODEL_WEIGHTS: (Effect.PARAMETERS, Effect.WEIGHTS, Effect.REFERENCE),
+    FailureClass.ENGINE_NOT_ASLEEP: (Effect.SLEEP, Effect.SHARE),
+    FailureClass.FRAGMENTATION: (Effect.ALLOCATOR,),
+    FailureClass.ALLOCATOR_CACHE: (Effect.ALLOCATOR, Effect.SHARE),
+    FailureClass.HOST_MEMORY: (Effect.LOADER,),
+    FailureClass.SHARED_MEMORY: (Effect.LOADER,),
+    FailureClass.UNKNOWN: (Effect.UPDATE, Effect.SHARE),
+}
+_OF_SAMPLING = (Effect.SEQUENCES, Effect.SHARE)
+_OF_AN_ENGINES_WEIGHTS = (Effect.ENGINE_PARALLEL,)
+_OF_LOGITS = (Effect.LOGITS, Effect.LOGPROBS, Effect.UPDATE)
+_TOO_SMALL = ("needed_bytes", "available_bytes")
+_STEP_OF_SHARE = 0.05
+_LEAST_SHARE = 0.05
+_MOST_OPTIONS = 2
+
+
+def with_program_advice(diagnosis: Diagnosis, failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
+    """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
+    sentences = list(_sentences(diagnosis, failure, evidence))
+    return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
+
+
+def _sentences(diagnosis: Diagnosis, failure: Failure, evidence: CollectedEvidence) -> Iterator[str]:
+    effects = _effects(diagnosis, failure)
+    options = [found for effect in effects if (found := _option(effect, evidence))]
+    changes = [
+        (program, change) for program, option in options if (change := _change(option, diagnosis, evidence)) is not None
+    ][:_MOST_OPTIONS]
+    for program in dict.fromkeys(program for program, _ in changes):
+        version = evidence.versions.get(program.key)
+        title = f"{program.title} {version}" if version else program.title
+        yield f"{title}: {'; or '.join(change for owner, change in changes if owner is program)}."
+
+
+def _effects(diagnosis: Diagnosis, failure: Failure) -> tuple[Effect, ...]:
+    """The uses of memory to change, the most useful first; without duplicates."""
+    effects = _EFFECTS.get(diagnosis.failure_class, ())
+    match diagnosis.failure_class, failure.activity:
+        case FailureClass.ACTIVATION_SPIKE, Activity.LOGITS:
+            effects = (*_OF_LOGITS, *effects)
+        case FailureClass.KV_CACHE_OVERSIZED, Activity.SAMPLING | Activity.LOGITS | Activity.GRAPH_CAPTURE:
+            effects = (*_OF_SAMPLING, *effects)
+        case FailureClass.MODEL_WEIGHTS, _ if failure.in_engine:
+            effects = _OF_AN_ENGINES_WEIGHTS
+    return tuple(dict.fromkeys(effects))
+
+
+def _option(effect: Effect, evidence: CollectedEvidence) -> tuple[Program, Option] | None:
+    """The option of the trainer that the log shows; else of the engine."""
+    shown = [program for key, program in PROGRAMS.items() if key in evidence.programs]
+    for program in sorted(shown, key=lambda program: program.engine):
+        if option := program.option(effect):
+            return program, option
+    return None
+
+
+def _change(option: Option, diagnosis: Diagnosis, evidence: CollectedEvidence) -> str | None:
+    """`set NAME: 0.85 → 0.45, which frees about 56 GiB`; None if the option cannot help."""
+    value = evidence.option_values.get(option.leaf)
+    change: str | None
+    match option.change:
+        case "lower":
+            change = _lowered(option, value, diagnosis)
+        case "halve":
+            change = _halved(option, value)
+        case "double":
+            change = _doubled(option, value)
+        case None:
+            change = f"lower {option.name}{_present(option, value)}"
+        case wanted if wanted.lower() in ((value or option.default or "").lower(), ""):
+            return None
+        case wanted:
+            change = f"set {option.name}: {f'{value} → ' if value else ''}{wanted}"
+    return f"{change}, {option.note}" if change and option.note else change
+
+
+def _present(option: Option, value: str | None) -> str:
+    if value is not None:
+        return f" (now {value})"
+    return f" (default {option.default})" if option.default else ""
+
+
+def _halved(option: Option, value: str | None) -> str | None:
+    if value is None or not value.isdigit():
+        return f"lower {option.name}{_present(option, value)}"
+    number = int(value)
+    return f"set {option.name}: {number} → {number // 2}" if number > 1 else None
+
+
+def _doubled(option: Option, value: str | None) -> str:
+    present = value if value is not None and value.isdigit() else option.default
+    if present is None or not present.isdigit():
+        return f"raise {option.name}"
+    return f"set {option.name}: {present} → {2 * int(present)}"
+
+
+def _lowered(option: Option, value: str | None, diagnosis: Diagnosis) -> str:
+    """The share, less the memory that was missing, in steps of 0.05; more, if the engine had too little."""
+    numbers = diagnosis.numbers
+    if all(name in numbers for name in _TOO_SMALL):
+        return f"raise {option.name}{_present(option, value)}"
+    total, free = numbers.get("total_bytes"), numbers.get("free_bytes", 0)
+    wanted = numbers.get("requested_bytes") or numbers.get("wanted_bytes")
+    try:
+        share = float(value) if value is not None else None
+    except ValueError:
+        share = None
+    if share is None or not total or not wanted or not _LEAST_SHARE < share <= 1:
+        return f"lower {option.name}{_present(option, value)}"
+    missing = max(wanted - free, 0) / total
+    steps = max(math.ceil(round(missing / _STEP_OF_SHARE, 6)), 1)
+    lower = max(round(share - steps * _STEP_OF_SHARE, 2), _LEAST_SHARE)
+    freed = human_bytes(round((share - lower) * total))
+    return f"set {option.name}: {share:g} → {lower:g}, which frees about {freed}"

@@ -1,0 +1,52 @@
+"""The programs that wrote a log, their versions, and the values of their options."""
+
+from __future__ import annotations
+
+import re
+
+from rljob_memory.evidence.collected import EvidenceBuilder
+from rljob_memory.evidence.log_lines import LogLine
+from rljob_memory.programs import PROGRAMS
+
+_LEAVES = sorted({leaf for program in PROGRAMS.values() for leaf in program.leaves}, key=len, reverse=True)
+_VALUE = re.compile(
+    rf"(?<![A-Za-z0-9])(?P<name>{'|'.join(map(re.escape, _LEAVES))})['\"]?(?:\s{{0,4}}[:=]\s{{0,4}}|\s)['\"]?"
+    r"(?P<value>-?\d[\w.]{0,15}|[Tt]rue|[Ff]alse|None|null|adamw\w{0,20}|paged_\w{1,20})(?![\w.])"
+)
+"""`gpu_memory_utilization=0.85`, `'gpu_memory_utilization': 0.85`, `--vllm_gpu_memory_utilization 0.85`."""
+_VERSION = re.compile(
+    rf"\b(?P<name>{'|'.join(map(re.escape, PROGRAMS))})[ =@_-]+v?(?P<version>\d+\.\d+(?:\.\d+)?)\b", re.I
+)
+_MOST_VALUES = 4
+"""Different values of one option that are kept: with more than one, none is called the present value."""
+
+
+_MAY_HAVE_VALUES = (
+    "emory_util",
+    "batch_size",
+    "offload",
+    "fraction",
+    "max_",
+    "sleep",
+    "checkpointing",
+    "tokens",
+    "enable",
+)
+"""Nearly every option has one of these. Looking for words is several times faster than a regular expression."""
+_MARKS = tuple((mark, key) for key, program in PROGRAMS.items() for mark in program.recognize)
+
+
+def note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
+    """Record the programs, versions and option values that the line shows."""
+    text = line.text
+    for mark, key in _MARKS:
+        if key not in builder.programs and (mark in text or mark in line.writer):
+            builder.programs.append(key)
+    if "==" in text or " v" in text:
+        for match in _VERSION.finditer(text):
+            builder.versions.setdefault(match["name"].lower(), match["version"])
+    if any(part in text for part in _MAY_HAVE_VALUES):
+        for match in _VALUE.finditer(text):
+            values = builder.option_values.setdefault(match["name"], [])
+            if match["value"] not in values and len(values) < _MOST_VALUES:
+                values.append(match["value"])

@@ -1,0 +1,92 @@
+"""Reports that memory ran out, in words that no signature knows: so that no such log gets an empty answer."""
+
+from __future__ import annotations
+
+import re
+
+_MEMORY_RAN_OUT = (
+    r"out of (?:\w+ ){0,2}memory",
+    r"out[-_]of[-_](?:\w+[-_])?memory",
+    r"\bOutOf\w{0,20}Memory",
+    r"\bRESOURCE_EXHAUSTED\b.{0,100}(?:memory|alloc)",
+    r"\b(?:cuda|gpu|hip|npu|tpu|device|host|ram) oom\b",
+    r"\boom (?:error|exception|occurred|happened|killed)\b",
+    r"\b(?:not enough|insufficient) (?:\w+ ){0,3}memory\b",
+    r"\bmemory (?:is |was )?exhausted\b",
+    r"\bexhausted (?:\w+ )?memory\b",
+    r"\b(?:cannot|can't|can not|could not|unable to|failed to|failure to) (?:\w+ ){0,2}allocate\b"
+    r".{0,80}(?:memory|bytes|[KMGT]i?B\b)",
+    r"\bmemory allocation (?:.{0,60}fail|failure\b)",
+    r"\b(?:malloc|calloc|alloc)\(?\w*\)? failed\b",
+    r"\blow on (?:\w+: )?memory\b",
+    r"\bmemory limit (?:was |is |has been )?exceeded",
+    r"\bexceed(?:s|ed|ing)? (?:the |its |job |step |container )*memory limit",
+)
+_AS_A_FAILURE = (
+    r"\w(?:Error|Exception)\b",
+    r"\b(?:error|exception|fatal|critical|killed)\b",
+    r"\bfail(?:ed|ure)?\b",
+    r"\babort",
+    r"\bran out[- ]of[- ]",
+    r"\bterminat",
+    r"\bevict(?:ed|ing)",
+    r"\bkilling\b",
+    r"\bpanic",
+    r"\b(?:cannot|could not|unable)\b",
+    r"^\W{0,4}\w{0,20} ?out of ",
+)
+_ONLY_MENTIONED = (
+    # advice
+    r"\bif (?!self|not\b)\w",
+    r"\b(?:avoid|prevent|potential|risk)",
+    r"\b(?:may|might|can|would|could)\b(?! not)",
+    r"\b(?:in case|when|unless|without|likely)\b",
+    r"\bpossibl[ey]\b",
+    r"\b(?:tips?|hint):",
+    # the program handled it
+    r"\b(?:handl(?:er|ing|e)|caught)\b",
+    r"\b(?:catch|retry|retrie|skip|recover)",
+    r"\bfalling back",
+    r"\b(?:no|not) out of memory",
+    # the loader's block for variables of threads, which has nothing to do with the amount of memory
+    r"static TLS",
+    # a multiprocessor's shared memory: a kernel's tile is too large
+    r"shared memory, Required",
+)
+
+_OF_A_DEVICE = re.compile(
+    r"gpu|cuda|device|vram|hbm|accelerator|npu|tpu|^\W{0,4}OutOfMemoryError\s+Traceback", re.IGNORECASE
+)
+_PLACEHOLDER = re.compile(r"Tried to allocate (?:<|\{|\.\.\.|[XN]{1,3}\b)")
+_OTHER_LIMIT = re.compile(r"\bibv_\w+.{0,60}Cannot allocate memory")
+"""Locked memory, which InfiniBand registers: `ulimit -l`."""
+_NOT_SCHEDULED = re.compile(r"\b\d+/\d+ nodes are available|\bFailedScheduling\b")
+"""The scheduler's reasons: what a pod requests, and no node has left."""
+_QUOTED = re.compile(r"`[^`]{0,60}(?:OOM|[Oo]ut[ _]?[Oo]f[ _]?[Mm]emory|137|Killed)[^`]{0,60}`")
+
+
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+_RAN_OUT, _FAILURE, _MENTIONED = _any_of(_MEMORY_RAN_OUT), _any_of(_AS_A_FAILURE), _any_of(_ONLY_MENTIONED)
+
+
+def is_no_shortage(text: str) -> bool:
+    """True if the line only looks like a shortage: documentation, a limit that has its errno, a pod without a node."""
+    if "`" in text and _QUOTED.search(text) and _MENTIONED.search(text):
+        return True
+    return any(pattern.search(text) for pattern in (_PLACEHOLDER, _OTHER_LIMIT, _NOT_SCHEDULED))
+
+
+def names_a_device(text: str) -> bool:
+    """True if a report of a shortage is of a GPU's memory; torch's class of errors is."""
+    return _OF_A_DEVICE.search(text) is not None
+
+
+def is_unfamiliar_failure(text: str) -> bool:
+    """True if the line reports that memory ran out.
+
+    Advice ("to avoid out-of-memory errors, …") and shortages that the program handled ("retrying") do not count.
+    """
+    return bool(_RAN_OUT.search(text) and _FAILURE.search(text) and not _MENTIONED.search(text))

@@ -1,0 +1,95 @@
+"""Shape of a model from its URI alone: exact for random weights, else from the size in its name. Pure.
+
+Host memory and disk depend on little more than the number of parameters, so that a shape as of similar models will do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import ValidationError
+
+from rljob_api.job import RLJobSpec
+from rljob_api.random_model import RandomModel
+from rljob_memory.workload import ModelShape
+
+_SIZE = re.compile(r"(?:^|[-_/. ])(\d{1,4}(?:\.\d{1,3})?)([BbMm])(?=$|[-_/.:@ ])")
+_UNITS = {"b": 10**9, "m": 10**6}
+_VOCABULARY = 151_936
+_LARGEST_SIZE = 10**7
+"""Of a hidden size or a number of layers: a larger one is a mistake."""
+
+
+def shape_in_uri(spec: RLJobSpec, bytes_per_parameter: int) -> ModelShape | None:
+    """The shape; None if neither the URI nor the name in it has a size.
+
+    `bytes_per_parameter`: in the forward pass. `hf://Qwen/Qwen3-8B` has 8×10⁹ parameters.
+    """
+    scheme, _, location = spec.model.uri.partition("://")
+    shape = _random_shape(location, bytes_per_parameter) if scheme == "random" else None
+    if scheme != "random" and (parameters := parameters_in_name(location)):
+        shape = typical_shape(parameters, bytes_per_parameter)
+    if shape is None or spec.policy.lora is None:
+        return shape
+    return with_adapters(shape, spec.policy.lora.rank)
+
+
+def compute_bytes(spec: RLJobSpec, device: Literal["cpu", "cuda"]) -> int:
+    """Bytes per parameter in the forward pass and in the engine."""
+    auto = "bfloat16" if device == "cuda" else "float32"
+    return 2 if (auto if spec.model.dtype == "Auto" else spec.model.dtype) == "bfloat16" else 4
+
+
+def parameters_in_name(name: str) -> int | None:
+    """Parameters by the largest size in a name: `Qwen2.5-0.5B-Instruct` → 500,000,000. None if it has none.
+
+    Other sizes count something else: `30B-A3B` the active parameters, `7B-Instruct-1M` the tokens of the context.
+    """
+    sizes = (int(float(number) * _UNITS[unit.lower()]) for number, unit in _SIZE.findall(name))
+    return max(sizes, default=0) or None
+
+
+def typical_shape(parameters: int, bytes_per_parameter: int) -> ModelShape:
+    """A dense transformer of this size, with 12 × hidden² parameters in each of hidden ÷ 128 layers."""
+    hidden = max(int((parameters * 128 / 12) ** (1 / 3)) // 128, 1) * 128
+    return ModelShape(
+        parameters=parameters,
+        layers=max(hidden // 128, 1),
+        hidden=hidden,
+        kv_heads=min(8, hidden // 128),
+        head_dim=128,
+        vocabulary=_VOCABULARY,
+        bytes_per_parameter=bytes_per_parameter,
+        heads=hidden // 128,
+        intermediate=3 * hidden,
+    )
+
+
+def with_adapters(shape: ModelShape, rank: int) -> ModelShape:
+    """`shape` with low-rank adapters on all linear layers: about 2 × rank ÷ hidden of the parameters."""
+    return replace(shape, adapter_parameters=2 * rank * shape.parameters // max(shape.hidden, 1))
+
+
+def _random_shape(location: str, bytes_per_parameter: int) -> ModelShape | None:
+    try:
+        model = RandomModel.of_location(location)
+    except ValidationError:
+        return None
+    hidden, heads, kv_heads, intermediate = model.hidden, model.heads, model.kv_heads, model.intermediate_size
+    sizes = (hidden, model.layers, heads, kv_heads, model.head_dim, model.vocabulary, intermediate)
+    if max(sizes) > _LARGEST_SIZE:
+        return None
+    a_layer = hidden * model.head_dim * 2 * (heads + kv_heads) + 3 * hidden * intermediate + 2 * hidden
+    return ModelShape(
+        parameters=model.layers * a_layer + (1 if model.tied else 2) * model.vocabulary * hidden + hidden,
+        layers=model.layers,
+        hidden=hidden,
+        kv_heads=kv_heads,
+        head_dim=model.head_dim,
+        vocabulary=model.vocabulary,
+        bytes_per_parameter=bytes_per_parameter,
+        heads=heads,
+        intermediate=intermediate,
+    )

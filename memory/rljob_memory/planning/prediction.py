@@ -1,0 +1,78 @@
+"""Prediction of the host memory, /dev/shm and disk of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.topology import worker_pods
+from rljob_memory.plan import first_plan
+from rljob_memory.planning.disk import Disk, predicted_disk
+from rljob_memory.planning.host_memory import DeviceKind, HostMemory, worker_host_memory
+from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.planning.shared_memory import shared_memory_bytes
+from rljob_memory.sizes import GIB, human_bytes
+from rljob_memory.workload import Hardware, ModelShape
+
+_ASSUMED = {
+    "cuda": Hardware("cuda", device_memory_bytes=80 * GIB, host_memory_bytes=2048 * GIB, torch_version="2.11.0"),
+    "cpu": Hardware("cpu", device_memory_bytes=0, host_memory_bytes=16 * GIB, torch_version="2.11.0"),
+}
+"""Machines of the first plan, as long as the job's own is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Memory that a job is predicted to need, apart from the GPU."""
+
+    worker: HostMemory
+    """One pod of the policy, with the engines in it."""
+    rollout: HostMemory | None
+    """One pod of engines alone; None if they are in the policy's pods."""
+    shared_memory_bytes: int
+    """/dev/shm of a worker. What is used of it counts as host memory, too."""
+    disk: Disk
+
+    def summary(self) -> str:
+        """One line: `host memory 15.2 GiB a worker (…), /dev/shm 128 MiB, disk 21.0 GiB (…)`."""
+        uses = sorted(self.worker.uses, key=lambda use: -use.bytes)
+        shown = ", ".join(f"{use.role} {use.use} {human_bytes(use.bytes)}" for use in uses[:4])
+        disk = self.disk
+        return (
+            f"host memory {human_bytes(self.worker.peak_bytes)} a worker (largest: {shown}), "
+            f"/dev/shm {human_bytes(self.shared_memory_bytes)}, disk {human_bytes(disk.total_bytes)} "
+            f"({disk.checkpoints} checkpoints of {human_bytes(disk.checkpoint_bytes)})"
+        )
+
+
+def predict(spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, device: DeviceKind) -> Prediction:
+    """The prediction under a memory plan. Pure."""
+    workload = workload_of(spec)
+    policy, *apart = worker_pods(spec)
+    ranks = policy.processes_per_pod
+    in_engines = (apart or [policy])[0].processes_per_pod
+    sharing = in_engines if workload.tensor_parallel_size > 1 else 0
+    pods = [(ranks, 0), (0, sharing)] if apart else [(ranks, sharing)]
+    return Prediction(
+        worker=worker_host_memory(
+            model, workload, plan, device, ranks=ranks, engine_processes=0 if apart else in_engines
+        ),
+        rollout=worker_host_memory(model, workload, plan, device, ranks=0, engine_processes=in_engines)
+        if apart
+        else None,
+        shared_memory_bytes=max(shared_memory_bytes(plan.sync_bucket_bytes, device, *pod) for pod in pods),
+        disk=predicted_disk(spec, model, workload),
+    )
+
+
+def predict_before_plan(spec: RLJobSpec, model: ModelShape, device: DeviceKind) -> Prediction:
+    """The prediction for a machine that is not known yet: with or without `optimizerOffload`, the larger, if it is
+    `Auto`."""
+    workload = workload_of(spec)
+    plan = first_plan(spec.memory, _ASSUMED[device], model, workload)
+    plans = [plan]
+    if spec.memory.optimizer_offload == "Auto" and device == "cuda":
+        plans = [plan.model_copy(update={"optimizer_offload": offload}) for offload in (False, True)]
+    predictions = [predict(spec, model, each, device) for each in plans]
+    return max(predictions, key=lambda prediction: prediction.worker.peak_bytes)
