@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rljob_probe import cgroup, circumstances, notes
+from rljob_probe.account import account, places_of_traceback
 from rljob_probe.failure import DEVICE, HOST, SHARED, MemoryFailure, memory_failure
 from rljob_probe.termination_log import write_message
 
 _WHICH_MEMORY = {DEVICE: "GPU memory", HOST: "host memory", SHARED: "shared memory (/dev/shm)"}
-_LONGEST_MESSAGE, _LONGEST_LINE = 2500, 400
+_LONGEST_ERROR, _LONGEST_MESSAGE, _LONGEST_LINE = 1400, 3000, 400
+"""Characters of an error, of an error with the account of its process, and of the line about it."""
 
 
 class Explanation(NamedTuple):
@@ -41,7 +43,7 @@ def _of_error(error: BaseException | None) -> Explanation | None:
     if failure is None:
         return None
     noted = notes.own() if failure.exit_code == DEVICE else None
-    evidence = {**(noted or _evidence_of(failure)), "message": failure.text[:_LONGEST_MESSAGE]}
+    evidence = {**(noted or _evidence_of(failure)), "message": failure.text[:_LONGEST_ERROR]}
     return explanation_of(failure.exit_code, evidence)
 
 
@@ -72,7 +74,8 @@ def _of_kills(kills: int) -> Explanation | None:
 
 def _evidence_of(failure: MemoryFailure) -> dict[str, Any]:
     phase = circumstances.phase_of(circumstances.sources_of_traceback(failure.error.__traceback__))
-    return {**_circumstances(), **({"phase": phase} if phase else {})}
+    stack = account(places_of_traceback(failure.error.__traceback__))
+    return {**_circumstances(), **({"phase": phase} if phase else {}), "account": stack}
 
 
 def _circumstances() -> dict[str, Any]:
@@ -89,5 +92,8 @@ def _circumstances() -> dict[str, Any]:
 def explanation_of(exit_code: int, evidence: dict[str, Any]) -> Explanation:
     """Explanation with a message made from the evidence."""
     first_line = evidence["message"].partition("\n")[0][:_LONGEST_LINE]
+    texts = (evidence["message"], evidence.get("account", ""))
+    evidence = {name: value for name, value in evidence.items() if name != "account"}
+    evidence["message"] = "\n".join(text for text in texts if text)[:_LONGEST_MESSAGE]
     failure = f"rank {evidence['rank']} ran out of {_WHICH_MEMORY[exit_code]} in step {evidence['step']}"
     return Explanation(exit_code, f"{failure}: {first_line}", evidence)

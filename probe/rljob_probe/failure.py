@@ -22,6 +22,11 @@ _TEXTS = (
     (DEVICE, r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|cudaErrorMemoryAllocation"),
     (DEVICE, r"(?:CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED"),
     (DEVICE, r"RESOURCE_EXHAUSTED: Out of memory"),
+    # vLLM and SGLang, which refuse to start.
+    (DEVICE, r"Free memory on device .{0,60}on startup is less than desired GPU memory utilization"),
+    (DEVICE, r"No available memory for the cache blocks|GiB KV cache is needed, which is larger than the available"),
+    (DEVICE, r"larger than the maximum number of tokens that can be stored in KV cache|Error in memory profiling"),
+    (DEVICE, r"[Tt]ry (?:to )?increas(?:e|ing) --mem-fraction-static"),
     (DEVICE, r"\btorch\.(?:cuda\.)?OutOfMemoryError\b"),
     (HOST, r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
     (HOST, r"\bstd::bad_alloc\b|\[Errno 12\] Cannot allocate memory|\bMemoryError\b"),

@@ -6,7 +6,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from rljob_probe import circumstances, notes
+from rljob_probe import circumstances, notes, step_memory
+from rljob_probe.account import account, places_of_frames
 
 
 def observe(torch: ModuleType) -> None:
@@ -21,14 +22,17 @@ def observe(torch: ModuleType) -> None:
 
     def on_out_of_memory(device: int, requested: int, total: int, free: int) -> None:
         try:
-            sources = list(circumstances.sources_of_frames(sys._getframe(1)))
-            notes.save(_evidence(torch.cuda.memory_stats(device), sources, device, requested, total, free))
+            caller = sys._getframe().f_back  # None in torch's thread for the backward pass
+            sources = list(circumstances.sources_of_frames(caller))
+            evidence = _evidence(torch.cuda.memory_stats(device), sources, device, requested, total, free)
+            notes.save({**evidence, "account": account(places_of_frames(caller), torch, device)})
         except Exception:
             pass  # torch is about to raise its own error
 
     def attach_observer() -> None:
         try:
             attach(on_out_of_memory)
+            step_memory.watch(torch)
         except Exception:
             pass
 

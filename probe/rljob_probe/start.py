@@ -23,7 +23,9 @@ FIRST_PROCESS = "RLJOB_PROBE_FIRST"
 
 
 def start() -> None:
-    """Start the probe. Does nothing if there is no termination log."""
+    """Start the adapter, if the job names one, and the probe. There is no probe without a termination log."""
+    if os.environ.get("RLJOB_ADAPTER"):
+        _install_adapter()
     log = os.environ.get("RLJOB_TERMINATION_LOG", "")
     if not log and not os.path.exists(DEFAULT_LOG):
         return
@@ -31,6 +33,16 @@ def start() -> None:
     first_pid = os.environ.setdefault(FIRST_PROCESS, own_pid)
     atexit.register(_at_exit, log or DEFAULT_LOG, first_pid, cgroup.oom_kills())
     when_torch_is_imported(_observe)
+
+
+def _install_adapter() -> None:
+    """Without the adapter, the program runs with its own options."""
+    try:
+        from rljob_probe.adapters import install
+
+        install()
+    except Exception as error:
+        print(f"rljob: the adapter cannot start: {error!r}; the memory plan changes no option", file=sys.stderr)
 
 
 def _observe(torch: ModuleType) -> None:

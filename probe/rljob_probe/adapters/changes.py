@@ -1,0 +1,43 @@
+"""Changes of the memory plan since its first generation, which are relative for sizes: the trainer knows its own."""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Changes:
+    """Shares and switches. A share of 1 and a switch that is off change nothing."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.micro_batch = _share(given.get("microBatchTokens"))
+        """Share of the trainer's own micro-batch."""
+        self.kv_cache = _share(given.get("kvCache"))
+        """Share of the engine's own part of the GPU."""
+        self.sync_bucket = _share(given.get("syncBucketSize"))
+        """Share of the trainer's own bucket of weights."""
+        self.activation_checkpointing = given.get("activationCheckpointing") is True
+        self.optimizer_offload = given.get("optimizerOffload") is True
+        self.empty_cache = given.get("emptyCache") is True
+        self.rollout_sleep = given.get("rolloutSleep") in ("Level1", "Level2")
+
+
+def changes_of(text: str) -> Changes:
+    """Changes in JSON. Raises ValueError for anything else."""
+    given = json.loads(text)
+    if not isinstance(given, dict):
+        raise ValueError(f"expected a JSON object, found {text[:80]!r}")
+    return Changes(given)
+
+
+def divisor(number: int, share: float) -> int:
+    """Largest divisor of `number` that is at most `share` of it; at least 1."""
+    most = max(int(number * share + 1e-9), 1)
+    return max(d for d in range(1, most + 1) if number % d == 0)
+
+
+def _share(value: Any) -> float:
+    return min(max(float(value), 1e-6), 1.0) if isinstance(value, (int, float)) and value > 0 else 1.0

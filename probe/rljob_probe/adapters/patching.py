@@ -1,0 +1,47 @@
+"""Runs a function on a module right after it was imported, before any other code can use it."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Callable, Sequence
+
+
+def after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
+    """Call `patch` with the module `name` when it is imported; at once if it is already."""
+    module = sys.modules.get(name)
+    if module is not None:
+        patch(module)
+    else:
+        sys.meta_path.insert(0, _Finder(name, patch))
+
+
+class _Finder:
+    """Finds the module by the other finders, and lets its loader call `patch` at the end."""
+
+    def __init__(self, name: str, patch: Callable[[ModuleType], None]) -> None:
+        self._name, self._patch = name, patch
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                _extend(spec.loader, self._patch)
+                return spec
+        return None
+
+
+def _extend(loader: Any, patch: Callable[[ModuleType], None]) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        patch(module)
+
+    loader.exec_module = exec_module
