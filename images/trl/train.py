@@ -57,6 +57,7 @@ trainer = GRPOTrainer(
         per_device_train_batch_size=GENERATIONS,
         num_generations=GENERATIONS,
         max_completion_length=16,
+        gradient_checkpointing=os.environ.get("GRADIENT_CHECKPOINTING", "1") == "1",
         learning_rate=1e-3,
         shuffle_dataset=False,
         logging_steps=1,

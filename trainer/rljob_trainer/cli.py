@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from rljob_api.exit_codes import ExitCode
-
 app = typer.Typer(
     name="rljob",
     help="Train language models by reinforcement learning, from RLJob manifests, on this machine.",
@@ -117,30 +115,37 @@ def run(
     raise typer.Exit(run_manifest(manifest, options))
 
 
-@app.command(epilog=_examples("rljob validate job.yaml", "rljob validate jobs/*.yaml"))
+@app.command(
+    epilog=_examples(
+        "rljob validate job.yaml", "rljob validate --strict jobs/*.yaml", "helm template CHART | rljob validate -"
+    )
+)
 def validate(
-    manifests: Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="RLJob manifests.")],
+    manifests: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MANIFEST", help="RLJob manifests, also with several documents. - reads standard input."
+        ),
+    ],
+    schema_only: Annotated[
+        bool, typer.Option("--schema-only", metavar="", help="Check the schema only, without model, task and values.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", metavar="", help="Treat warnings as errors.")] = False,
 ) -> None:
-    """Check manifests against the schema. Prints each problem with its line and how to fix it.
+    """Check manifests: the schema, suspicious values, and all that a job needs. Prints each finding with its line.
+
+    Reads the model's configuration and tokenizer, every line of the data set and the engine arguments, and calls the
+    reward function once, in a process of its own.
 
     \b
     Exit codes:
-      0    all manifests are valid
-      2    a manifest is invalid
+      0    all manifests are valid; there may be warnings
+      2    a manifest is invalid, or has warnings with --strict
+      84   unusable model, task, reward or engine arguments
     """
-    from rljob_api.manifest import ManifestError, load_manifest
+    from rljob_trainer.validation.validate_command import Validation
 
-    failed = False
-    for path in manifests:
-        try:
-            load_manifest(path)
-        except ManifestError as error:
-            failed = True
-            typer.echo(str(error), err=True)
-        else:
-            typer.echo(f"{path}: valid")
-    if failed:
-        raise typer.Exit(ExitCode.INVALID_MANIFEST)
+    raise typer.Exit(Validation(schema_only, strict).check(manifests))
 
 
 @app.command(epilog=_examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))
@@ -163,16 +168,38 @@ def plot(
 
 
 @app.command(
-    epilog=_examples("rljob diagnose train.log", "rljob diagnose runs/digits", "kubectl logs POD | rljob diagnose -")
+    epilog=_examples(
+        "rljob diagnose train.log",
+        "rljob diagnose runs/digits --explain",
+        "rljob diagnose --job digits --namespace research",
+        "kubectl logs POD | rljob diagnose -",
+    )
 )
 def diagnose(
-    path: Annotated[
-        Path,
+    paths: Annotated[
+        list[Path] | None,
         typer.Argument(
-            metavar="FILE|DIR",
-            help="Log, termination message or allocator snapshot, or a directory of them. - reads standard input.",
+            metavar="[FILE|DIR]...",
+            help="Logs, termination messages or allocator snapshots of one failure, or directories of them. "
+            "- reads standard input.",
         ),
-    ],
+    ] = None,
+    pod: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Read the logs and the end of a pod by kubectl. Repeatable."),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Read those of all pods of an RLJob or a Job, by kubectl.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of --pod and --job.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", metavar="", help="Print also the ledger of the GPU and what was recognized.")
+    ] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", metavar="", help="Exit with 1 if an out-of-memory failure was found.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="Print a JSON list, most likely cause first.")
     ] = False,
@@ -182,11 +209,63 @@ def diagnose(
     \b
     Exit codes:
       0    diagnosed, or no out-of-memory failure found
-      2    FILE|DIR is not readable
+      1    a failure was found, with --exit-code
+      2    nothing to read, or FILE|DIR is not readable
     """
     from rljob_trainer.diagnose_command import run_diagnose
+    from rljob_trainer.kubectl import ClusterError
+    from rljob_trainer.pod_evidence import collect_pods
 
-    raise typer.Exit(run_diagnose(path, as_json=as_json))
+    try:
+        with collect_pods(pods=pod or [], job=job, namespace=namespace) as collected:
+            sources = [*(paths or []), *collected]
+            if not sources:
+                raise typer.BadParameter("name a FILE, a DIR, --pod or --job", param_hint="FILE|DIR")
+            raise typer.Exit(run_diagnose(sources, as_json=as_json, explain=explain, exit_code=exit_code))
+    except ClusterError as problem:
+        typer.echo(f"rljob: {problem}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command(
+    epilog=_examples(
+        "rljob fetch digits", "rljob fetch digits -n research -o my-model", "rljob fetch digits --path plots"
+    )
+)
+def fetch(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the RLJob.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="New directory. Default: runs/JOB/PATH.")
+    ] = None,
+    path: Annotated[
+        str, typer.Option(metavar="PATH", help="Directory of the run, such as checkpoints; . is all of it.")
+    ] = "model",
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Default: that of the context.")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig. Default: the current one.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Image with tar and sleep. Default: that of the job's pods.")
+    ] = None,
+    print_pod: Annotated[
+        bool, typer.Option("--print-pod", metavar="", help="Print the manifest of the reader pod, and do nothing.")
+    ] = False,
+) -> None:
+    """Fetch the trained model of a job from its volume in the cluster, through a small pod. Requires kubectl.
+
+    \b
+    Exit codes:
+      0    fetched
+      1    no such job or directory, or the cluster refused
+      84   the fetched model is damaged
+      85   DIR is not empty or not writable
+    """
+    from rljob_trainer.fetch.fetch_command import FetchOptions
+    from rljob_trainer.fetch.fetch_command import fetch as run
+
+    raise typer.Exit(run(FetchOptions(job, path, output, namespace, context, image, print_pod)))
 
 
 @app.command(hidden=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rljob_api.exit_codes import ExitCode
-from rljob_memory.diagnosis import Diagnosis, diagnose
+from rljob_memory.diagnosis import Diagnosis, LedgerEntry, diagnose, ledger_of
 from rljob_memory.evidence import CollectedEvidence, Unreadable, read_evidence
+from rljob_memory.evidence.failure import Failure
+from rljob_memory.programs import PROGRAMS
 from rljob_memory.sizes import human_bytes
 
 _SURE = 0.75
@@ -22,13 +24,18 @@ _LIKELY = 0.5
 _INDENT = (0, 0, 0, 2)
 
 
-def run_diagnose(path: Path, *, as_json: bool) -> ExitCode:
-    """Print the diagnosis of the file or directory at `path`, or that it contains no out-of-memory failure.
+FAILURE_FOUND = 1
+"""Exit code for `--exit-code`, as of `git diff --exit-code`."""
 
-    Exit codes: 0, or 2 if `path` cannot be read, with the reason on the standard error.
+
+def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False, exit_code: bool = False) -> int:
+    """Print the diagnosis of the files and directories, or that they contain no out-of-memory failure.
+
+    `explain`: print also the ledger of the GPU. `exit_code`: return 1 if a failure was found. Otherwise 0; 2 if a path
+    cannot be read, with the reason on the standard error.
     """
     try:
-        evidence = read_evidence(path)
+        evidence = read_evidence(*paths)
     except Unreadable as problem:
         print(f"rljob: {problem}", file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
@@ -36,16 +43,51 @@ def run_diagnose(path: Path, *, as_json: bool) -> ExitCode:
     if as_json:
         print(json.dumps([diagnosis.as_dict() for diagnosis in diagnoses], indent=2, ensure_ascii=False))
     else:
-        _print_report(Console(highlight=False), path, evidence, diagnoses)
-    return ExitCode.COMPLETE
+        console = Console(highlight=False)
+        _print_report(console, ", ".join(map(str, paths)), evidence, diagnoses)
+        if explain and evidence.failure is not None:
+            _print_explanation(console, evidence.failure, evidence)
+    return FAILURE_FOUND if exit_code and diagnoses else ExitCode.COMPLETE
 
 
-def _print_report(console: Console, path: Path, evidence: CollectedEvidence, diagnoses: list[Diagnosis]) -> None:
+def _print_explanation(console: Console, failure: Failure, evidence: CollectedEvidence) -> None:
+    console.print("\n[bold]What the evidence shows[/]\n")
+    facts = [("memory that ran out", str(failure.kind)), ("activity", str(failure.activity or "not shown by a stack"))]
+    facts += [("program", PROGRAMS[key].title) for key in evidence.programs]
+    facts += [(f"option {name}", value) for name, value in evidence.option_values.items()]
+    facts += [(f"memory of {series.name}", f"{len(series.samples)} samples") for series in evidence.series]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    for name, value in facts:
+        table.add_row(escape(name), escape(value))
+    console.print(Padding(table, (0, 0, 1, 2)))
+    _print_ledger(console, ledger_of(failure, evidence))
+
+
+def _print_ledger(console: Console, entries: Sequence[LedgerEntry]) -> None:
+    console.print("[bold]The GPU at that moment[/]\n")
+    if not entries:
+        console.print(Padding("The message has no numbers of the GPU.", _INDENT))
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for entry in entries:
+        owner = f"  of it: {entry.owner}" if entry.is_part else entry.owner
+        table.add_row(owner, human_bytes(entry.size_bytes), f"from {entry.source}")
+    console.print(Padding(table, _INDENT))
+
+
+def _print_report(console: Console, names: str, evidence: CollectedEvidence, diagnoses: list[Diagnosis]) -> None:
     if evidence.failure is None:
         files = f"{len(evidence.names)} file{'' if len(evidence.names) == 1 else 's'} read"
-        console.print(f"No out-of-memory failure found in {escape(str(path))} ({files}).{_consequences(evidence)}")
+        console.print(f"No out-of-memory failure found in {escape(names)} ({files}).{_consequences(evidence)}")
+        for diagnosis in diagnoses:
+            console.print()
+            _print_diagnosis(console, diagnosis)
         return
-    console.print(f"[bold]{escape(evidence.failure.source or str(path))}[/]  [dim]{_messages(evidence)}[/]\n")
+    console.print(f"[bold]{escape(evidence.failure.source or names)}[/]  [dim]{_messages(evidence)}[/]\n")
     best, *others = diagnoses
     _print_diagnosis(console, best)
     console.print(Padding(_numbers_table(best.numbers), _INDENT))

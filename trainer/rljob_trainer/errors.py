@@ -50,6 +50,10 @@ class WorkerLost(TrainerError):
     exit_code = ExitCode.WORKER_LOST
 
 
+class PhaseDeadlineExceeded(WorkerLost):
+    """A policy rank or a rollout engine did not finish a phase in time: it hangs."""
+
+
 class OutOfMemory(TrainerError):
     """Base of the failures of memory."""
 

@@ -38,6 +38,9 @@ class Machine:
     cores: int
     """CPU cores that this process may use: affinity and the limit of its cgroup are respected."""
 
+    gpu_capability: tuple[int, int] | None = None
+    """Lowest CUDA compute capability of the GPUs; None without GPUs, or if it is not known."""
+
     def choose_device(self, wanted: Literal["auto", "cpu", "cuda"]) -> Device:
         if wanted == "cuda" and not self.gpu_memory_bytes:
             raise BadInput(
@@ -51,11 +54,18 @@ def this_machine(*, gpus: bool = True) -> Machine:
 
     Raises `BadInput` if CUDA_VISIBLE_DEVICES names GPUs that do not exist.
     """
+    found = _gpus() if gpus else []
     return Machine(
-        gpu_memory_bytes=_gpu_memory_bytes() if gpus else (),
+        gpu_memory_bytes=tuple(memory for memory, _ in found),
         host_memory_bytes=min(psutil.virtual_memory().total, _cgroup_limit_bytes()),
-        cores=min(len(os.sched_getaffinity(0)), _cgroup_cores()),
+        cores=visible_cores(),
+        gpu_capability=min((capability for _, capability in found), default=None),
     )
+
+
+def visible_cores() -> int:
+    """CPU cores that this process may use: affinity and the limit of its cgroup are respected."""
+    return min(len(os.sched_getaffinity(0)), _cgroup_cores())
 
 
 def torch_version() -> str:
@@ -68,18 +78,22 @@ def torch_may_compile() -> bool:
     return os.environ.get("TORCH_COMPILE_DISABLE") != "1"
 
 
-def _gpu_memory_bytes() -> tuple[int, ...]:
+def _gpus() -> list[tuple[int, tuple[int, int]]]:
+    """Memory in bytes and compute capability of each visible GPU."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return []
     try:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         handles = present if visible is None else [_handle(name, present) for name in _names(visible)]
-        return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+        return [
+            (int(pynvml.nvmlDeviceGetMemoryInfo(gpu).total), pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
+            for gpu in handles
+        ]
     finally:
         pynvml.nvmlShutdown()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,27 @@ class Completion:
 
     text: str
 
+    weights_versions: Sequence[int] = ()
+    """The step whose weights generated each token. Empty: the same for all completions of the step."""
+
+    def is_complete(self, max_tokens: int) -> bool:
+        """False if the response was left before it ended. `max_tokens`: the token limit."""
+        return self.finished or len(self.token_ids) >= max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PartialGroup:
+    """The responses to one prompt, of which any may be unfinished. They have no text yet."""
+
+    position: int
+    """Of the prompt in the sequence of all prompts of the job, from 0."""
+
+    responses: Sequence[Completion]
+
+    def is_complete(self, max_tokens: int) -> bool:
+        """True if every response has ended. `max_tokens`: the token limit."""
+        return all(response.is_complete(max_tokens) for response in self.responses)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
@@ -79,6 +100,18 @@ class RolloutBatch:
     advantages: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """[completions]; empty until the step is scored."""
 
+    reward_errors: int = 0
+    """Completions whose reward is 0 because the reward function failed."""
+
+    weights_version: int | None = None
+    """The step whose weights generated the completions; 0: the initial weights. None: unknown."""
+
+    token_versions: list[IntArray] = field(default_factory=list)
+    """The same for each token, parallel to `response_ids`. Empty: it is `weights_version` for all."""
+
+    left: list[PartialGroup] = field(default_factory=list)
+    """Groups that the step has left for the next one, in the order of their positions."""
+
     def __len__(self) -> int:
         return len(self.response_ids)
 
@@ -91,9 +124,21 @@ class RolloutBatch:
         """Prompt tokens that the policy processes: each prompt counts once per completion."""
         return self.group_size * sum(len(ids) for ids in self.prompt_ids)
 
-    def scored(self, rewards: FloatArray, advantages: FloatArray) -> RolloutBatch:
+    @property
+    def continued(self) -> list[int]:
+        """For each completion that was continued with other weights, the number of tokens that it had by then."""
+        last = [(versions, versions[-1]) for versions in self.token_versions if len(versions)]
+        earlier = [int(np.count_nonzero(versions != final)) for versions, final in last]
+        return [tokens for tokens in earlier if tokens]
+
+    def scored(self, rewards: FloatArray, advantages: FloatArray, reward_errors: int = 0) -> RolloutBatch:
         """This batch with rewards and advantages, [completions] each."""
-        return replace(self, rewards=rewards.astype(np.float32), advantages=advantages.astype(np.float32))
+        return replace(
+            self,
+            rewards=rewards.astype(np.float32),
+            advantages=advantages.astype(np.float32),
+            reward_errors=reward_errors,
+        )
 
     @classmethod
     def of(
@@ -110,6 +155,7 @@ class RolloutBatch:
             response_ids=[np.asarray(c.token_ids, np.int32) for c in completions],
             rollout_logprobs=[np.asarray(c.logprobs, np.float32) for c in completions],
             finished=np.asarray([c.finished for c in completions], np.bool_),
+            token_versions=_versions(completions),
         )
 
     def save(self, path: Path) -> None:
@@ -127,6 +173,10 @@ class RolloutBatch:
             finished=self.finished,
             rewards=self.rewards,
             advantages=self.advantages,
+            reward_errors=self.reward_errors,
+            weights_version=-1 if self.weights_version is None else self.weights_version,
+            token_versions=_flat(self.token_versions, np.int32),
+            **_saved_groups(self.left),
         )
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
@@ -147,7 +197,49 @@ class RolloutBatch:
                 finished=saved["finished"],
                 rewards=saved["rewards"],
                 advantages=saved["advantages"],
+                # Journals of earlier versions have none.
+                reward_errors=int(saved["reward_errors"]) if "reward_errors" in saved else 0,
+                weights_version=_version(saved["weights_version"]) if "weights_version" in saved else None,
+                token_versions=_split(saved["token_versions"], saved["response_lengths"])
+                if "token_versions" in saved and len(saved["token_versions"])
+                else [],
+                left=_loaded_groups(saved) if "left_positions" in saved else [],
             )
+
+
+def _version(saved: npt.NDArray[Any]) -> int | None:
+    return None if saved < 0 else int(saved)
+
+
+def _versions(completions: Sequence[Completion]) -> list[IntArray]:
+    found = [np.asarray(completion.weights_versions, np.int32) for completion in completions]
+    return found if any(map(len, found)) else []
+
+
+def _saved_groups(groups: Sequence[PartialGroup]) -> dict[str, Any]:
+    responses = [response for group in groups for response in group.responses]
+    return {
+        "left_positions": np.asarray([group.position for group in groups], np.int64),
+        "left_lengths": np.asarray([len(response.token_ids) for response in responses], np.int64),
+        "left_ids": _flat([np.asarray(response.token_ids) for response in responses], np.int32),
+        "left_logprobs": _flat([np.asarray(response.logprobs) for response in responses], np.float32),
+        "left_versions": _flat([np.asarray(response.weights_versions) for response in responses], np.int32),
+        "left_finished": np.asarray([response.finished for response in responses], np.bool_),
+    }
+
+
+def _loaded_groups(saved: Mapping[str, npt.NDArray[Any]]) -> list[PartialGroup]:
+    lengths, positions = saved["left_lengths"], saved["left_positions"]
+    parts = [_split(saved[f"left_{name}"], lengths) for name in ("ids", "logprobs", "versions")]
+    responses = [
+        Completion(ids.tolist(), logprobs.tolist(), bool(finished), "", versions.tolist())
+        for ids, logprobs, versions, finished in zip(*parts, saved["left_finished"], strict=True)
+    ]
+    size = len(responses) // max(len(positions), 1)
+    return [
+        PartialGroup(int(position), responses[index * size : (index + 1) * size])
+        for index, position in enumerate(positions)
+    ]
 
 
 def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:

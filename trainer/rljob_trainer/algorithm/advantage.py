@@ -17,7 +17,9 @@ def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> Fl
     `rewards`: [completions], group-major, finite. Returns [completions], float32. The standard deviation is the
     unbiased one (divisor n − 1). A group whose rewards are all equal gets exactly 0.
 
-    Source: GRPO (arXiv 2402.03300, eq. 3 ff.); `scale=False` is Dr. GRPO (arXiv 2503.20783).
+    Source: GRPO (arXiv 2402.03300, eq. 3 ff.). `scale=False` is one of the two changes of Dr. GRPO (arXiv 2503.20783).
+    Its other one, sums over tokens that are divided by a constant length, is not supported: token-mean divides by the
+    tokens of the step.
     Raises `BadInput` for a reward that is not finite, `ValueError` if the rewards do not form whole groups.
     """
     groups = _groups(rewards, group_size)

@@ -52,8 +52,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs_grad, entropy_grad = output_grads
         logits_grad = _fused(_logits_grad) if hidden.is_cuda else _logits_grad
         hidden_grad = torch.empty_like(hidden)
-        # Chunks are summed in float32: in bfloat16, later ones would be lost to rounding.
-        weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        weight_grad = None
+        if ctx.needs_input_grad[1]:  # not if the head is frozen
+            # Chunks are summed in float32: in bfloat16, later ones would be lost to rounding.
+            weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for rows in _chunks(len(targets), ctx.chunk_tokens):
             grad = logits_grad(
                 _float32_matmul(hidden[rows], weight.T),
@@ -66,8 +68,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 weight.dtype,
             )
             torch.mm(grad, weight, out=hidden_grad[rows])
-            weight_grad += grad.T @ hidden[rows]
-        return hidden_grad, weight_grad.to(weight.dtype), None, None, None
+            if weight_grad is not None:
+                weight_grad += grad.T @ hidden[rows]
+        return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None
 
 
 def _distribution(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

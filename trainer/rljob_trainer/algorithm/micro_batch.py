@@ -1,7 +1,8 @@
-"""Micro-batches: completions grouped by length, padded on the right, with the weight of each token in the loss."""
+"""Micro-batches: completions packed end to end, or padded on the right, with the weight of each token in the loss."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,18 +10,24 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rljob_trainer.algorithm.loss_config import Aggregation
+from rljob_trainer.algorithm.loss_config import Aggregation, LossConfig
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
 IndexArray = npt.NDArray[np.int64]
+_SHORTEST = 2
+"""torch.compile would compile the layers once more for sequences of one token."""
+
 Number = TypeVar("Number", np.int64, np.float32)
+
+_MICRO_BATCH_COST = 32
+"""A micro-batch costs as much as this part of its budget in tokens, beside its tokens. An estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """B completions with T response tokens in total. All arrays of [T] are parallel, completion after completion.
 
-    An empty micro-batch (B = 0) has T = 0 and one row with one padding token, so that a rank without a share still
+    An empty micro-batch (B = 0) has T = 0 and one row with two padding tokens, so that a rank without a share still
     takes part in the collectives.
     """
 
@@ -30,8 +37,11 @@ class MicroBatch:
     response_lengths: list[int]
     """[B] Tokens of each response; T in total."""
 
+    packed_lengths: list[int] | None
+    """Tokens of each sequence of `input_ids`, if they are packed into one row. None: rows that are padded."""
+
     input_ids: IndexArray
-    """[B, L] Prompt and response, without the last response token, from which nothing is predicted."""
+    """[B, L ≥ 2] Prompt and response, without the last response token, from which nothing is predicted."""
 
     hidden_rows: IndexArray
     """[T] Row of the flattened [B × L] hidden states that predicts the token."""
@@ -49,7 +59,7 @@ class MicroBatch:
     """[T] Weight in the loss."""
 
     mean_weights: FloatArray
-    """[T] Weight in a mean over the tokens of the batch."""
+    """[T] Weight in a mean over the tokens that the update processes."""
 
     def by_completion(self, values: FloatArray) -> Iterator[tuple[int, FloatArray]]:
         """`values` of [T] by completion: its index in the batch, and its values."""
@@ -66,19 +76,23 @@ def micro_batches_of(
     ranks: int,
     budget_tokens: int,
     aggregation: Aggregation,
+    processed: Sequence[int] | None = None,
+    packed: bool = False,
 ) -> list[MicroBatch]:
     """This rank's micro-batches of one update over `completions` of a scored batch. All ranks have the same number.
 
-    The weights refer to all of `completions`, so that the micro-batches of all ranks add up to the whole.
+    `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The weights in
+    the loss refer to all of `completions`, so that the gradient is the same; those of means refer to `processed`.
+    `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them.
     """
     logprobs = [batch.rollout_logprobs[completion] for completion in completions]
     loss_weights = dict(zip(completions, token_weights(logprobs, aggregation), strict=True))
-    mean_weights = loss_weights
-    if aggregation != "token-mean":
-        mean_weights = dict(zip(completions, token_weights(logprobs, "token-mean"), strict=True))
-    lengths = [_input_length(batch, completion) for completion in completions]
-    plan = plan_micro_batches(lengths, ranks, budget_tokens)[rank]
-    return [_collate(batch, [completions[place] for place in part], loss_weights, mean_weights) for part in plan]
+    chosen = completions if processed is None else processed
+    of_chosen = [batch.rollout_logprobs[completion] for completion in chosen]
+    mean_weights = dict(zip(chosen, token_weights(of_chosen, "token-mean"), strict=True))
+    lengths = [_input_length(batch, completion) for completion in chosen]
+    plan = plan_micro_batches(lengths, ranks, budget_tokens, packed=packed)[rank]
+    return [_collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed) for part in plan]
 
 
 def completions_with_tokens(batch: RolloutBatch) -> list[int]:
@@ -86,27 +100,47 @@ def completions_with_tokens(batch: RolloutBatch) -> list[int]:
     return [completion for completion, response in enumerate(batch.response_ids) if len(response)]
 
 
+def with_gradient(batch: RolloutBatch, completions: Sequence[int], loss: LossConfig) -> list[int]:
+    """The `completions` that contribute to the gradient of a scored batch.
+
+    Without a KL or entropy term, the loss of a completion is a multiple of its advantage: if that is 0, as it is in a
+    group with equal rewards, so is its gradient. If none contributes, the first is kept, so that there are metrics.
+    """
+    if loss.kl_coefficient or loss.entropy_coefficient:
+        return list(completions)
+    return [completion for completion in completions if batch.advantages[completion]] or list(completions[:1])
+
+
 def _collate(
     batch: RolloutBatch,
     completions: list[int],
     loss_weights: dict[int, FloatArray],
     mean_weights: dict[int, FloatArray],
+    packed: bool,
 ) -> MicroBatch:
-    width = max((_input_length(batch, completion) for completion in completions), default=1)
-    input_ids = np.zeros((max(len(completions), 1), width), np.int64)
+    lengths = [_input_length(batch, completion) for completion in completions]
+    if packed:
+        padding = max(_SHORTEST - sum(lengths), 0)
+        packed_lengths = [*lengths, *([padding] if padding else [])]
+        starts, flat = [0, *np.cumsum(lengths).tolist()], np.zeros(sum(packed_lengths), np.int64)
+    else:
+        packed_lengths, width = None, max([_SHORTEST, *lengths])
+        rows = max(len(completions), 1)
+        starts, flat = [row * width for row in range(rows)], np.zeros(rows * width, np.int64)
     hidden_rows = []
-    for row, completion in enumerate(completions):
+    for start, completion in zip(starts, completions, strict=False):
         prompt, response = batch.prompt_ids[completion // batch.group_size], batch.response_ids[completion]
-        input_ids[row, : len(prompt)] = prompt
-        input_ids[row, len(prompt) : len(prompt) + len(response) - 1] = response[:-1]
-        first = row * width + len(prompt) - 1
-        hidden_rows.append(np.arange(first, first + len(response)))
+        predicting = start + len(prompt) - 1
+        flat[start : start + len(prompt)] = prompt
+        flat[predicting + 1 : predicting + len(response)] = response[:-1]
+        hidden_rows.append(np.arange(predicting, predicting + len(response)))
     logprobs = _joined([batch.rollout_logprobs[completion] for completion in completions], np.float32)
     response_lengths = [len(batch.response_ids[completion]) for completion in completions]
     return MicroBatch(
         completions=completions,
         response_lengths=response_lengths,
-        input_ids=input_ids,
+        packed_lengths=packed_lengths,
+        input_ids=flat[None] if packed else flat.reshape(-1, width),
         hidden_rows=_joined(hidden_rows, np.int64),
         targets=_joined([batch.response_ids[completion] for completion in completions], np.int64),
         advantages=np.repeat(batch.advantages[completions], response_lengths).astype(np.float32),
@@ -127,17 +161,20 @@ def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[Number]) -> npt.NDArr
     return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
 
 
-def plan_micro_batches(lengths: Sequence[int], ranks: int, budget_tokens: int) -> list[list[list[int]]]:
+def plan_micro_batches(
+    lengths: Sequence[int], ranks: int, budget_tokens: int, *, packed: bool = False
+) -> list[list[list[int]]]:
     """Indices of the sequences of each micro-batch: `plan[rank][micro_batch]`.
 
     `lengths`: tokens of each sequence. A micro-batch of n sequences has n × (longest of them) ≤ `budget_tokens` tokens,
-    padding included. A sequence longer than the budget gets its own. Every rank gets the same number of micro-batches,
-    at least one, since each has collectives; empty ones fill up. The longest come first, so that a step that does not
-    fit into memory fails early.
+    padding included; if it is `packed`, the sum of their lengths. A sequence longer than the budget gets its own. Every
+    rank gets the same number of micro-batches, at least one, since each has collectives; empty ones fill up. The
+    longest come first, so that a step that does not fit into memory fails early.
     """
-    packed = [_pack(share, lengths, budget_tokens) for share in _deal(lengths, ranks)]
-    count = max(1, *(len(micro_batches) for micro_batches in packed))
-    return [micro_batches + [[] for _ in range(count - len(micro_batches))] for micro_batches in packed]
+    divide = _balance if packed else _divide
+    of_ranks = [divide(share, lengths, budget_tokens) for share in _deal(lengths, ranks)]
+    count = max(1, *(len(micro_batches) for micro_batches in of_ranks))
+    return [micro_batches + [[] for _ in range(count - len(micro_batches))] for micro_batches in of_ranks]
 
 
 def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
@@ -155,15 +192,47 @@ def _deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def _pack(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Fill micro-batches one after the other. `share` has decreasing lengths: the first of each is its longest."""
+def _balance(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Divide `share`, which has decreasing lengths, into few micro-batches with about the same number of tokens.
+
+    Each sequence goes to the micro-batch with the fewest tokens so far.
+    """
+    least = -(-sum(lengths[sequence] for sequence in share) // budget_tokens)
+    for count in range(least, len(share) + 1):
+        micro_batches: list[list[int]] = [[] for _ in range(count)]
+        filled = [(0, place) for place in range(count)]
+        for sequence in share:
+            tokens, place = heapq.heappop(filled)
+            micro_batches[place].append(sequence)
+            heapq.heappush(filled, (tokens + lengths[sequence], place))
+        if all(tokens <= budget_tokens or len(micro_batches[place]) == 1 for tokens, place in filled):
+            return micro_batches
+    return [[sequence] for sequence in share]
+
+
+def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Divide `share`, which has decreasing lengths, into micro-batches with little padding.
+
+    Of all divisions in order, this is the one with the fewest tokens, padding included, where each micro-batch counts
+    as a few tokens more for its launches and collectives. Dynamic programming over the number of sequences divided.
+    """
+    of_share = np.asarray([lengths[sequence] for sequence in share], np.int64)
+    fixed = max(budget_tokens // _MICRO_BATCH_COST, 1)
+    cost = np.zeros(len(share) + 1, np.int64)
+    starts = np.zeros(len(share) + 1, np.int64)
+    for stop in range(1, len(share) + 1):
+        tokens = np.arange(stop, 0, -1) * of_share[:stop]
+        allowed = tokens <= budget_tokens
+        allowed[stop - 1] = True  # a sequence of its own, whatever its length
+        total = np.where(allowed, cost[:stop] + tokens + fixed, np.iinfo(np.int64).max)
+        starts[stop] = total.argmin()
+        cost[stop] = total[starts[stop]]
     micro_batches: list[list[int]] = []
-    for sequence in share:
-        if micro_batches and (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] <= budget_tokens:
-            micro_batches[-1].append(sequence)
-        else:
-            micro_batches.append([sequence])
-    return micro_batches
+    stop = len(share)
+    while stop:
+        micro_batches.append(list(share[starts[stop] : stop]))
+        stop = int(starts[stop])
+    return micro_batches[::-1]
 
 
 def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregation) -> list[FloatArray]:

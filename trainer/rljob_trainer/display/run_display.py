@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -27,7 +29,10 @@ def plain_console(file: TextIO | None = None) -> Console:
 
 
 class RunDisplay:
-    """Shows the current phase and each committed step. Notes and warnings stay on the screen."""
+    """Shows the current phase and each committed step. Notes and warnings stay on the screen.
+
+    May be used by signal handlers and by other threads.
+    """
 
     def __init__(self, console: Console, job: str, total_steps: int, committed: Sequence[StepRecord] = ()) -> None:
         """`committed`: the steps of earlier attempts, which count as progress."""
@@ -38,6 +43,10 @@ class RunDisplay:
         self._spinner: Spinner | None = None
         self._started = time.monotonic()
         self._live: Live | None = None
+        self._lock = threading.RLock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        """Writes of signal handlers that interrupted a write of the same thread."""
+        self._writing = False
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
@@ -64,7 +73,7 @@ class RunDisplay:
         """Show the current activity, such as "starting the engine", until the next `phase` or `step`."""
         if self._live:
             self._spinner = Spinner("dots", Text(text), style="cyan")
-            self._live.refresh()
+            self._write(self._live.refresh)
         else:
             self._print(f"{clock(self._elapsed_seconds)}  {text} …")
 
@@ -73,7 +82,7 @@ class RunDisplay:
         self._steps.append(record)
         self._spinner = None
         if self._live:
-            self._live.refresh()
+            self._write(self._live.refresh)
         else:
             self._print(step_line(record, self._total_steps))
 
@@ -91,7 +100,29 @@ class RunDisplay:
 
     def _print(self, text: str, style: str = "") -> None:
         # Without a terminal, a message stays on one line, whatever its length.
-        self._console.print(Text(text, style), soft_wrap=self._live is None)
+        self._write(lambda: self._console.print(Text(text, style), soft_wrap=self._live is None))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Call `write`; a write that interrupts another one of its thread is called after that.
+
+        Python's streams refuse a write by a signal handler while the interrupted code is writing to the same stream.
+        """
+        with self._lock:
+            self._waiting.append(write)
+            if self._writing:
+                return
+            self._writing = True
+            try:
+                self._write_waiting()
+            except BaseException:  # also one that a signal handler raised in the middle of a write
+                self._write_waiting()
+                raise
+            finally:
+                self._writing = False
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
 
     def _lines(self) -> RenderableType:
         lines: list[RenderableType] = [self._progress_line()]

@@ -45,6 +45,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "reward", f"{summary.first_reward:.3f} → [bold]{summary.last_reward:.3f}[/]  [dim]{means}[/]"
     if summary.skipped_prompts:
         yield "skipped prompts", f"{summary.skipped_prompts:,}  [dim]longer than algorithm.maxPromptTokens[/]"
+    if summary.reward_errors:
+        yield "failed rewards", f"{summary.reward_errors:,}  [dim]counted as 0 (task.onRewardError)[/]"
     if summary.step_seconds:
         yield "speed", f"{summary.tokens_per_second:,.0f} tokens/s, {short_seconds(summary.step_seconds.mean)} a step"
         yield from _phase_rows(summary, summary.step_seconds.sum)

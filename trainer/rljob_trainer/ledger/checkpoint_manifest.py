@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,30 @@ class CheckpointManifest(BaseModel):
         return cls.model_validate_json((checkpoint / MANIFEST_NAME).read_bytes())
 
 
-def describe(checkpoint: Path, step: int, metadata: dict[str, Any]) -> CheckpointManifest:
-    """The manifest of the files in `checkpoint`."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    digests = {path.relative_to(checkpoint).as_posix(): _digest(path) for path in files}
+def describe(
+    checkpoint: Path, step: int, metadata: dict[str, Any], known: Mapping[str, FileDigest]
+) -> CheckpointManifest:
+    """The manifest of the files in `checkpoint`. Reads the files that are not `known`."""
+    paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    files = {path.relative_to(checkpoint).as_posix(): path for path in paths}
+    digests = {name: known.get(name) or digest_of(path) for name, path in files.items()}
     return CheckpointManifest(step=step, metadata=metadata, files=digests)
 
 
 def find_damage(checkpoint: Path, step: int) -> str | None:
     """A description of the damage to the checkpoint of `step`; None if every byte is as it was written."""
+    return find_wrong_size(checkpoint, step) or next(
+        (
+            damage
+            for name, digest in CheckpointManifest.load(checkpoint).files.items()
+            if (damage := find_file_damage(checkpoint / name, name, digest))
+        ),
+        None,
+    )
+
+
+def find_wrong_size(checkpoint: Path, step: int) -> str | None:
+    """As `find_damage`, but reads only the manifest and the sizes of the files."""
     try:
         manifest = CheckpointManifest.load(checkpoint)
     except FileNotFoundError:
@@ -60,25 +76,34 @@ def find_damage(checkpoint: Path, step: int) -> str | None:
         return f"{MANIFEST_NAME} is corrupt ({type(error).__name__})"
     if manifest.step != step:
         return f"{MANIFEST_NAME} is of step {manifest.step}"
-    damages = (_find_file_damage(checkpoint / name, name, digest) for name, digest in manifest.files.items())
+    damages = (find_file_damage(checkpoint / name, name, digest, read=False) for name, digest in manifest.files.items())
     return next((damage for damage in damages if damage), None)
 
 
-def _find_file_damage(path: Path, name: str, expected: FileDigest) -> str | None:
+_LONGEST_NAME = 200
+"""Of a file, in a message."""
+
+
+def find_file_damage(path: Path, name: str, expected: FileDigest, *, read: bool = True) -> str | None:
+    """A description of the damage to one file. `read`: also compare its checksum."""
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     try:
         size_bytes = path.stat().st_size
         if size_bytes != expected.size_bytes:
             return f"{name} has {size_bytes:,} bytes instead of {expected.size_bytes:,}"
-        if _digest(path).sha256 != expected.sha256:
+        if read and digest_of(path).sha256 != expected.sha256:
             return f"{name} is corrupt (its checksum differs)"
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
+    except ValueError:  # a null character
+        return f"{name!r} is no name of a file"
     return None
 
 
-def _digest(path: Path) -> FileDigest:
+def digest_of(path: Path) -> FileDigest:
+    """Size and checksum of a file, which is read."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return FileDigest(size_bytes=path.stat().st_size, sha256=sha256)

@@ -9,13 +9,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, describe, find_damage
+from rljob_trainer.ledger.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    FileDigest,
+    describe,
+    find_damage,
+)
 from rljob_trainer.ledger.durable_files import (
     disk_full_message,
     free_bytes,
@@ -78,8 +84,15 @@ class CheckpointStore:
             path.mkdir()
         return path
 
-    def commit(self, step: int, metadata: Mapping[str, Any] | None = None) -> Checkpoint:
+    def commit(
+        self,
+        step: int,
+        metadata: Mapping[str, Any] | None = None,
+        digests: Mapping[str, FileDigest] | None = None,
+    ) -> Checkpoint:
         """Make the checkpoint of `begin(step)` durable and rename it; then prune old ones.
+
+        `digests`: those of files that their writers have computed. The other files are read.
 
         An existing checkpoint of the same step is kept: it was verified when the run started.
         """
@@ -87,7 +100,7 @@ class CheckpointStore:
         if final.exists():
             shutil.rmtree(partial)
         else:
-            manifest = describe(partial, step, dict(metadata or {}))
+            manifest = describe(partial, step, dict(metadata or {}), digests or {})
             write_atomically(partial / MANIFEST_NAME, manifest.to_json())
             with writing(final):
                 _sync_tree(partial)
@@ -98,8 +111,12 @@ class CheckpointStore:
 
     # --- read ---
 
-    def latest_valid(self, through: int | None = None) -> FoundCheckpoint:
+    def latest_valid(
+        self, through: int | None = None, damage_of: Callable[[Path, int], str | None] = find_damage
+    ) -> FoundCheckpoint:
         """Find the newest checkpoint up to step `through` whose checksums match.
+
+        `damage_of`: describes the damage to the checkpoint of a step; by default, this process reads all of its files.
 
         Newer ones are renamed to `step-….rejected` until the next commit, and listed in `problems`. Leftovers of
         interrupted writes are removed.
@@ -109,7 +126,7 @@ class CheckpointStore:
         for step in reversed(self._steps()):
             path = self._final_path(step)
             ahead = through is not None and step > through
-            damage = f"it is ahead of the ledger, which ends at step {through}" if ahead else find_damage(path, step)
+            damage = f"it is ahead of the ledger, which ends at step {through}" if ahead else damage_of(path, step)
             if damage is None:
                 return FoundCheckpoint(_checkpoint(path, CheckpointManifest.load(path)), problems)
             problems.append(f"the checkpoint of step {step} is not used: {damage}")

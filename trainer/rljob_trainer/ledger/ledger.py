@@ -111,6 +111,8 @@ class Ledger:
         plan: Mapping[str, Any],
         processes: Mapping[str, int],
         skipped_prompts: int = 0,
+        inputs: Mapping[str, dict[str, Any]] | None = None,
+        plan_facts: Mapping[str, Any] | None = None,
     ) -> AttemptRecord:
         """Write the record of a new attempt, and return it. `started_at`: seconds since the epoch."""
         record = AttemptRecord(
@@ -121,6 +123,8 @@ class Ledger:
             plan=dict(plan),
             processes=dict(processes),
             skipped_prompts=skipped_prompts,
+            inputs=dict(inputs or {}),
+            plan_facts=dict(plan_facts or {}),
         )
         self._append(record)
         self.attempts.append(record)

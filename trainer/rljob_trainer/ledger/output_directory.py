@@ -20,8 +20,10 @@ from rljob_trainer.ledger.ledger import read_ledger
 from rljob_trainer.ledger.records import step_records
 
 _IDENTITY_NAME = ".identity.json"
+_INPUTS = "inputs"
+"""Key of the digests of the inputs, beside the sections of the manifest."""
 _LOCK_NAME = ".lock"
-_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot"}
+_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache"}
 """Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at once."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems without locks."""
@@ -123,32 +125,55 @@ class OutputDirectory:
         return f"{self.path} is in use by another run: {who}. Wait for it to end, {stop}, or give another --output."
 
     def _claim(self, identity: dict[str, Any], changeable: Collection[str]) -> None:
+        recorded = self._recorded_identity()
+        inputs = recorded.pop(_INPUTS, None)
+        if recorded and self._is_other_job(recorded, identity, changeable):
+            self._start_over()
+            inputs = None
+        self._record_identity(identity if inputs is None else identity | {_INPUTS: inputs})
+
+    @property
+    def recorded_inputs(self) -> dict[str, Any] | None:
+        """The digests of the inputs that `record_inputs` has written; None if there are none."""
+        return self._recorded_identity().get(_INPUTS)
+
+    def record_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Write digests of the run's inputs, JSON values, beside its identity."""
+        self._record_identity(self._recorded_identity() | {_INPUTS: dict(inputs)})
+
+    def drop_rollouts(self) -> None:
+        """Remove the journal of a run without committed steps."""
+        with writing(self.path):
+            shutil.rmtree(self.journal)
+            self.journal.mkdir()
+
+    def _recorded_identity(self) -> dict[str, Any]:
+        """Empty if there is none."""
         path = self.path / _IDENTITY_NAME
-        if path.exists():
-            self._require_same_job(path, identity, changeable)
-        write_atomically(path, json.dumps(identity, indent=2).encode())
-
-    def _require_same_job(self, path: Path, identity: dict[str, Any], changeable: Collection[str]) -> None:
-        """Raise `OutputUnavailable` if the directory holds committed steps of another job.
-
-        Without committed steps, what another job has left here is removed, except for its logs.
-        """
         try:
-            recorded = json.loads(path.read_bytes())
-        except ValueError as error:
+            return dict(json.loads(path.read_bytes())) if path.exists() else {}
+        except (ValueError, TypeError) as error:
             raise OutputUnavailable(
                 f"{path} is corrupt ({error}). Restore the file from a copy, or give another --output."
             ) from error
+
+    def _record_identity(self, identity: Mapping[str, Any]) -> None:
+        write_atomically(self.path / _IDENTITY_NAME, json.dumps(identity, indent=2).encode())
+
+    def _is_other_job(
+        self, recorded: Mapping[str, Any], identity: Mapping[str, Any], changeable: Collection[str]
+    ) -> bool:
+        """Raise `OutputUnavailable` if the directory holds committed steps of another job."""
         differences = _differences(recorded, identity, changeable)
         if not differences:
-            return
+            return False
         if step_records(read_ledger(self.ledger).records):
             raise OutputUnavailable(
                 f"{self.path} holds the run of another job; these settings differ:\n"
                 + "".join(f"  {difference}\n" for difference in differences)
                 + "Revert them to resume that run, or give another --output to start over."
             )
-        self._start_over()
+        return True
 
     def _start_over(self) -> None:
         """Remove the plan changes, rollouts, checkpoints and memory samples of a run without committed steps."""

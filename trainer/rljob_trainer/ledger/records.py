@@ -48,6 +48,12 @@ class AttemptRecord(_Record):
     processes: dict[str, int] = {}
     """Process id by actor name."""
 
+    plan_facts: dict[str, Any] = {}
+    """Machine, model and work that the plan was computed for; empty in ledgers of earlier versions."""
+
+    inputs: dict[str, dict[str, Any]] = {}
+    """Digests of data, reward code and model, as in `.identity.json`."""
+
     skipped_prompts: int = Field(default=0, ge=0)
     """Prompts of the task that are longer than the limit, and are skipped."""
 

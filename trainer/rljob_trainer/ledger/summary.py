@@ -66,6 +66,9 @@ class Summary(_SummaryPart):
     skipped_prompts: int
     """Prompts of the task that are longer than algorithm.maxPromptTokens, and are skipped."""
 
+    reward_errors: int
+    """Responses whose reward is 0 because the reward function failed (task.onRewardError: Zero)."""
+
     replayed_steps: int
     """Updates that were replayed from the journal, over all attempts."""
 
@@ -118,6 +121,7 @@ def summarize(
         total_steps=total_steps,
         attempts=len(attempts),
         skipped_prompts=attempts[-1].skipped_prompts if attempts else 0,
+        reward_errors=int(sum(step.metrics.get("reward_errors", 0.0) for step in steps)),
         replayed_steps=sum(record.replayed_steps for record in records if isinstance(record, RestoreRecord)),
         first_reward=fmean(rewards[:REWARD_WINDOW_STEPS]) if rewards else None,
         last_reward=fmean(rewards[-REWARD_WINDOW_STEPS:]) if rewards else None,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ from rljob_trainer.errors import BadInput
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-
-
-_SCALED_HEAD_SETTINGS = (
-    "final_logit_softcapping",
-    "logits_scaling",
-    "logit_scale",
-    "lm_head_multiplier",
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-)
-"""Settings of `config.json` that cap or scale the logits, unless they are 1 or null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +41,31 @@ class ModelDimensions:
 
 def validate_checkpoint(directory: Path) -> None:
     """Raise `BadInput`, with the name of the file, if configuration, weights or tokenizer are missing or unreadable."""
-    _read_config(directory)
+    read_config(directory)
     weight_shapes(directory)
     _validate_tokenizer(directory)
 
 
 def model_dimensions(directory: Path) -> ModelDimensions:
     """The dimensions of the model, from `config.json` and the headers of its weights."""
-    config = _read_config(directory)
+    return _dimensions(directory, sum(map(math.prod, policy_weight_shapes(directory).values())))
+
+
+def described_dimensions(directory: Path) -> ModelDimensions:
+    """The dimensions from `config.json` alone; the number of parameters is that of a Llama of the same sizes."""
+    found = _dimensions(directory, 0)
+    attention = 2 * found.hidden * found.head_dim * (found.heads + found.kv_heads)
+    layer = attention + 3 * found.hidden * found.intermediate + 2 * found.hidden
+    embeddings = (1 if found.tied else 2) * found.vocabulary * found.hidden
+    return replace(found, parameters=found.layers * layer + embeddings + found.hidden)
+
+
+def _dimensions(directory: Path, parameters: int) -> ModelDimensions:
+    config = read_config(directory)
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         return ModelDimensions(
-            parameters=sum(map(math.prod, policy_weight_shapes(directory).values())),
+            parameters=parameters,
             layers=config["num_hidden_layers"],
             hidden=hidden,
             heads=heads,
@@ -81,30 +82,50 @@ def model_dimensions(directory: Path) -> ModelDimensions:
         ) from error
 
 
-def require_trainable(directory: Path) -> None:
-    """Raise `BadInput` for a model whose kind cannot be trained, from its settings and the names of its weights."""
-    config = _read_config(directory)
-    if scaled := scaled_head_settings(config):
+def described_positions(directory: Path) -> int:
+    """Maximum tokens of a sequence of the model, from `config.json`. Its weights may be missing.
+
+    Raises `BadInput` if configuration or tokenizer are missing or unreadable.
+    """
+    config = read_config(directory)
+    _validate_tokenizer(directory)
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
         raise BadInput(
-            f"expected a model whose logits are neither scaled nor capped in {directory}, found {', '.join(scaled)} in "
-            "config.json; use a model of the Qwen, Llama or Mistral kind"
+            f"expected max_position_embeddings of a decoder-only language model in {directory / 'config.json'}, "
+            f"found {positions!r}"
         )
-    if experts := next((name for name in weight_shapes(directory) if ".experts." in name), None):
-        raise BadInput(
-            f"expected a dense model in {directory}, found a mixture of experts ({experts}); "
-            "use a dense model of the Qwen, Llama or Mistral kind"
-        )
+    return positions
 
 
-def scaled_head_settings(config: Mapping[str, Any]) -> list[str]:
-    """The settings of `config` that cap or scale the logits, as `name: value`."""
-    given = ((name, config.get(name)) for name in _SCALED_HEAD_SETTINGS)
-    return [f"{name}: {value}" for name, value in given if value not in (None, 1.0)]
+def require_same_rope(directory: Path, longest: int) -> None:
+    """Raise `BadInput` if policy and engine would use other rotary embeddings for sequences of up to `longest` tokens.
+
+    Dynamic scaling depends on the length of the batch in transformers, and on the length of the model in vLLM. Long
+    RoPE has two sets of factors: transformers selects by the batch, vLLM by its maximum length; both use the short ones
+    if no sequence exceeds the original length.
+    """
+    config = read_config(directory)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if kind == "dynamic":
+        raise BadInput(
+            f"expected a rotary embedding that does not depend on the length in {directory / 'config.json'}, found "
+            "rope_scaling of the type dynamic; use a model without it"
+        )
+    original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if kind in ("longrope", "su") and (original is None or longest > original):
+        raise BadInput(
+            "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
+            f"original_max_position_embeddings ({original or 'not set'}) for a model with rope_scaling of the type "
+            f"{kind}, found {longest}: policy and engine would compute different embeddings of longer sequences. "
+            "Lower them"
+        )
 
 
 def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the trained weights by checkpoint name, without buffers and without a tied output layer."""
-    tied = bool(_read_config(directory).get("tie_word_embeddings", False))
+    tied = bool(read_config(directory).get("tie_word_embeddings", False))
     return {
         name: shape
         for name, shape in weight_shapes(directory).items()
@@ -115,14 +136,31 @@ def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors by name. Raises `BadInput` if a file is missing or truncated."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in _weight_files(directory):
+    for file in weight_files(directory):
         shapes |= _shapes_in(file)
     if missing := sorted(_indexed_names(directory) - shapes.keys()):
         raise BadInput(f"{directory / _INDEX} lists weights that its files lack: {', '.join(missing[:5])}")
     return shapes
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def files_of_weights(directory: Path) -> dict[str, Path]:
+    """The file of each tensor, by name. Raises `BadInput` if a file is missing or truncated."""
+    return {name: file for file in weight_files(directory) for name in _shapes_in(file)}
+
+
+def has_only_bfloat16(directory: Path) -> bool:
+    """True if all weights are stored in bfloat16, so that reading them in it loses nothing."""
+    from safetensors import safe_open
+
+    for file in weight_files(directory):
+        with safe_open(file, framework="numpy") as tensors:
+            if any(tensors.get_slice(name).get_dtype() != "BF16" for name in tensors.keys()):  # noqa: SIM118
+                return False
+    return True
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files. Raises `BadInput` if one is missing."""
     if (directory / _INDEX).is_file():
         names = sorted(set(_weight_map(directory).values()))
     elif (directory / _SINGLE).is_file():
@@ -159,7 +197,8 @@ def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
         raise BadInput(f"cannot read the weights in {file}, it is truncated or no safetensors file: {error}") from error
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
+    """The settings of the model in `directory`. Raises `BadInput` if they are missing or unreadable."""
     config = _read_json(directory / "config.json")
     if not config.get("architectures"):
         raise BadInput(f"expected architectures in {directory / 'config.json'}, found none")

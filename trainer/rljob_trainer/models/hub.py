@@ -5,15 +5,69 @@ Its variables apply: `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `HF_ENDPOINT` 
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
 from pathlib import Path
 
-from rljob_trainer.errors import BadInput
+from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.models.trainable import require_trainable_settings
 
-# Only safetensors weights, and the files of the tokenizer.
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
+"""Configuration, tokenizer, and the index of the weights."""
+
+CACHE_VARIABLE = "RLJOB_CACHE_DIR"
+"""Set in pods that have a volume for the cache of the hub."""
+
+_LEFTOVER_SECONDS = 3600.0
+"""A partial file is written to all the time while its download lives."""
+
+_TOKEN = "HF_TOKEN (in pods by spec.env)"
+
+
+class HubUnreachable(TrainerError):
+    """The model is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may help."""
 
 
 def resolve(location: str, _cache_directory: Path) -> Path:
+    """The directory of the model with its weights. Raises `BadInput` and `HubUnreachable`.
+
+    In pods, a model that is complete in the cache of the job is used without asking the hub: the pods of all attempts
+    then have the same revision. Otherwise the weights are downloaded only if the model can be trained.
+    """
+    files = [*_DESCRIPTION, "*.safetensors"]
+    if os.environ.get(CACHE_VARIABLE):
+        with suppress(HubUnreachable):
+            return _download(location, files, local_files_only=True)
+        _remove_leftovers(location)
+    resolve_description(location)
+    return _download(location, files)
+
+
+def resolve_description(location: str) -> Path:
+    """A directory with configuration and tokenizer of the model.
+
+    Raises `BadInput`, also if the configuration shows that the model cannot be trained, and `HubUnreachable`.
+    """
+    directory = _download(location, _DESCRIPTION)
+    require_trainable_settings(directory)
+    return directory
+
+
+def _remove_leftovers(location: str) -> None:
+    """Remove the partial files of pods that were killed during a download, which nothing else removes."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    repository = location.partition("@")[0]
+    blobs = Path(HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "blobs")
+    for file in blobs.glob("*.incomplete"):
+        with suppress(OSError):  # another pod may have removed it
+            if time.time() - file.stat().st_mtime > _LEFTOVER_SECONDS:
+                file.unlink()
+
+
+def _download(location: str, files: list[str], *, local_files_only: bool = False) -> Path:
+    """Pods that download the same model at once wait for each other, file by file, and share the files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -26,22 +80,41 @@ def resolve(location: str, _cache_directory: Path) -> Path:
 
     repository, _, revision = location.partition("@")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
+        return Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=files, local_files_only=local_files_only
+            )
+        )
     except GatedRepoError as error:
-        raise BadInput(f"hf://{location} is gated: accept its terms on its page and set HF_TOKEN ({error})") from error
+        raise BadInput(
+            f"hf://{location} is gated: accept its terms on its page and set {_TOKEN} ({_first_line(error)})"
+        ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise BadInput(
-            f"the hub has no model hf://{location}, or it is private: check the name and the revision, or set HF_TOKEN"
+            f"the hub has no model hf://{location}, or it is private: check the name and the revision, or set {_TOKEN}"
         ) from error
     except HFValidationError as error:
         raise BadInput(f"expected a model of the hub as hf://org/name, found hf://{location} ({error})") from error
     except LocalEntryNotFoundError as error:
-        raise BadInput(
+        raise HubUnreachable(
             f"hf://{location} is not in the local cache, and the hub is not reachable: check the network and "
             f"HF_HUB_OFFLINE, or download the model in advance ({_first_line(error)})"
         ) from error
     except (HfHubHTTPError, OSError) as error:
+        if _may_pass(error):
+            raise HubUnreachable(
+                f"the download of hf://{location} failed ({_first_line(error)}); a retry continues it. If it fails "
+                "again, check the network, or download the model in advance"
+            ) from error
         raise BadInput(f"cannot fetch hf://{location}: {_first_line(error)}") from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """True for an overloaded or failing hub, and for a lost connection; False for refusals and for local files."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return response.status_code in (408, 429) or response.status_code >= 500
+    return getattr(error, "errno", None) is None
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """`random://qwen3?hidden=64&layers=2&…`: a small architecture with random weights and a character tokenizer.
 
 For tests, demos and benchmarks: it needs no download, and the same query gives the same weights. Written with numpy, so
-that resolving a model needs no torch. Initialized as in transformers (normal weights, norms of one).
+that resolving a model needs no torch. Initialized as in transformers (normal weights, norms of one). With
+`dtype=bfloat16`, models of any size are written in a few hundred MiB of memory.
 """
 
 from __future__ import annotations
@@ -12,72 +13,38 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import parse_qsl
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError
 
+from rljob_api.random_model import CHARACTERS, SPECIAL_TOKENS, VOCABULARY_SIZE, RandomModel
 from rljob_trainer.errors import BadInput
-
-SPECIAL_TOKENS = ["<pad>", "<bos>", "<eos>", "<unk>"]
-_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*=?:.,"
-VOCABULARY_SIZE = len(SPECIAL_TOKENS) + len(_CHARACTERS)
+from rljob_trainer.models.random_weights import write_bfloat16_weights
 
 # Part of the cache key: increment it if the same query gives other files than before.
 _REVISION = 1
 
 
-class RandomModel(BaseModel):
-    """The query of a `random://` URI. Names and meanings follow the Hugging Face configuration; sizes are counts."""
-
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
-
-    architecture: Literal["qwen3", "llama"]
-    hidden: int = Field(64, ge=1)
-    intermediate: int | None = Field(None, ge=1, description="default: four times hidden")
-    layers: int = Field(2, ge=1)
-    heads: int = Field(4, ge=1)
-    kv_heads: int = Field(2, ge=1)
-    head_dim: int = Field(32, ge=2, multiple_of=2)
-    vocabulary: int = Field(64, ge=VOCABULARY_SIZE)
-    max_positions: int = Field(4096, ge=1)
-    tied: bool = False
-    initializer_range: float = Field(0.02, gt=0)
-    seed: int = Field(0, ge=0)
-
-    @model_validator(mode="after")
-    def _heads_are_shared_evenly(self) -> RandomModel:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kvHeads ({self.kv_heads})")
-        return self
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.intermediate or 4 * self.hidden
-
-    @property
-    def key(self) -> str:
-        """Name of the cache entry: the architecture, and a digest of everything that determines the files."""
-        content = json.dumps({"revision": _REVISION, **self.model_dump()}, sort_keys=True)
-        return f"{self.architecture}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-
-
 def resolve(location: str, cache_directory: Path) -> Path:
     model = parse_query(location)
-    directory = cache_directory / "random" / model.key
+    directory = cache_directory / "random" / cache_key(model)
     if not directory.is_dir():
         _write_atomically(model, directory)
     return directory
 
 
+def cache_key(model: RandomModel) -> str:
+    """Name of the cache entry: the architecture, and a digest of everything that determines the files."""
+    fields = model.model_dump(exclude={"dtype"} if model.dtype == "float32" else None)
+    content = json.dumps({"revision": _REVISION, **fields}, sort_keys=True)
+    return f"{model.architecture}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
 def parse_query(location: str) -> RandomModel:
     """`qwen3?hidden=64&tied=true` → `RandomModel`. Raises `BadInput` with all unknown keys and invalid values."""
-    architecture, _, query = location.partition("?")
-    pairs = parse_qsl(query, keep_blank_values=True)
     try:
-        return RandomModel.model_validate({**dict(pairs), "architecture": architecture})
+        return RandomModel.of_location(location)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'the query'}: {e['msg']}" for e in error.errors()]
         known = [field.alias for name, field in RandomModel.model_fields.items() if name != "architecture"]
@@ -107,7 +74,10 @@ def write_model(model: RandomModel, directory: Path) -> None:
     from safetensors.numpy import save_file
 
     (directory / "config.json").write_text(json.dumps(_config(model), indent=2))
-    save_file(dict(_weights(model)), directory / "model.safetensors", metadata={"format": "pt"})
+    if model.dtype == "bfloat16":
+        write_bfloat16_weights(_weight_shapes(model), model.initializer_range, model.seed, directory)
+    else:
+        save_file(dict(_weights(model)), directory / "model.safetensors", metadata={"format": "pt"})
     write_character_tokenizer(directory, vocabulary=model.vocabulary, max_positions=model.max_positions)
 
 
@@ -115,7 +85,7 @@ def _config(model: RandomModel) -> dict[str, Any]:
     return {
         "architectures": [{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[model.architecture]],
         "model_type": model.architecture,
-        "dtype": "float32",
+        "dtype": model.dtype,
         "vocab_size": model.vocabulary,
         "hidden_size": model.hidden,
         "intermediate_size": model.intermediate_size,
@@ -176,7 +146,7 @@ def write_character_tokenizer(directory: Path, *, vocabulary: int, max_positions
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     fillers = [f"<{index}>" for index in range(VOCABULARY_SIZE, vocabulary)]
-    tokens = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *_CHARACTERS, *fillers])}
+    tokens = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *CHARACTERS, *fillers])}
     tokenizer = Tokenizer(models.WordLevel(tokens, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()

@@ -14,6 +14,10 @@ from rljob_trainer.models.checkpoint import validate_checkpoint
 _MOUNTED_IN_PODS = {"oci", "pvc"}
 
 
+class ModelElsewhere(BadInput):
+    """The model may exist in a cluster, and is not on this machine."""
+
+
 def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path | None = None) -> Path:
     """The directory of the model, with `config.json`, complete safetensors weights and a tokenizer.
 
@@ -42,7 +46,7 @@ def _resolve_image(location: str, cache_directory: Path) -> Path:
     """`oci://`: an image volume in Kubernetes, a directory of the local cache on this machine."""
     directory = _cached_image(location, cache_directory)
     if not directory.is_dir():
-        raise BadInput(
+        raise ModelElsewhere(
             f"oci://{location} is not in the local model cache: expected it at {directory}. `make model` writes "
             "oci://localhost/models/smollm2-135m-instruct:1 there; copy the files of other images there, or write "
             "the model as hf://org/name or file:///path/to/model"
@@ -71,7 +75,7 @@ def _resolve_file(location: str, _cache_directory: Path) -> Path:
 
 def _refuse_volume_claim(location: str, _cache_directory: Path) -> NoReturn:
     """`pvc://`: a directory on a volume that Kubernetes mounts."""
-    raise BadInput(
+    raise ModelElsewhere(
         f"pvc://{location} exists only in a Kubernetes cluster; on this machine, copy the model to a directory "
         "and write file:///path/to/model"
     )

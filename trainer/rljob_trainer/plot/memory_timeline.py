@@ -103,8 +103,8 @@ class Timeline:
 def memory_timeline(samples: Iterable[tuple[str, MemorySample]], attempts: Sequence[float]) -> Timeline | None:
     """The timeline of the fullest GPU; None if no sample has a time and a phase.
 
-    `samples`: by actor, each actor's in order. `attempts`: when each began; by then the processes of the previous one
-    have ended.
+    `samples`: by actor, each actor's in order. `attempts`: when each began. By then, the processes of the previous one
+    have ended; they are drawn for a few seconds after their last sample.
     """
     by_rank: dict[int, list[tuple[str, MemorySample]]] = defaultdict(list)
     for actor, sample in samples:
@@ -153,7 +153,7 @@ def _of_rank(rank: int, samples: Sequence[tuple[str, MemorySample]], attempts: S
         _add(processes[role], role, sample, on_device)
         if sample.began is not None and sample.time is not None and sample.micro_batch is None:
             bands.add(Band(sample.began, sample.time, sample.step or 0, sample.phase or ""))
-    ends = [_Change(time, "", None) for time in attempts]
+    ends = [_Change(_end_before(attempt, samples), "", None) for attempt in attempts]
     changes = sorted(
         [*ends, *(change for process in processes.values() for change in process.changes)], key=lambda c: c.time
     )
@@ -166,6 +166,16 @@ def _of_rank(rank: int, samples: Sequence[tuple[str, MemorySample]], attempts: S
         bands=tuple(sorted(bands, key=lambda band: band.begin)),
         limit_bytes=total or max(sample.host_limit_bytes for _, sample in samples),
     )
+
+
+_EXIT_SECONDS = 10.0
+"""Between the last sample of a process and its end, which is not logged. A run may pause for days after it."""
+
+
+def _end_before(attempt: float, samples: Sequence[tuple[str, MemorySample]]) -> float:
+    """Time at which the processes before the attempt have ended."""
+    times = (sample.time for _, sample in samples if sample.time is not None and sample.time < attempt)
+    return min(max(times, default=attempt) + _EXIT_SECONDS, attempt)
 
 
 def _add(process: _Process, role: str, sample: MemorySample, on_device: bool) -> None:

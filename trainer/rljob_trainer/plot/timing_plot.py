@@ -9,7 +9,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from rljob_trainer.ledger.records import PHASES, StepRecord
-from rljob_trainer.plot.style import label_right, phase_colour, step_axis, titled_figure
+from rljob_trainer.plot.style import MUTED, label_right, phase_colour, step_axis, titled_figure
 
 _BETWEEN = "between phases"
 _NEGLIGIBLE_SHARE = 0.002
@@ -37,7 +37,11 @@ def draw_timing(steps: Sequence[StepRecord]) -> Figure:
         base, top = top, top + np.add.reduceat(values, edges[:-1]) / np.diff(edges)
         axes.stairs(top, steps[0].step - 0.5 + edges, baseline=base, fill=True, color=phase_colour(phase))
     step_axis(axes, steps[0].step, steps[-1].step)
-    axes.set_ylim(0, axis_height(top))
+    height = axis_height(top)
+    axes.set_ylim(0, height)
+    for bar in cut_bars(top, height):
+        middle = steps[0].step - 0.5 + (edges[bar] + edges[bar + 1]) / 2
+        axes.text(middle, height, f"↑ {top[bar]:.3g} s", ha="center", va="bottom", color=MUTED, fontsize=10)
     axes.set_ylabel("seconds")
     label_right(axes, _labels(means, step_seconds))
     return figure
@@ -62,6 +66,15 @@ def axis_height(tops: Values) -> float:
     """Height of the highest bar, unless a few outliers, such as a first compilation, would flatten all others."""
     highest, usual = float(tops.max()), float(np.quantile(tops, 0.95))
     return 1.05 * (highest if highest < 4 * usual else 2 * usual) or 1.0
+
+
+_MOST_CUT_MARKED = 3
+
+
+def cut_bars(tops: Values, height: float) -> list[int]:
+    """The highest bars that do not fit into the axis, few enough to mark each."""
+    highest = np.argsort(-tops, kind="stable")[:_MOST_CUT_MARKED]
+    return [int(bar) for bar in highest if tops[bar] > height]
 
 
 def _labels(means: dict[str, float], step_seconds: float) -> list[tuple[str, float, str]]:

@@ -6,26 +6,26 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
-from rljob_api.manifest import load_manifest
 from rljob_api.plan_change import Phase
 from rljob_api.termination_message import TerminationMessage
+from rljob_api.topology import worker_pods
 from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.pods.attempt_start import job_of_attempt, start_attempt
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
 from rljob_trainer.pods.restart_in_place import (
     MAY_RESTART_IN_PLACE,
     WAIT_SECONDS,
-    JobReader,
     pending_exit,
-    prepare_pod,
     wait_for_restart,
 )
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
-from rljob_trainer.runtime.attempt import Supervision
+from rljob_trainer.pods.worker_facts import worker_of
 from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
-from rljob_trainer.runtime.role_settings import ranks_per_replica
+from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.step_report.api_server import ApiServer
 from rljob_trainer.step_report.client import StepReportClient
 from rljob_trainer.step_report.content import role_and_rank
@@ -40,40 +40,40 @@ def run_controller(variables: Mapping[str, str]) -> ExitCode:
     """Train the job of the pod's environment. The termination message explains the exit code."""
     with report_early_failure(variables) as failure:
         environment = ControllerEnvironment.read(variables)
-        prepare_pod(environment)
-        job = load_manifest(environment.manifest)
+        settings = start_attempt(environment)
+        job = job_of_attempt(environment, settings)
         _require_as_many_workers(environment, job)
-        print(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}", flush=True)
+        print(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}", flush=True)
         directory = OutputDirectory(environment.output)
         pod = f"{environment.namespace}/{os.uname().nodename}"
         manifest = environment.manifest.read_text()
         with directory.open(
             manifest, identity(job), changeable=changeable_settings(job), pod=pod, wait_seconds=_LOCK_SECONDS
         ):
-            return _attempt(environment, job, directory)
+            return _attempt(environment, settings, job, directory)
     return failure.exit_code
 
 
-def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDirectory) -> ExitCode:
-    server = _api_server(environment)
-    listener = AttemptListener(
-        _report_store(server, environment), job.metadata.name, environment.attempt, environment.ready_file
-    )
-    placement = PodPlacement(environment, job.spec.policy, directory.logs / "ray-start.log")
+def _attempt(
+    environment: ControllerEnvironment, settings: AttemptSettings, job: RLJob, directory: OutputDirectory
+) -> ExitCode:
+    reports = _report_client(environment)
+    listener = AttemptListener(reports or NoReportStore(), settings.attempt, environment.ready_file)
+    placement = PodPlacement(environment, directory.logs / "ray-start.log")
     outcome = JobRun(
         job,
-        environment.manifest,
+        environment.task_dir or environment.manifest.parent,
         directory,
         placement,
         listener,
         mounted_model=environment.model_dir,
         supervision=Supervision(
-            attempt=environment.attempt,
-            plan=environment.memory_plan,
-            changes=environment.plan_changes,
+            attempt=settings.attempt,
+            plan=settings.memory_plan,
+            changes=settings.plan_changes,
             # The operator applies changes that need new containers or pods.
             levels=frozenset({"Live", "RespawnRole"}),
-            allocator_environments=environment.allocator_environments,
+            allocator_environments=settings.allocator_environments,
         ),
         resume_hint="The next attempt resumes at step {step}.",
     ).run()
@@ -84,54 +84,63 @@ def _attempt(environment: ControllerEnvironment, job: RLJob, directory: OutputDi
         environment.termination_log,
         TerminationMessage(exit_code=outcome.exit_code, message=message, step=outcome.steps, evidence=outcome.evidence),
     )
-    in_place = False
+    restart_for = None
     # A worker that does not respond is exiting and may report the cause. A restart in place would not wait for that.
     may_restart = environment.restarts_in_place and placement.workers_answer
-    if server is not None and may_restart and outcome.exit_code in MAY_RESTART_IN_PLACE:
+    if reports is not None and may_restart and outcome.exit_code in MAY_RESTART_IN_PLACE:
         listener.exit_pending(pending_exit(outcome.exit_code, message))
         print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
-        in_place = wait_for_restart(JobReader(server, environment.namespace, environment.name), environment.attempt)
-    if in_place:
-        placement.restart_pods()
+        restart_for = wait_for_restart(reports.read, settings.attempt)
+    if restart_for is not None:
+        placement.restart_pods(restart_for)
     listener.close(_LAST_REPORT_SECONDS)
-    return ExitCode.RESTART_IN_PLACE if in_place else outcome.exit_code
+    return ExitCode.RESTART_IN_PLACE if restart_for is not None else outcome.exit_code
 
 
 def _require_as_many_workers(environment: ControllerEnvironment, job: RLJob) -> None:
-    if environment.workers != job.spec.policy.replicas:
+    wanted = {f"{pods.role}.replicas": pods.replicas for pods in worker_pods(job.spec)}
+    if environment.workers != sum(wanted.values()):
         raise InvalidEnvironment(
-            f"expected RLJOB_WORKERS to equal policy.replicas ({job.spec.policy.replicas}), "
+            f"expected RLJOB_WORKERS to equal {' + '.join(wanted)} ({sum(wanted.values())}), "
             f"found {environment.workers}: the pods and {environment.manifest} belong to different jobs"
         )
 
 
-def _api_server(environment: ControllerEnvironment) -> ApiServer | None:
+def _report_client(environment: ControllerEnvironment) -> StepReportClient | None:
     """None outside a cluster."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return ApiServer(host, port, environment.service_account) if host is not None else None
-
-
-def _report_store(server: ApiServer | None, environment: ControllerEnvironment) -> ReportStore:
-    if server is None or environment.step_report is None:
-        return NoReportStore()
-    return StepReportClient(server, environment.namespace, environment.step_report)
+    if host is None or environment.step_report is None:
+        return None
+    return StepReportClient(
+        ApiServer(host, port, environment.service_account), environment.namespace, environment.step_report
+    )
 
 
 def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) -> str:
     """The outcome's message, with the name of the pod in which a process failed."""
     if outcome.error is None or outcome.error.actor is None:
-        return outcome.message
-    _, rank = role_and_rank(outcome.error.actor)
-    pod = environment.worker_pod_name(rank // ranks_per_replica(job.spec.policy))
-    return f"In pod {pod}: {outcome.message}"
+        return outcome.message + advice_about_files(outcome, environment)
+    role, rank = role_and_rank(outcome.error.actor)
+    number = worker_of(job.spec, role, rank)
+    return f"In pod {environment.worker_pod_names(job.spec)[number]}: {outcome.message}"
+
+
+def advice_about_files(outcome: Outcome, environment: ControllerEnvironment) -> str:
+    """Advice for a job whose files were looked for beside the manifest, where a pod has none; otherwise empty."""
+    beside_manifest = f"{environment.manifest.parent}" in outcome.message
+    if outcome.exit_code != ExitCode.BAD_INPUT or environment.task_dir is not None or not beside_manifest:
+        return ""
+    return (
+        " Files beside the manifest are not in pods: put them into a ConfigMap or a claim, and name it in task.files."
+    )
 
 
 class AttemptListener(StepReporter):
     """Reports progress, and signals readiness to the pod's probes."""
 
-    def __init__(self, store: ReportStore, job: str, attempt: int, ready_file: Path) -> None:
+    def __init__(self, store: ReportStore, attempt: int, ready_file: Path) -> None:
         """`ready_file`: created when the roles are up and work on a step."""
-        super().__init__(store, job, attempt)
+        super().__init__(store, attempt)
         self._ready_file = ready_file
 
     def phase_began(self, step: int, phase: Phase) -> None:

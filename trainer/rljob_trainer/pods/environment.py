@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, Json, ValidationError, model_validator
+from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.plan_change import PlanChange
+from rljob_api.job import RLJobSpec
 from rljob_api.status import Role
+from rljob_api.topology import worker_pods
 from rljob_trainer.errors import TrainerError
 
 TERMINATION_LOG_VARIABLE = "RLJOB_TERMINATION_LOG"
@@ -40,7 +40,13 @@ class PodEnvironment(BaseModel):
     namespace: str
 
     attempt: int = Field(ge=1)
-    """The operator's number of the attempt."""
+    """The attempt that the pod was created for. After a restart in place, `attempt_settings` has a later one."""
+
+    plan_generation: int = Field(ge=1)
+    """Generation of the memory plan that the pod was created for."""
+
+    attempt_settings: Path
+    """JSON file with `AttemptSettings` of the current attempt, which the node may refresh late."""
 
     workers: int = Field(ge=1)
     """Worker pods of the attempt."""
@@ -59,6 +65,9 @@ class PodEnvironment(BaseModel):
 
     model_dir: Path | None = None
     """Mount path of the model, for an oci:// or pvc:// URI."""
+
+    task_dir: Path | None = None
+    """Mount path of the files of the task. Absent: they are beside the manifest."""
 
     run_dir: Path = Path("/run/rljob")
     """Directory of small files through which the pod's processes and probes communicate."""
@@ -99,21 +108,17 @@ class PodEnvironment(BaseModel):
 
     @property
     def restart_file(self) -> Path:
-        """In a worker's pod: exists once the controller has announced a restart in place."""
+        """The attempt for which the containers are to be restarted in place, once the controller has announced it."""
         return self.run_dir / "restart-in-place"
 
     @property
     def attempt_file(self) -> Path:
-        """Number of the last attempt of these containers. The file survives their restart in place."""
+        """Number of the last attempt that began in this pod. The file survives a restart in place."""
         return self.run_dir / "attempt"
 
-    @property
-    def stale_starts_file(self) -> Path:
-        """Number of restarts since then that found the environment of the same attempt."""
-        return self.run_dir / "stale-starts"
-
-    def worker_pod_name(self, index: int) -> str:
-        return f"{self.name}-policy-{index}"
+    def worker_pod_names(self, spec: RLJobSpec) -> list[str]:
+        """Names of the worker pods, in the order of their numbers: those of the policy, then those of the rollout."""
+        return [f"{self.name}-{pods.role}-{index}" for pods in worker_pods(spec) for index in range(pods.replicas)]
 
     @property
     def ray_head_address(self) -> tuple[str, int]:
@@ -127,41 +132,29 @@ class ControllerEnvironment(PodEnvironment):
     step_report: str | None = None
     """Name of the StepReport to write. Absent: no reports."""
 
-    memory_plan: Json[MemoryPlan] | None = None
-    """Absent in the first attempt, which computes it."""
-
-    plan_changes: Json[list[PlanChange]] = Field(default_factory=list)
-    """Plan changes that the operator has recorded, oldest first."""
-
-    policy_environment: Json[dict[str, str]] | None = None
-    """Variables of the CUDA allocator, for the policy processes. Absent: the defaults for the image's torch."""
-
-    rollout_environment: Json[dict[str, str]] | None = None
-    """The same for the engine processes."""
-
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     """Directory with the token and the certificate authority of the API server."""
-
-    @property
-    def allocator_environments(self) -> dict[Role, dict[str, str]]:
-        given: dict[Role, dict[str, str] | None] = {
-            "policy": self.policy_environment,
-            "rollout": self.rollout_environment,
-        }
-        return {role: variables for role, variables in given.items() if variables is not None}
 
 
 class WorkerEnvironment(PodEnvironment):
     """Additional variables of a worker's pod."""
 
+    role: Role = "policy"
+    """Role of the pod: policy, or rollout if the engines have pods of their own."""
+
     index: int = Field(ge=0)
-    """Number of the worker, from 0."""
+    """Number of the pod among those of its role, from 0."""
 
     @model_validator(mode="after")
     def _index_is_one_of_the_workers(self) -> Self:
         if self.index >= self.workers:
             raise ValueError(f"RLJOB_INDEX must be below RLJOB_WORKERS ({self.workers}), found {self.index}")
         return self
+
+    def worker_number(self, spec: RLJobSpec) -> int:
+        """Number of the worker among all worker pods, from 0: those of the policy come first."""
+        before = 0 if self.role == "policy" else worker_pods(spec)[0].replicas
+        return before + self.index
 
 
 def _problem(location: tuple[int | str, ...], message: str, variables: Mapping[str, str]) -> str:

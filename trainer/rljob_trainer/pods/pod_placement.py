@@ -9,10 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rljob_api.roles import PolicySpec
+from rljob_api.job import RLJobSpec
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
 from rljob_trainer.pods import ray_node
+from rljob_trainer.pods.attempt_start import RequiredAttempt, announce_restart
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.worker_agents import (
     WorkerAgents,
@@ -36,12 +37,11 @@ _MIB = 1 << 20
 
 
 class PodPlacement:
-    """One policy rank and one engine per GPU of each worker pod, or per pod if it requests no GPU."""
+    """One process per GPU of each worker pod, or per pod if it requests no GPU; two if the roles are colocated."""
 
-    def __init__(self, environment: ControllerEnvironment, policy: PolicySpec, log: Path) -> None:
+    def __init__(self, environment: ControllerEnvironment, log: Path) -> None:
         """`log`: receives the output of `ray start`."""
         self._environment = environment
-        self._policy = policy
         self._log = log
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
@@ -71,15 +71,15 @@ class PodPlacement:
             self._agents.call(mark_controller_exited, _END_NOTE_SECONDS)
         ray.shutdown()
 
-    def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
+    def survey(self, spec: RLJobSpec, display: RunDisplay, stop: StopRequest) -> RoleHosts:
         """Wait for Ray and for the workers to join it, and collect their resources."""
         display.phase("starting Ray")
         self._connect()
-        names = [self._environment.worker_pod_name(worker) for worker in range(self._environment.workers)]
+        names = self._environment.worker_pod_names(spec)
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
-        hosts = role_hosts(self._policy, self._agents.call(worker_facts, _FACTS_SECONDS), names)
-        if hosts.device == "cpu" and self._policy.gpus_per_replica > 0:
+        hosts = role_hosts(spec, self._agents.call(worker_facts, _FACTS_SECONDS), names)
+        if hosts.device == "cpu" and spec.policy.gpus_per_replica > 0:
             display.warning("the trainer image supports only CPUs: training on the CPU, although the job requests GPUs")
         return hosts
 
@@ -94,16 +94,17 @@ class PodPlacement:
                     "memory.syncBucketSize"
                 )
 
-    def restart_pods(self) -> None:
-        """Announce a restart in place to the workers' pods, which takes effect when the head is gone.
+    def restart_pods(self, attempt: RequiredAttempt) -> None:
+        """Announce a restart in place for `attempt` to all pods. It takes effect when the head is gone.
 
         Call it after the roles have ended. Best effort: pods that are not reached exit, and are replaced.
         """
         import ray
 
+        announce_restart(self._environment, attempt)
         with suppress(Exception):
             self._reach_head()
-            self._agents.call(mark_restart_in_place, _END_NOTE_SECONDS)
+            self._agents.call(mark_restart_in_place, _END_NOTE_SECONDS, attempt)
             ray.shutdown()
 
     def oom_kills(self) -> int:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from rljob_trainer.errors import WorkerLost
+from rljob_trainer.pods.attempt_start import RequiredAttempt, announce_restart
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.ray_node import only_on
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -35,8 +36,8 @@ class WorkerAgents:
             options = {"name": _name(worker), "namespace": _NAMESPACE, "lifetime": "detached"}
             ray.remote(_Agent).options(num_cpus=0, resources=only_on(worker), **options).remote()
 
-    def call(self, function: Callable[[], Result], timeout_seconds: float) -> list[Result]:
-        """The result of `function` in each worker's pod, in order.
+    def call(self, function: Callable[..., Result], timeout_seconds: float, *arguments: object) -> list[Result]:
+        """The result of `function(*arguments)` in each worker's pod, in order.
 
         Raises `WorkerLost` if one does not answer in time; the function has then run in the others.
         """
@@ -44,7 +45,7 @@ class WorkerAgents:
         from ray import exceptions
 
         agents = {worker: _find(worker) for worker in range(self._workers)}
-        calls = [agent.call.remote(function) for agent in agents.values() if agent is not None]
+        calls = [agent.call.remote(function, *arguments) for agent in agents.values() if agent is not None]
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=timeout_seconds)
         if gone := [str(worker) for worker, agent in agents.items() if agent is None]:
@@ -73,8 +74,8 @@ class WorkerAgents:
 
 
 class _Agent:
-    def call(self, function: Callable[[], Any]) -> Any:
-        return function()
+    def call(self, function: Callable[..., Any], *arguments: object) -> Any:
+        return function(*arguments)
 
 
 def _name(worker: int) -> str:
@@ -99,9 +100,9 @@ def mark_controller_exited() -> None:
     WorkerEnvironment.read(os.environ).controller_ended_file.touch()
 
 
-def mark_restart_in_place() -> None:
-    """Announce to this pod that its containers are to be restarted once the head has exited."""
-    WorkerEnvironment.read(os.environ).restart_file.touch()
+def mark_restart_in_place(attempt: RequiredAttempt) -> None:
+    """Announce to this pod that its containers are to be restarted for `attempt`, once the head has exited."""
+    announce_restart(WorkerEnvironment.read(os.environ), attempt)
 
 
 def container_oom_kills() -> int:

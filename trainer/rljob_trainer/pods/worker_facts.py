@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 
-from rljob_api.roles import PolicySpec
+from rljob_api.job import RLJobSpec
+from rljob_api.status import Role
+from rljob_api.topology import WorkerPods, worker_pods
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Bundle, Device, Machine, this_machine, torch_may_compile, torch_version
 from rljob_trainer.pods.ray_node import only_on
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import policy_ranks, ranks_per_replica
 from rljob_trainer.telemetry.host_memory import host_memory
 
-_CPUS_OF_A_RANK = 2
+_CPUS_OF_A_GPU = 2
 """Logical CPUs of Ray: one for the rank, one for its engine. The number of threads is set elsewhere."""
 
 
@@ -48,51 +49,69 @@ def worker_facts() -> WorkerFacts:
     )
 
 
-def role_hosts(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> RoleHosts:
+def role_hosts(spec: RLJobSpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> RoleHosts:
     """The resources of the roles. `pods`: names of the pods, in the order of `workers`. Pure.
 
     Raises a `TrainerError` if a worker has fewer GPUs than the job requests. An image for CPUs trains on the CPU, even
     if the job requests GPUs.
     """
-    device = _device(policy, workers, pods)
-    per_worker = ranks_per_replica(policy)
-    machines = [worker.machine for worker in workers]
+    groups = worker_pods(spec)
+    device = _device(groups, workers, pods)
+    policy = groups[0]
+    of_policy, of_engines = workers[: policy.replicas], workers[-groups[-1].replicas :]
     return RoleHosts(
-        machine=Machine(
-            gpu_memory_bytes=tuple(chain.from_iterable(machine.gpu_memory_bytes for machine in machines)),
-            # The ranks get equal shares, so that the smallest worker determines the share.
-            host_memory_bytes=len(machines) * min(machine.host_memory_bytes for machine in machines),
-            cores=len(machines) * min(machine.cores for machine in machines),
-        ),
+        machine=_machine(of_policy),
+        engine_machine=_machine(of_engines),
         device=device,
-        ranks=policy_ranks(policy),
+        ranks=policy.processes,
+        engine_processes=groups[-1].processes,
         torch_version=workers[0].torch_version,
-        bundles=tuple(_bundle(rank // per_worker, device) for rank in range(policy_ranks(policy))),
+        bundles=tuple(_bundle(worker_of(spec, of.role, rank), device) for of in groups for rank in range(of.processes)),
         shared_memory_bytes=min(worker.shared_memory_bytes for worker in workers),
-        may_compile=all(worker.may_compile for worker in workers),
+        may_compile=all(worker.may_compile for worker in of_policy),
     )
 
 
-def ray_cpus(policy: PolicySpec) -> int:
-    """Logical CPUs that a worker offers to Ray: enough for its ranks and engines."""
-    return _CPUS_OF_A_RANK * ranks_per_replica(policy)
+def worker_of(spec: RLJobSpec, role: Role, rank: int) -> int:
+    """Number of the worker in which process `rank` of `role` runs. Colocated engines are with their policy ranks."""
+    policy, rollout = worker_pods(spec)[0], worker_pods(spec)[-1]
+    if role == "policy" or policy == rollout:
+        return rank // policy.processes_per_pod
+    return policy.replicas + rank // rollout.processes_per_pod
+
+
+def ray_cpus(spec: RLJobSpec, role: Role) -> int:
+    """Logical CPUs that a worker of `role` offers to Ray: enough for its ranks and engines."""
+    own = next((pods for pods in worker_pods(spec) if pods.role == role), worker_pods(spec)[0])
+    return _CPUS_OF_A_GPU * own.processes_per_pod
+
+
+def _machine(workers: Sequence[WorkerFacts]) -> Machine:
+    machines = [worker.machine for worker in workers]
+    return Machine(
+        gpu_memory_bytes=tuple(chain.from_iterable(machine.gpu_memory_bytes for machine in machines)),
+        # The processes get equal shares, so that the smallest worker determines the share.
+        host_memory_bytes=len(machines) * min(machine.host_memory_bytes for machine in machines),
+        cores=len(machines) * min(machine.cores for machine in machines),
+        gpu_capability=min((each.gpu_capability for each in machines if each.gpu_capability), default=None),
+    )
 
 
 def _bundle(worker: int, device: Device) -> Bundle:
     gpu = {"GPU": 1} if device == "cuda" else {}
-    return {"CPU": _CPUS_OF_A_RANK, **gpu, **only_on(worker)}
+    return {"CPU": _CPUS_OF_A_GPU, **gpu, **only_on(worker)}
 
 
-def _device(policy: PolicySpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> Device:
-    wanted = policy.gpus_per_replica
-    if wanted == 0 or not all(worker.engine_needs_gpu for worker in workers):
+def _device(groups: Sequence[WorkerPods], workers: Sequence[WorkerFacts], pods: Sequence[str]) -> Device:
+    if groups[0].gpus == 0 or not all(worker.engine_needs_gpu for worker in workers):
         return "cpu"
-    for worker, pod in zip(workers, pods, strict=True):
+    wanted_by = [group for group in groups for _ in range(group.replicas)]
+    for group, worker, pod in zip(wanted_by, workers, pods, strict=True):
         found = len(worker.machine.gpu_memory_bytes)
-        if found < wanted:
+        if found < group.gpus:
             raise TrainerError(
-                f"expected {wanted} GPUs in pod {pod} (policy.gpusPerReplica), found {found}; check the driver and the "
-                "device plugin of its node"
+                f"expected {group.gpus} GPUs in pod {pod} ({group.role}.gpusPerReplica), found {found}; check the "
+                "driver and the device plugin of its node"
             )
     return "cuda"
 

@@ -10,15 +10,14 @@ from types import FrameType
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
-from rljob_api.manifest import load_manifest
 from rljob_api.termination_message import TerminationMessage
 from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
+from rljob_trainer.pods.attempt_start import job_of_attempt, start_attempt
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import HeadWatch, Observed, WorkerExit
-from rljob_trainer.pods.restart_in_place import prepare_pod
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import ray_cpus
 from rljob_trainer.runtime.stop_request import StopNow
@@ -36,8 +35,10 @@ def run_worker(variables: Mapping[str, str]) -> ExitCode:
     """Offer this pod to the job's roles. Returns COMPLETE after a planned exit of the controller."""
     with report_early_failure(variables) as failure:
         environment = WorkerEnvironment.read(variables)
-        prepare_pod(environment)
-        result = _work(environment)
+        settings = start_attempt(environment)
+        worker = f"{environment.role} worker {environment.index}"
+        _log(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}: {worker}")
+        result = _work(environment, job_of_attempt(environment, settings))
         _log(result.message)
         message = TerminationMessage(exit_code=result.exit_code, message=result.message)
         write_termination_message(environment.termination_log, message)
@@ -45,9 +46,7 @@ def run_worker(variables: Mapping[str, str]) -> ExitCode:
     return failure.exit_code
 
 
-def _work(environment: WorkerEnvironment) -> WorkerExit:
-    job = load_manifest(environment.manifest)
-    _log(f"{environment.namespace}/{environment.name}, attempt {environment.attempt}: worker {environment.index}")
+def _work(environment: WorkerEnvironment, job: RLJob) -> WorkerExit:
     termination = _TerminationRequest()
     try:
         _log(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir)}")
@@ -99,9 +98,9 @@ def _start_ray(environment: WorkerEnvironment, job: RLJob, head: Address) -> Non
         head=ray_node.endpoint(*head),
         pod_ip=environment.pod_ip,
         ports=ray_node.RayPorts(environment.ray_first_port),
-        cpus=ray_cpus(job.spec.policy),
+        cpus=ray_cpus(job.spec, environment.role),
         gpus=len(this_machine().gpu_memory_bytes),
-        resource=ray_node.worker_resource(environment.index),
+        resource=ray_node.worker_resource(environment.worker_number(job.spec)),
     )
     ray_node.require_started(ray_node.begin(command, log).wait(), log)
 

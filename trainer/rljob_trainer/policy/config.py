@@ -11,6 +11,27 @@ from rljob_trainer.algorithm.loss_config import LossConfig
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Settings of low-rank adapters."""
+
+    rank: int
+
+    alpha: float
+    """The product of an adapter's matrices is multiplied by `alpha / rank`."""
+
+    targets: tuple[str, ...]
+    """Ends of the names of the linear layers with an adapter; not empty."""
+
+    dropout: float = 0.0
+
+    export: Literal["Merged", "Adapter"] = "Merged"
+    """The model that is exported: the merged one, or the adapters alone."""
+
+    base_model: str = ""
+    """Name of the initial model for the configuration of exported adapters."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """Settings of a policy rank; the same for all ranks of a job."""
 
@@ -23,8 +44,8 @@ class PolicyConfig:
     device: Literal["cpu", "cuda"]
 
     dtype: Literal["float32", "bfloat16"]
-    """Of the forward and backward pass, and of the weights that are sent to the engines or exported. The trained
-    parameters and the sums of their gradients are float32."""
+    """Of the forward and backward pass, of weights that are frozen beside adapters, and of the weights that are sent to
+    the engines or exported. Master weights and the sums of gradients are float32."""
 
     learning_rate: float
     """After the warm-up."""
@@ -43,6 +64,9 @@ class PolicyConfig:
 
     weight_decay: float = 0.01
 
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Of AdamW's two moments. bfloat16 ones are rounded stochastically."""
+
     max_grad_norm: float = 1.0
     """Gradients are clipped to this L2 norm over all parameters."""
 
@@ -53,6 +77,12 @@ class PolicyConfig:
     """Optimizer steps in each step of the job."""
 
     seed: int = 0
+
+    snapshots: bool = False
+    """Keep a copy of the state before each update in host memory, to undo an interrupted update of several ranks."""
+
+    lora: LoraConfig | None = None
+    """Low-rank adapters, which are trained instead of the model's weights."""
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of `step`, counted from 1."""

@@ -12,28 +12,44 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel
+from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight
+from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
+from rljob_trainer.policy.optimizer import MasterAdamW
 
 
 @torch.no_grad()
 def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Each full parameter in `dtype`, by its name in the Hugging Face checkpoint. A tied head is left out.
 
+    Adapters are added to the weights that they belong to.
+
     Collective: all ranks iterate in step, and gather one parameter at a time. A tensor may be the parameter itself, if
     it needs no cast and no gathering: read it before the next update, and do not write to it.
     """
+    adapted = {f"{layer}.base_layer.weight": module for layer, module in adapted_layers(model).items()}
     for name, parameter in model.named_parameters():
-        # Cast first: half the bytes to gather.
-        shard = parameter.detach().to(dtype)
-        yield name.removeprefix(CAUSAL_LM), shard.full_tensor() if isinstance(shard, DTensor) else shard
+        if is_adapter(name):
+            continue
+        if layer := adapted.get(name):
+            tensor = merged_weight(layer, dtype)
+        else:
+            # Cast first: half the bytes to gather.
+            shard = parameter.detach().to(dtype)
+            tensor = shard.full_tensor() if isinstance(shard, DTensor) else shard
+        yield sent_name(name), tensor
 
 
-def weights_digest(model: PolicyModel) -> str:
-    """SHA-256 of the names and the float32 bits of all parameters; the same on every rank. Collective."""
+def weights_digest(optimizer: MasterAdamW) -> str:
+    """SHA-256 of the names and the float32 masters of all trained parameters; the same on every rank. Collective."""
     digest = hashlib.sha256()
-    for name, parameter in full_parameters(model, torch.float32):
-        digest.update(name.encode())
-        digest.update(parameter.cpu().contiguous().numpy().tobytes())
+    for name, parameter in optimizer.parameters.items():
+        digest.update(name.removeprefix(CAUSAL_LM).encode())
+        if isinstance(parameter, DTensor):
+            pieces = [parameter.full_tensor().detach()]
+        else:
+            pieces = [master for _, master in optimizer.master_pieces(name)]
+        for piece in pieces:
+            digest.update(piece.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

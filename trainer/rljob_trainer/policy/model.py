@@ -1,4 +1,4 @@
-"""The policy as a module, from token ids to log-probabilities. Reads and shards it."""
+"""The policy as a module, from token ids to log-probabilities. Builds and shards it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from rljob_trainer.algorithm.logprobs import chunked_logprobs
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import policy_weight_shapes, scaled_head_settings
+from rljob_trainer.models.checkpoint import files_of_weights, policy_weight_shapes
+from rljob_trainer.models.trainable import ADVICE, scaled_head_settings
+from rljob_trainer.policy import packed_attention
+from rljob_trainer.policy.float32_masters import split
+from rljob_trainer.policy.lora import checkpoint_name
+from rljob_trainer.policy.weight_loading import PIECE_ELEMENTS, load_weights, parameters_on_meta, rows_of
 
 CAUSAL_LM = "causal_lm."
 """Prefix of the parameter names in this module. The rest is the name in the Hugging Face checkpoint."""
-
-_ASKS_FOR_LENGTHS = "triton.mix_order_reduction"  # torch 2.10 and newer
 
 
 class PolicyModel(nn.Module):
@@ -26,19 +29,38 @@ class PolicyModel(nn.Module):
     The head is applied within this forward, while FSDP has gathered its weight, which may be tied to the embedding.
     """
 
-    def __init__(self, causal_lm: Any, *, temperature: float, chunk_tokens: int) -> None:
+    def __init__(self, causal_lm: Any, *, temperature: float, chunk_tokens: int, packs: bool = False) -> None:
+        """`packs`: the attention of `causal_lm` is `packed_attention`, which takes packed sequences and no padding."""
         super().__init__()
+        self.packs = packs
         self.causal_lm = causal_lm
         self._temperature = temperature
         self.chunk_tokens = chunk_tokens
 
-    def forward(self, input_ids: Tensor, hidden_rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        hidden_rows: Tensor,
+        targets: Tensor,
+        bounds: Tensor | None = None,
+        longest: int = 0,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each of `targets`, [T] float32.
 
         `input_ids`: [B, L], padded on the right. No mask is passed, so that attention uses its fast causal kernel.
-        `hidden_rows`: [T], rows of the flattened [B × L] positions that predict the targets.
+        `hidden_rows`: [T], rows of the flattened [B × L] positions that predict the targets. With packed sequences,
+        B = 1; `bounds`: [sequences + 1] int32, the first token of each, and L; `longest`: tokens of the longest, or
+        more; `position_ids`: [1, L], from 0 in each.
         """
-        hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        packing: dict[str, Any] = {}
+        if bounds is not None:
+            packing = {
+                "position_ids": position_ids,
+                **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
+                **dict.fromkeys(("max_length_q", "max_length_k"), longest),
+            }
+        hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False, **packing).last_hidden_state
         return chunked_logprobs(
             hidden.flatten(0, 1).index_select(0, hidden_rows),
             self.causal_lm.get_output_embeddings().weight,
@@ -53,27 +75,59 @@ class PolicyModel(nn.Module):
         return layers
 
 
-def read_policy_model(model_dir: Path, *, temperature: float, chunk_tokens: int) -> PolicyModel:
-    """The model in float32, on the CPU, in training mode, with dropout off.
+def sent_name(parameter_name: str) -> str:
+    """The name in the Hugging Face checkpoint."""
+    return checkpoint_name(parameter_name.removeprefix(CAUSAL_LM))
 
-    Raises `BadInput` if the model cannot be read, or if its head is not a single matrix.
+
+def read_policy_model(
+    model_dir: Path,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    dtype: torch.dtype = torch.float32,
+    packs: bool = False,
+) -> PolicyModel:
+    """`build_policy_model` with its weights, on the CPU."""
+    model = build_policy_model(model_dir, temperature=temperature, chunk_tokens=chunk_tokens, dtype=dtype, packs=packs)
+    load_weights(model, model_dir, "cpu", sent_name)
+    return model
+
+
+def build_policy_model(
+    model_dir: Path,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    dtype: torch.dtype = torch.float32,
+    packs: bool = False,
+) -> PolicyModel:
+    """The model with parameters in `dtype` on the meta device, in training mode, with dropout off: no weight is read.
+
+    `packs`: it takes packed sequences. Raises `BadInput` if the model cannot be read, or if its head is not a single
+    matrix.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+    packed_attention.register()
     try:
         config = AutoConfig.from_pretrained(model_dir)
         for name, value in config.to_dict().items():
             # With dropout, the log-probabilities of policy and engine would differ.
             if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
                 setattr(config, name, 0.0)
-        causal_lm = AutoModelForCausalLM.from_pretrained(
-            model_dir, config=config, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        with parameters_on_meta():
+            causal_lm = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=packed_attention.NAME if packs else "sdpa"
+            )
+        if (model_dir / "generation_config.json").is_file():  # exported with the model
+            causal_lm.generation_config = GenerationConfig.from_pretrained(model_dir)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BadInput(f"cannot read a causal language model from {model_dir}: {error}") from error
     _require_plain_head(causal_lm, model_dir)
     _require_weights_of_checkpoint(causal_lm, model_dir)
-    return PolicyModel(causal_lm.train(), temperature=temperature, chunk_tokens=chunk_tokens)
+    _require_tied_head(causal_lm, model_dir)
+    return PolicyModel(causal_lm.train(), temperature=temperature, chunk_tokens=chunk_tokens, packs=packs)
 
 
 def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
@@ -84,28 +138,29 @@ def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
         model.causal_lm.gradient_checkpointing_disable()
 
 
-def fuse_kernels(model: PolicyModel) -> None:
-    """Compile each decoder layer, for GPUs: norms, rotary embedding and activation are fused into few kernels.
+def to_compute_dtype(model: PolicyModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Cast trainable float32 parameters to `dtype`. Returns what rounding took away, by name (`float32_masters`).
 
-    This halves the time of an update and saves a third of its memory. Lengths are symbolic, so that a new length needs
-    no compilation. One fusion depends on the length and is disabled: it recompiles a layer on each side of its
-    thresholds, which takes 8 s on an H200 when a failed update is retried with smaller micro-batches.
+    Of a parameter on the meta device, this is a meta tensor, for `load_weights` to fill.
     """
-    from torch._inductor import list_options
-
-    options: dict[str, Any] = {_ASKS_FOR_LENGTHS: False} if _ASKS_FOR_LENGTHS in list_options() else {}
-    for layer in model.decoder_layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True, options=options)
+    remainders: dict[str, Tensor] = {}
+    if dtype == torch.float32:
+        return remainders
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.float32:
+            parameter.data, remainders[name] = split(parameter.data)
+    return remainders
 
 
 def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """Apply FSDP2 over `mesh`: one group per decoder layer, one for the rest. Moves the parameters to its device.
+    """Apply FSDP2 over `mesh`: one group per decoder layer, one for the rest. Parameters on the meta device stay there;
+    all other tensors move to the device of the mesh.
 
-    Parameters stay in float32; compute is in `dtype`; gradients are summed over the ranks in float32. A single rank
-    that computes in float32 needs neither sharding nor casts, and is left unchanged.
+    Parameters keep their dtype; compute is in `dtype`; gradients are summed over the ranks in float32. A single rank
+    needs no sharding: its parameters must have the dtype of its compute.
     """
-    if mesh.size() == 1 and dtype == torch.float32:
-        model.to(mesh.device_type)
+    if mesh.size() == 1:
+        model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(mesh.device_type))
         return
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if dtype == torch.float32:
@@ -115,6 +170,17 @@ def shard(model: PolicyModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
+def keep_on_host(model: PolicyModel, mesh: DeviceMesh) -> None:
+    """Keep the parameters of a frozen model in pinned host memory. Each layer is on the GPU while it runs.
+
+    Parameters on the meta device are to be loaded to the CPU. FSDP pins them before its first pass.
+    """
+    offload = CPUOffloadPolicy(pin_memory=True)
+    for layer in model.decoder_layers:
+        fully_shard(layer, mesh=mesh, offload_policy=offload)
+    fully_shard(model, mesh=mesh, offload_policy=offload)
+
+
 def _require_plain_head(causal_lm: Any, model_dir: Path) -> None:
     changed = scaled_head_settings(causal_lm.config.to_dict())
     if getattr(causal_lm.get_output_embeddings(), "bias", None) is not None:
@@ -122,8 +188,7 @@ def _require_plain_head(causal_lm: Any, model_dir: Path) -> None:
     if changed or not hasattr(causal_lm.base_model, "layers"):
         raise BadInput(
             f"expected decoder layers and logits = hidden · lm_head.weight in {model_dir}, "
-            f"found {causal_lm.config.model_type} with {', '.join(changed) or 'no list of layers'}; "
-            "use a model of the Qwen, Llama or Mistral kind"
+            f"found {causal_lm.config.model_type} with {', '.join(changed) or 'no list of layers'}; {ADVICE}"
         )
 
 
@@ -135,6 +200,21 @@ def _require_weights_of_checkpoint(causal_lm: Any, model_dir: Path) -> None:
         differing = sorted(name for name in own.keys() | expected.keys() if own.get(name) != expected.get(name))
         raise BadInput(
             f"expected the weights of {model_dir} to keep names and shapes when transformers loads them, found "
-            f"{len(differing)} others ({', '.join(differing[:3])}) in {causal_lm.config.model_type}; "
-            "use a dense model of the Qwen, Llama or Mistral kind"
+            f"{len(differing)} others ({', '.join(differing[:3])}) in {causal_lm.config.model_type}; {ADVICE}"
         )
+
+
+def _require_tied_head(causal_lm: Any, model_dir: Path) -> None:
+    """Raise `BadInput` if the files have a head of their own, with other values, although it is tied."""
+    files, head, embedding = files_of_weights(model_dir), "lm_head.weight", causal_lm.get_input_embeddings().weight
+    if head not in files or causal_lm.get_output_embeddings().weight is not embedding:
+        return
+    name = next(name for name, parameter in causal_lm.named_parameters() if parameter is embedding)
+    rows, width = embedding.shape
+    for first in range(0, rows, step := max(1, PIECE_ELEMENTS // width)):
+        stop = min(first + step, rows)
+        if not torch.equal(rows_of(files[head], head, first, stop), rows_of(files[name], name, first, stop)):
+            raise BadInput(
+                f"expected {head} to equal {name} in {model_dir}, whose config.json has tie_word_embeddings: true, "
+                "found other values; write tie_word_embeddings: false in it"
+            )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+
+from rljob_trainer.own_address import own_address
 
 
 class Rendezvous:
@@ -26,7 +26,7 @@ class Rendezvous:
         if self._alone:
             self._served = HashStore()
             return "", 0
-        host = _address()
+        host = own_address()
         self._served = store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, store.port
 
@@ -44,15 +44,3 @@ def init_process_group(store: TCPStore | HashStore, rank: int, world_size: int, 
         world_size=world_size,
         device_id=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None,
     )
-
-
-def _address() -> str:
-    """Address of the pod; outside a pod, that of the default route, or loopback. Sends nothing."""
-    if pod_ip := os.environ.get("POD_IP"):
-        return pod_ip
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

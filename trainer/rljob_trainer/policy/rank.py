@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,25 +14,40 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_trainer.ledger.checkpoint_manifest import FileDigest
+from rljob_trainer.models.checkpoint import has_only_bfloat16
 from rljob_trainer.policy import checkpoint, export
+from rljob_trainer.policy.checkpoint_digests import WrittenDigests, find_damage_of_share
+from rljob_trainer.policy.compiled_layers import compile_layers
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass
+from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
+from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
+from rljob_trainer.policy.membership import Membership
 from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
-from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
-from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, fuse_kernels, read_policy_model, shard
-from rljob_trainer.policy.optimizer import adamw, move_optimizer_state, optimizer_on_device
-from rljob_trainer.policy.process_group import Rendezvous, init_process_group
+from rljob_trainer.policy.model import (
+    PolicyModel,
+    build_policy_model,
+    checkpoint_activations,
+    keep_on_host,
+    sent_name,
+    shard,
+    to_compute_dtype,
+)
+from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.packed_attention import can_pack
+from rljob_trainer.policy.profile import profiled
 from rljob_trainer.policy.result import ModelInfo, UpdateResult
+from rljob_trainer.policy.state_snapshot import StateSnapshot
 from rljob_trainer.policy.update import PolicyUpdate
 from rljob_trainer.policy.update_metrics import allow_kept_graphs
+from rljob_trainer.policy.weight_loading import load_weights
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
-from rljob_trainer.weight_sync.ipc import ReservedBuffer
 
 
 class PolicyRank:
@@ -46,13 +62,13 @@ class PolicyRank:
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._on_gpu = config.device == "cuda"
         self._segments = ExpandableSegments()
-        self._rendezvous = Rendezvous(world_size)
+        self._membership = Membership(rank, world_size, config.device)
         self._memory_log = MemoryLog(config.output_dir / "memory" / f"policy-{rank}.jsonl", config.device)
         self._step = 0
 
     def rendezvous(self) -> tuple[str, int]:
-        """Host and port for `connect`. Called on rank 0 before the others connect."""
-        return self._rendezvous.serve()
+        """Host and port for `connect` and `rejoin`. Called on rank 0 before the others connect."""
+        return self._membership.rendezvous()
 
     def connect(self, master_address: str, master_port: int) -> None:
         """Join the process group. Returns when all ranks have joined."""
@@ -63,26 +79,27 @@ class PolicyRank:
             )
         if self.config.device == "cpu":
             _make_deterministic()
-        init_process_group(
-            self._rendezvous.join(master_address, master_port), self.rank, self.world_size, self.config.device
-        )
+        self._membership.join(master_address, master_port)
 
     def load(self) -> ModelInfo:
-        """Read and shard the model, and create its optimizer. Raises `BadInput` if the model cannot be used."""
-        self._model = self._sharded_model()
+        """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used."""
+        self._model, remainders = self._trained_model()
         if self.config.memory.activation_checkpointing:
             checkpoint_activations(self._model, enabled=True)
         if not self.config.memory.detach_metrics:
             allow_kept_graphs()
-        reference = self._sharded_model().requires_grad_(False) if self.config.loss.kl_coefficient > 0 else None
-        self._weight_export = WeightExport(self._segments, self._largest_parameter_bytes())
+        self._reference = self._reference_model() if self.config.loss.kl_coefficient > 0 else None
         if self._on_gpu:
             self._arrange_gpu_memory()
-        self._optimizer = adamw(self._model, self.config)
-        self._update = PolicyUpdate(
-            self.config, self._model, self._optimizer, reference, self._device, self._log_micro_batch
-        )
         self._checkpoint_writer = checkpoint.CheckpointWriter()
+        self._checkpoint_digests = WrittenDigests(self.rank)
+        self._optimizer = MasterAdamW(self._model, self.config, remainders)
+        self._optimizer.before_step = self._before_optimizer_step
+        self._snapshot = StateSnapshot(self._optimizer) if self.config.snapshots else None
+        self._update = PolicyUpdate(
+            self.config, self._model, self._optimizer, self._reference, self._device, self._log_micro_batch
+        )
+        self._membership.before_leaving = self._drop_groups
         self._memory_log.record(self._step, "load")
         return self._model_info()
 
@@ -94,7 +111,10 @@ class PolicyRank:
         torch.manual_seed(self.config.seed + batch.step)
         self._memory_log.begin_phase(batch.step, "update")
         self._update.parameters_touched = False
-        with self._cache_released_after(), self._clean_afterwards():
+        profiling = profiled(batch.step, self.rank, self.config.output_dir)
+        with self._membership.collective(), self._cache_released_after(), self._clean_afterwards(), profiling:
+            if self._snapshot is not None:
+                self._snapshot.begin()
             metrics = self._update.run(batch)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
@@ -121,26 +141,24 @@ class PolicyRank:
         return export.full_parameters(self._model, self._dtype)
 
     @contextmanager
-    def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """`named_full_parameters`, in memory that another process can open (CUDA IPC)."""
+    def weights_for_sync(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """`named_full_parameters`, while the memory of the phase `sync` is recorded."""
         self._memory_log.begin_phase(self._step, "sync")
-        exporting = self._weight_export.exporting() if self._on_gpu else nullcontext()
-        with self._cache_released_after(), exporting:
+        with self._membership.collective(), self._cache_released_after():
             yield self.named_full_parameters()
         self._memory_log.record(self._step, "sync")
 
-    @property
-    def export_buffer(self) -> ReservedBuffer | None:
-        """The buffer for exported weights; None: a new one for each bucket."""
-        return self._weight_export.buffer
-
     def weights_digest(self) -> str:
-        """SHA-256 of all parameters, in float32; the same on every rank."""
-        return export.weights_digest(self._model)
+        """SHA-256 of all master weights; the same on every rank."""
+        return export.weights_digest(self._optimizer)
 
     def export_pretrained(self, directory: Path) -> None:
-        """Write the model in Hugging Face format, with the tokenizer of the initial model."""
-        with self._cache_released_after():
+        """Write the model in Hugging Face format, with the tokenizer of the initial model; or its adapters alone."""
+        lora = self.config.lora
+        with self._membership.collective(), self._cache_released_after():
+            if lora is not None and lora.export == "Adapter":
+                export_adapter(self._model.causal_lm, lora, directory)
+                return
             export.export_pretrained(self._model, self._dtype, self.config.model_dir, directory)
 
     # --- the memory plan ---
@@ -151,7 +169,8 @@ class PolicyRank:
         if not memory.detach_metrics and self.config.memory.detach_metrics:
             allow_kept_graphs()
         if offload != self.config.memory.optimizer_offload:
-            move_optimizer_state(self._optimizer, torch.device("cpu") if offload else self._device)
+            self._checkpoint_writer.wait_until_written()
+            self._optimizer.state.offload(enabled=offload)
         if checkpointing != self.config.memory.activation_checkpointing:
             checkpoint_activations(self._model, enabled=checkpointing)
         self._model.chunk_tokens = memory.logprob_chunk_tokens
@@ -160,48 +179,131 @@ class PolicyRank:
             with self._cache_released_after():  # a new engine may start next
                 self._arrange_gpu_memory()
 
-    def parameters_touched(self) -> bool:
-        """True if the latest update, complete or not, has started to change parameters.
+    # --- after a failure ---
 
-        If False, a single rank can retry a failed update with the same result as a first run.
+    def can_undo_update(self) -> bool:
+        """True if the latest update, complete or not, can be repeated with the same result. Not collective.
+
+        It has not begun to change parameters, or `rejoin` can restore them.
         """
-        return self._update.parameters_touched
+        return not self._update.parameters_touched or (self._snapshot is not None and self._snapshot.taken)
+
+    def rejoin(self, master_address: str, master_port: int, undo_update: bool) -> None:
+        """Join a new process group after a failure of any rank, in the state before the failed work.
+
+        `undo_update`: the failed work is the latest update, which this rank may have completed.
+        """
+        self._membership.leave()
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        self._membership.join(master_address, master_port)
+        # The groups in the same order as in `load`, since they are found by name.
+        self._checkpoint_writer.renew_group()
+        self._checkpoint_digests = WrittenDigests(self.rank)
+        for model in self._models():
+            forget_interrupted_pass(model)
+            use_group(model, dist.distributed_c10d._get_default_group())
+        self._optimizer.gradients.clear()
+        if undo_update and self._update.parameters_touched:
+            assert self._snapshot is not None, "the caller has asked can_undo_update"
+            self._snapshot.restore()
+            self._update.parameters_touched = False
+
+    def _drop_groups(self) -> None:
+        """Called before this rank leaves the process group."""
+        self._checkpoint_writer.leave_group()
+        for model in self._models():
+            leave_group(model)
+
+    def _models(self) -> list[PolicyModel]:
+        models = [self._model, self._reference]
+        return list({id(model): model for model in models if model is not None}.values())
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
         """Copy policy and optimizer, and start writing the copy into `directory`. Updates may continue meanwhile."""
         self._memory_log.begin_phase(self._step, "checkpoint")
-        with self._cache_released_after():
-            self._checkpoint_writer.start(self._model, self._optimizer, directory)
+        with self._membership.collective(), self._cache_released_after():
+            writing = self._checkpoint_writer.start(self._optimizer, directory)
+        self._checkpoint_digests.start(directory, writing)
         self._memory_log.record(self._step, "checkpoint")
 
     def checkpoint_written(self) -> bool:
         """True if `finish_checkpoint` would return at once."""
-        return self._checkpoint_writer.written()
+        return self._checkpoint_writer.written() and self._checkpoint_digests.done()
 
-    def finish_checkpoint(self) -> None:
-        """Return when the checkpoint in progress is durable."""
+    def finish_checkpoint(self) -> dict[str, FileDigest]:
+        """Return when the checkpoint in progress is durable: the checksums of the files of this rank."""
         self._checkpoint_writer.finish()
+        return self._checkpoint_digests.take()
+
+    def find_checkpoint_damage(self, directory: Path) -> str | None:
+        """A description of damage in this rank's share of a checkpoint's files. Not collective."""
+        return find_damage_of_share(directory, self.rank, self.world_size)
 
     def load_checkpoint(self, directory: Path) -> None:
         """Load policy and optimizer from a checkpoint, bit for bit."""
-        offload = self.config.memory.optimizer_offload
-        with self._cache_released_after(), optimizer_on_device(self._optimizer, self._device, offload=offload):
-            checkpoint.load_checkpoint(self._model, self._optimizer, directory)
+        with self._cache_released_after():
+            checkpoint.load_checkpoint(self._optimizer, directory)
 
     # --- how ---
 
-    def _sharded_model(self) -> PolicyModel:
-        model = read_policy_model(
+    def _trained_model(self) -> tuple[PolicyModel, dict[str, Tensor]]:
+        """The model on its device, and the remainders of its masters.
+
+        FSDP shards float32 parameters, which are masters themselves. A single rank keeps trained weights in the compute
+        dtype, as frozen weights beside adapters always are.
+        """
+        alone, lora = self.world_size == 1, self.config.lora
+        lossless = alone and self._dtype == torch.bfloat16 and has_only_bfloat16(self.config.model_dir)
+        model = self._build_model(self._dtype if lossless or lora else torch.float32)
+        if lora is not None:
+            add_adapters(model.causal_lm, lora, self.config.seed)
+        remainders = to_compute_dtype(model, self._dtype) if alone else {}
+        if self._on_gpu:
+            compile_layers(model.decoder_layers)
+        shard(model, self._mesh(), self._dtype)
+        load_weights(model, self.config.model_dir, self.config.device, sent_name, remainders)
+        return model, remainders
+
+    def _reference_model(self) -> PolicyModel:
+        """The initial model, frozen, in the compute dtype; in host memory if the optimizer's state is there.
+
+        With adapters, the model without them: no second copy.
+        """
+        if self.config.lora is not None:
+            return self._model
+        model = self._build_model(self._dtype).requires_grad_(False)
+        if self._on_gpu:
+            compile_layers(model.decoder_layers)
+        on_host = self._on_gpu and self.config.memory.optimizer_offload
+        if on_host:
+            keep_on_host(model, self._mesh())
+        else:
+            shard(model, self._mesh(), self._dtype)
+        load_weights(model, self.config.model_dir, "cpu" if on_host else self.config.device, sent_name)
+        return model
+
+    def _build_model(self, dtype: torch.dtype) -> PolicyModel:
+        return build_policy_model(
             self.config.model_dir,
             temperature=self.config.temperature,
             chunk_tokens=self.config.memory.logprob_chunk_tokens,
+            dtype=dtype,
+            packs=can_pack(self.config.model_dir, self.config.device, self._dtype),
         )
-        if self.config.device == "cuda":
-            fuse_kernels(model)
-        shard(model, init_device_mesh(self.config.device, (self.world_size,)), self._dtype)
-        return model
+
+    def _mesh(self) -> DeviceMesh:
+        return init_device_mesh(self.config.device, (self.world_size,))
+
+    def _before_optimizer_step(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.complete()
+        if self._optimizer.state.offloaded:
+            self._checkpoint_writer.wait_until_written()
 
     def _cache_released_after(self) -> AbstractContextManager[None]:
         """For phases after which another process uses the GPU."""
@@ -209,34 +311,31 @@ class PolicyRank:
 
     @contextmanager
     def _clean_afterwards(self) -> Iterator[None]:
-        """Drop gradients afterwards. A single rank can then run the next update, or retry a failed one."""
+        """Drop gradients afterwards. A single rank can then run the next update, or retry a failed one; several ranks
+        first `rejoin`."""
         try:
             yield
         except BaseException:
             if self.world_size == 1:
-                forget_interrupted_pass(self._model)
+                for model in self._models():
+                    forget_interrupted_pass(model)
             raise
         finally:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.gradients.clear()
 
     def _log_micro_batch(self, number: int) -> None:
         self._memory_log.record(self._step, "update", number)
 
     def _arrange_gpu_memory(self) -> None:
-        # First, since a reserved export buffer must be in classic memory, as the weights are.
-        self._weight_export.arrange(self.config.memory)
         wanted = self.config.memory.expandable_segments
         if wanted != self._segments.enabled:
             (self._segments.enable if wanted else self._segments.disable)()
-
-    def _largest_parameter_bytes(self) -> int:
-        return max(parameter.numel() for parameter in self._model.parameters()) * self._dtype.itemsize
 
     def _model_info(self) -> ModelInfo:
         causal_lm = self._model.causal_lm
         return ModelInfo(
             architecture=type(causal_lm).__name__,
-            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+            parameters=sum(each.numel() for name, each in self._model.named_parameters() if not is_adapter(name)),
             layers=len(self._model.decoder_layers),
             vocabulary=causal_lm.get_output_embeddings().weight.shape[0],
             tied_embeddings=causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight,

@@ -33,7 +33,8 @@ class UpdateResult:
     """Metrics of the whole batch, the same on every rank: loss, entropy, ppo_kl, kl (with a reference model),
     clip_fraction_{low,high,dual}, grad_norm (before clipping), learning_rate, importance_weight_{mean,max},
     logprob_diff_{mean,max} (between engine and policy), tokens, dropped_tokens (the engine's log-probability is not
-    finite), micro_batches (on each rank), skipped_updates (the gradient was not finite)."""
+    finite), skipped_tokens (without gradient), micro_batches (on each rank), skipped_updates (the gradient was not
+    finite). Means and maxima are over the tokens that are not skipped."""
 
     memory: MemorySample
     """Of this rank, with the peaks of the update."""

@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 
 from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, policy_loss
 from rljob_trainer.algorithm.micro_batch import (
@@ -20,10 +22,13 @@ from rljob_trainer.algorithm.micro_batch import (
     dropped_tokens,
     micro_batches_of,
     split_updates,
+    with_gradient,
 )
+from rljob_trainer.policy.compiled_layers import compilations
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.lora import without_adapters, without_dropout
 from rljob_trainer.policy.model import PolicyModel
-from rljob_trainer.policy.optimizer import optimizer_on_device
+from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 
@@ -34,10 +39,10 @@ class PolicyUpdate:
 
     config: PolicyConfig
     model: PolicyModel
-    optimizer: torch.optim.Optimizer
+    optimizer: MasterAdamW
 
     reference: PolicyModel | None
-    """The initial model; None if the loss has no KL term."""
+    """The initial model; None if the loss has no KL term. With adapters, it is `model` itself, without them."""
 
     device: torch.device
 
@@ -49,35 +54,37 @@ class PolicyUpdate:
 
     def run(self, batch: RolloutBatch) -> dict[str, float]:
         """Run the updates of the step. Returns the metrics of `UpdateResult`, the same on every rank."""
-        updates = [deque(micro_batches) for micro_batches in self.micro_batches(batch)]
-        # With one update per step, the policy before the update is the current policy.
-        old_logprobs = deque(self.logprobs(updates) if len(updates) > 1 else [])
+        compiled_before = compilations()
+        updates = [deque(micro_batches) for micro_batches in self.micro_batches(batch, only_with_gradient=True)]
+        # In the first update, the policy before the step is the current policy.
+        old_logprobs = deque(self.logprobs(updates[1:]))
         self._set_learning_rate(batch.step)
 
         metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
         grad_norms: list[float] = []
         number = 0
-        for micro_batches in updates:
+        for update, micro_batches in enumerate(updates):
             while micro_batches:
                 # Removed from the queue, so that it is freed after its backward pass.
-                metrics.add(self._backward(micro_batches.popleft(), old_logprobs.popleft() if old_logprobs else None))
+                metrics.add(self._backward(micro_batches.popleft(), old_logprobs.popleft() if update else None))
                 self.after_micro_batch(number)
                 number += 1
             grad_norms.append(self._optimizer_step())
 
         finite = [norm for norm in grad_norms if math.isfinite(norm)]
         return {
-            **metrics.over_ranks(len(updates)),
+            **metrics.over_ranks(len(updates), {"compilations": compilations() - compiled_before}),
             "grad_norm": sum(finite) / len(finite) if finite else math.nan,
             "skipped_updates": len(grad_norms) - len(finite),
             "learning_rate": self.config.learning_rate_at(batch.step),
             "tokens": batch.response_tokens,
             "dropped_tokens": dropped_tokens(batch.rollout_logprobs),
+            "skipped_tokens": self._skipped_tokens(batch),
             "micro_batches": number,
         }
 
-    def micro_batches(self, batch: RolloutBatch) -> list[list[MicroBatch]]:
-        """This rank's micro-batches, for each update of the step."""
+    def micro_batches(self, batch: RolloutBatch, *, only_with_gradient: bool = False) -> list[list[MicroBatch]]:
+        """This rank's micro-batches, for each update of the step. `only_with_gradient`: see `with_gradient`."""
         completions = completions_with_tokens(batch)
         return [
             micro_batches_of(
@@ -87,20 +94,31 @@ class PolicyUpdate:
                 ranks=dist.get_world_size(),
                 budget_tokens=self.config.memory.micro_batch_tokens,
                 aggregation=self.config.loss.aggregation,
+                processed=with_gradient(batch, part, self.config.loss) if only_with_gradient else None,
+                packed=self.model.packs,
             )
             for part in split_updates(completions, self.config.updates_per_step)
         ]
 
+    def _skipped_tokens(self, batch: RolloutBatch) -> int:
+        """Response tokens that no micro-batch of the step contains, since they have no gradient."""
+        parts = split_updates(completions_with_tokens(batch), self.config.updates_per_step)
+        processed = chain.from_iterable(with_gradient(batch, part, self.config.loss) for part in parts)
+        return batch.response_tokens - sum(len(batch.response_ids[completion]) for completion in processed)
+
     @torch.no_grad()
     def logprobs(self, updates: Iterable[Iterable[MicroBatch]]) -> list[Tensor]:
         """The policy's log-probabilities of the tokens of every micro-batch, in order."""
-        return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
+        with without_dropout(self.model):
+            return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
 
     def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
         """Add the gradient of the micro-batch to those of the parameters. Its graph is freed when the call returns.
 
         If metrics are not detached, the graph is kept, with all that it has saved for backward.
         """
+        # First, while nothing is kept for the backward pass.
+        reference_logprobs = self._reference_logprobs(micro_batch)
         logprobs, entropy = self._forward(self.model, micro_batch)
         loss, metrics = policy_loss(
             TokenValues(
@@ -111,7 +129,7 @@ class PolicyUpdate:
                 advantages=self._on_device(micro_batch.advantages),
                 loss_weights=self._on_device(micro_batch.loss_weights),
                 mean_weights=self._on_device(micro_batch.mean_weights),
-                reference_logprobs=self._reference_logprobs(micro_batch),
+                reference_logprobs=reference_logprobs,
             ),
             self.config.loss,
         )
@@ -122,32 +140,49 @@ class PolicyUpdate:
 
     def _optimizer_step(self) -> float:
         """Clip and apply the gradients. Returns the norm before clipping. Gradients that are not finite are dropped."""
-        parameters = list(self.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if math.isfinite(total):
-            # Only here, after all activations are freed, does the state need to be on the device.
-            with optimizer_on_device(self.optimizer, self.device, offload=self.config.memory.optimizer_offload):
-                self.parameters_touched = True
-                self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total
+        gradients = self.optimizer.gradients
+        norm = gradients.norm()
+        if math.isfinite(norm):
+            gradients.clip(norm, self.config.max_grad_norm)
+            self.parameters_touched = True
+            self.optimizer.step()
+        gradients.clear()
+        return norm
 
     @torch.no_grad()
     def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor | None:
-        return None if self.reference is None else self._forward(self.reference, micro_batch)[0]
+        if self.reference is None:
+            return None
+        with without_adapters(self.reference):
+            logprobs, _ = self._forward(self.reference, micro_batch)
+        if isinstance(self.reference, FSDPModule):
+            # Without a backward pass, FSDP keeps the parameters of the root (embedding and head) gathered.
+            self.reference.reshard()
+        return logprobs
 
     def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         logprobs, entropy = model(
             self._on_device(micro_batch.input_ids),
             self._on_device(micro_batch.hidden_rows),
             self._on_device(micro_batch.targets),
+            **self._packing(micro_batch),
         )
         return logprobs, entropy
+
+    def _packing(self, micro_batch: MicroBatch) -> dict[str, Any]:
+        lengths = micro_batch.packed_lengths
+        if lengths is None:
+            return {}
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        return {
+            "bounds": self._on_device(np.cumsum([0, *lengths], dtype=np.int32)),
+            # A power of two: few values, for each of which the layers might be compiled.
+            "longest": 1 << (max(lengths) - 1).bit_length(),
+            "position_ids": self._on_device(positions[None]),
+        }
 
     def _on_device(self, array: object) -> Tensor:
         return torch.as_tensor(array, device=self.device)
 
     def _set_learning_rate(self, step: int) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate_at(step)
+        self.optimizer.learning_rate = self.config.learning_rate_at(step)

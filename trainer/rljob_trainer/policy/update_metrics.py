@@ -29,13 +29,17 @@ class UpdateMetrics:
         for name, value in part.maxima.items():
             self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
-    def over_ranks(self, updates: int) -> dict[str, float]:
-        """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names."""
+    def over_ranks(self, updates: int, counts: Mapping[str, int]) -> dict[str, float]:
+        """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names.
+
+        `counts`: of this rank; the maximum over the ranks is added.
+        """
         sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
+        maxima = torch.cat([maxima, torch.tensor(list(counts.values()), dtype=maxima.dtype, device=maxima.device)])
         dist.all_reduce(sums, dist.ReduceOp.SUM)
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
         values = torch.cat([sums / updates, maxima]).tolist()
-        return dict(zip([*self._sums, *self._maxima], values, strict=True))
+        return dict(zip([*self._sums, *self._maxima, *counts], values, strict=True))
 
 
 def _require_detached(metrics: Mapping[str, Tensor]) -> None:

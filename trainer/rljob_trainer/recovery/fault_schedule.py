@@ -9,8 +9,8 @@ from rljob_api.fault_injection import Fault, FaultPhase
 from rljob_api.plan_change import Phase
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import FaultRecord, fault_records
-from rljob_trainer.roles.colocated import ColocatedRoles
 from rljob_trainer.roles.faults import InjectedFault, target_role
+from rljob_trainer.roles.roles import Roles
 
 _FAULT_PHASES: dict[Phase | None, tuple[FaultPhase, ...]] = {
     None: ("load",),
@@ -28,7 +28,7 @@ class FaultSchedule:
 
     faults: Sequence[Fault]
     ledger: Ledger
-    roles: ColocatedRoles
+    roles: Roles
     log: Callable[[str], None]
 
     def inject(self, step: int, phase: Phase | None) -> None:

@@ -8,17 +8,23 @@ from dataclasses import replace
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
-from rljob_memory.recovery import Changed, RecoveryState
+from rljob_memory.recovery import Changed, RecoveryState, Restart
+from rljob_memory.recovery.other_machine import PlanFacts
 from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
+from rljob_trainer.ledger.records import AttemptRecord, PlanChangeRecord, plan_change_records
 
 
 def state_at_start(
-    ledger: Ledger, steps: int, plan: MemoryPlan | None = None, changes: Sequence[PlanChange] = ()
+    ledger: Ledger,
+    steps: int,
+    plan: MemoryPlan | None = None,
+    changes: Sequence[PlanChange] = (),
+    *,
+    supervised: bool = True,
 ) -> RecoveryState:
     """The state at the start of an attempt of a job with `steps` steps. Its plan is None before the first attempt.
 
-    `plan`, `changes`: from the supervisor.
+    `plan`, `changes`: from the supervisor. `supervised`: it decides the settings of pods, the policy's size among them.
     """
     records = plan_change_records(ledger.records)
     known, supervisors = plan.generation if plan else 0, {change.generation: change for change in changes}
@@ -27,7 +33,22 @@ def state_at_start(
     begun_with = [change for _, change in sorted((older | supervisors).items())]
     state = RecoveryState.replayed(plan, begun_with, committed_step=ledger.last_step, steps=steps)
     newest = records[-1].plan if records else None
-    return state.merge(newest, [record.change for record in records])
+    return state.merge(newest, [record.change for record in records], decides_pods=supervised)
+
+
+def facts_of_plan(ledger: Ledger, plan: MemoryPlan) -> PlanFacts:
+    """The facts that `plan`, of `state_at_start`, was computed for; empty if they are unknown.
+
+    A plan from the ledger is of the attempt that made its last change; any other is of the last attempt.
+    """
+    facts: PlanFacts = {}
+    of_generation: dict[int, PlanFacts] = {}
+    for record in ledger.records:
+        if isinstance(record, AttemptRecord):
+            facts = record.plan_facts
+        elif isinstance(record, PlanChangeRecord):
+            of_generation.setdefault(record.plan.generation, facts)
+    return of_generation.get(plan.generation, facts)
 
 
 class PlanChanges:
@@ -68,6 +89,10 @@ class PlanChanges:
         record = PlanChangeRecord(change=answer.change, plan=answer.plan, evidence=evidence)
         self._ledger.record(record)
         self._records.append(record)
+        self._state = answer.state
+
+    def adopt_replacement(self, answer: Restart) -> None:
+        """Count the replacement of a process. It leaves the plan as it is."""
         self._state = answer.state
 
     def confirm(self, change: PlanChange, seconds: Mapping[str, float]) -> None:

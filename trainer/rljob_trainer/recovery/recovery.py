@@ -17,6 +17,7 @@ from rljob_memory.recovery import (
     GiveUp,
     GiveUpReason,
     Response,
+    Restart,
     messages,
     observed,
     prevent,
@@ -24,11 +25,20 @@ from rljob_memory.recovery import (
     role_that_shows,
 )
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.errors import (
+    BadInput,
+    HostOutOfMemory,
+    PhaseDeadlineExceeded,
+    SharedMemoryExhausted,
+    TrainerError,
+    WorkerLost,
+)
 from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
+from rljob_trainer.recovery.phase_deadlines import with_stacks
 from rljob_trainer.recovery.plan_changes import PlanChanges
 from rljob_trainer.roles.checkpointing import Checkpointing
-from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
+from rljob_trainer.roles.roles import Roles
+from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.content import role_and_rank
 
@@ -46,7 +56,7 @@ class Recovery:
     directory: Path
     changes: PlanChanges
     constraints: Constraints
-    roles: ColocatedRoles
+    roles: Roles
     checkpointing: Checkpointing
     settings_under: Callable[[MemoryPlan], RoleSettings]
     """Returns the settings of the roles for a plan."""
@@ -66,6 +76,8 @@ class Recovery:
         `phase` None: the roles were starting. Raises `NewAttempt` if the change needs one, and `failure`, possibly with
         an explanation, if the attempt cannot recover from it.
         """
+        if isinstance(failure, PhaseDeadlineExceeded):
+            raise self._hung(failure, step, phase)
         failure = self._explained(failure)
         evidence = gather_evidence(
             failure, self.directory, attempt=self.attempt, step=step, phase=phase, plan=self.changes.plan
@@ -86,6 +98,19 @@ class Recovery:
             raise NewAttempt
         self._apply(answer, phase)
         self._retrying = True
+
+    def may_replace(self, failure: WorkerLost) -> bool:
+        """True if one engine was lost while others generate, and a new process may take its place meanwhile."""
+        if self.oom_kills() > self._kills:
+            return False  # the kernel killed it: the memory plan changes
+        now = datetime.now(UTC)
+        report = FailureReport(str(failure), self.attempt, now, dead=frozenset({"rollout"}), peers_work_on=True)
+        answer = respond(report, self.changes.state, self.constraints)
+        if not (isinstance(answer, Restart) and answer.of_one_process):
+            return False
+        self.changes.adopt_replacement(answer)
+        self.display.warning(f"Replacing a process: {answer.message}; its prompts move to the other engines")
+        return True
 
     def phase_done(self, step: int, phase: Phase | None) -> None:
         """Called after each phase that succeeds. Confirms the change if it is the phase that had failed."""
@@ -119,19 +144,22 @@ class Recovery:
         self.listener.plan_changed(answer.change, answer.plan)
         self.display.note(f"PlanChanged: {messages.changed_message(answer.change)}")
 
+    def _hung(self, failure: PhaseDeadlineExceeded, step: int, phase: Phase | None) -> PhaseDeadlineExceeded:
+        """The failure with the stacks of the processes, which are then killed: peers wait for the one that hangs."""
+        logs = self.roles.settings.output_dir / "logs"
+        actors = [*self.roles.policy.handles, *self.roles.engines.handles]
+        explained = with_stacks(failure, logs, actors, step, phase)
+        self.roles.end("policy")
+        self.roles.end("rollout")
+        return explained
+
     def _explained(self, failure: TrainerError) -> TrainerError:
         """A lost process as a failure of host memory, if the kernel has killed one since the attempt began."""
         if not isinstance(failure, WorkerLost):
             return failure
-        kills = self.oom_kills()
-        if kills <= self._kills:
-            return failure
-        self._kills = kills
-        killed = HostOutOfMemory(
-            f"{failure}: the kernel killed it, since the container reached its memory limit (OOMKilled)"
-        )
-        killed.actor = failure.actor
-        return killed
+        kills, before = self.oom_kills(), self._kills
+        self._kills = max(kills, before)
+        return explained_loss(failure, kills - before)
 
     def _apply(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
@@ -139,22 +167,44 @@ class Recovery:
             self.roles.end(role)
         if "policy" in answer.renew or phase == "checkpoint":
             self.checkpointing.abandon()
+        if self.roles.ranks.scattered:
+            self._rejoin_policy()
         self.roles.change(self.settings_under(answer.plan))
 
+    def _rejoin_policy(self) -> None:
+        """Bring the ranks together. If that fails, new processes take their place, and restore the policy."""
+        self.checkpointing.keep_if_written()
+        try:
+            self.roles.rejoin_policy()
+        except TrainerError as failure:
+            self.display.warning(f"Replacing the policy's processes: the ranks did not form a new group: {failure}")
+            self.roles.end("policy")
 
-def dead_roles(roles: ColocatedRoles, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
+
+def explained_loss(failure: WorkerLost, kills: int) -> TrainerError:
+    """A lost process as a failure of host memory, if the kernel has OOM-killed `kills` processes meanwhile."""
+    if kills <= 0:
+        return failure
+    killed = HostOutOfMemory(
+        f"{failure}: the kernel killed it, since the container reached its memory limit (OOMKilled)"
+    )
+    killed.actor = failure.actor
+    return killed
+
+
+def dead_roles(roles: Roles, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
     """Roles whose processes are unusable after `failure`.
 
     - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
     - The kernel or a bus error ends a process that runs out of host or shared memory.
-    - A policy that was loading, or was interrupted in its optimizer step, has no usable weights.
-    - Other ranks of the policy may wait in a collective of FSDP, which cannot be retried (pytorch 44353).
+    - A policy that was loading, or whose update was interrupted and cannot be undone, has no usable weights.
+    - Ranks that have not left the collective in which one of them failed still wait there (`PolicyRanks.call`).
     """
     role, _ = role_and_rank(failure.actor)
     dead: set[Role] = set()
     if role != "policy" or isinstance(failure, (HostOutOfMemory, SharedMemoryExhausted)):
         dead.add(role)
-    policy_is_whole = roles.policy.loaded and roles.policy_at is not None and len(roles.policy) == 1
+    policy_is_whole = roles.policy.loaded and roles.policy_at is not None
     if (role == "policy" or phase == "sync") and not policy_is_whole:
         dead.add("policy")
     return frozenset(dead)

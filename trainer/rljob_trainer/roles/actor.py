@@ -27,12 +27,18 @@ from rljob_trainer.errors import (
     TrainerError,
 )
 from rljob_trainer.roles.faults import InjectedFault
+from rljob_trainer.roles.time_limit import current_limit, stacks_written_after
 
 _HOST = {FailureKind.HOST}
-_SHARED_MEMORY = {FailureKind.SHARED_MEMORY, FailureKind.SHARED_SEGMENT, FailureKind.OBJECT_STORE}
+_SHARED_MEMORY = {
+    FailureKind.SHARED_MEMORY,
+    FailureKind.SHARED_SEGMENT,
+    FailureKind.SEMAPHORE,
+    FailureKind.OBJECT_STORE,
+}
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "inline_container.cc")
 """The last one is torch's writer of archives, which reports a short write by a position in its file."""
-_NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR}
+_NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.LOST, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR}
 
 
 class RoleActor:
@@ -60,8 +66,9 @@ class RoleActor:
             self._role = role(*arguments)
         return os.getpid()
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        with _readable_failures(self._name):
+    def call(self, seconds: float | None, method: str, *arguments: Any) -> Any:
+        """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks."""
+        with _readable_failures(self._name), stacks_written_after(seconds):
             if fault := next((fault for fault in self._faults if fault.method == method), None):
                 self._faults.remove(fault)
                 fault.fail_in(self._role)
@@ -90,7 +97,8 @@ class RemoteMethod:
     method: str
 
     def remote(self, *arguments: Any) -> Any:
-        return self.actor.call.remote(self.method, *arguments)
+        limit = current_limit()
+        return self.actor.call.remote(limit and limit.seconds_left, self.method, *arguments)
 
 
 def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHandle:

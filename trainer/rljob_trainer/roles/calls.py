@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rljob_memory.evidence.exception import failure_of_exception
-from rljob_trainer.errors import HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.roles.time_limit import GRACE_SECONDS, current_limit
 
 Calls = dict[str, Any]
 """Ray object references by the name of the called actor, such as `policy-0`."""
@@ -15,29 +17,59 @@ _LOST_PEER_SECONDS = 5.0
 """The connections of a lost actor close at once and fail its peers. Ray reports the loss a little later."""
 
 
-def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
+def wait_for(calls: Calls, doing: str, on_result: Callable[[str, Any], None] | None = None) -> dict[str, Any]:
     """The results by actor name. Raises the error of the first failing call.
 
     The loss of an actor does not end the calls of its peers, which may wait in a collective forever. Results are
     therefore taken as they arrive, and the first failure is raised at once. If it has no clear cause, such as a closed
     connection, the peers first get a few seconds to report theirs.
 
-    `doing`: the activity for error messages, such as "updating".
+    Calls that exceed the current `time_limit` end the wait as well.
+
+    `doing`: the activity for error messages, such as "updating". `on_result`: called with the name of an actor and its
+    result as soon as that arrives.
     """
     import ray
 
     name_of = {reference: name for name, reference in calls.items()}
     results: dict[str, Any] = {}
     pending = list(name_of)
+    limit = current_limit()
     while pending:
-        [ready], pending = ray.wait(pending, num_returns=1)
+        seconds = None if limit is None else limit.seconds_left + GRACE_SECONDS
+        arrived, pending = ray.wait(pending, num_returns=1, timeout=seconds)
+        if limit is not None and not arrived:
+            late = [name for reference, name in name_of.items() if reference in pending]
+            raise PhaseDeadlineExceeded(
+                f"{', '.join(late)} did not finish {doing} within {limit.seconds:.0f} s (recovery.phaseDeadlineSeconds)"
+            ).of(late[0])
+        [ready] = arrived
         try:
-            results[name_of[ready]] = _result(ready, name_of[ready], doing)
+            name = name_of[ready]
+            results[name] = _result(ready, name, doing)
+            if on_result is not None:
+                on_result(name, results[name])
         except TrainerError as failure:
             if _names_no_cause(failure):
                 _raise_cause_among(pending, name_of, doing)
             raise
     return {name: results[name] for name in calls}
+
+
+def all_returned(calls: Calls, *, within_seconds: float) -> bool:
+    """True if all calls end in time, with a result or an error, and no actor is lost."""
+    import ray
+    from ray import exceptions
+
+    ended, pending = ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_seconds)
+    for reference in ended:
+        try:
+            ray.get(reference)
+        except exceptions.RayActorError:
+            return False
+        except exceptions.RayError:
+            continue
+    return not pending
 
 
 def _names_no_cause(failure: TrainerError) -> bool:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.ledger.checkpoint_manifest import find_wrong_size
 from rljob_trainer.ledger.checkpoint_store import Checkpoint, CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.roles.colocated import ColocatedRoles
+from rljob_trainer.roles.roles import Roles
 
 
 @dataclass(slots=True)
 class Checkpointing:
     """The checkpoints of one attempt."""
 
-    roles: ColocatedRoles
+    roles: Roles
     store: CheckpointStore
     journal: RolloutJournal
 
@@ -46,7 +50,7 @@ class Checkpointing:
 
     def restore(self, committed: int) -> int:
         """Load the newest valid checkpoint up to step `committed`. Returns its step, or 0 if there is none."""
-        found = self.store.latest_valid(through=committed)
+        found = self.store.latest_valid(through=committed, damage_of=self._damage_of)
         for problem in found.problems:
             self.warn(problem)
         if found.checkpoint is None:
@@ -71,6 +75,14 @@ class Checkpointing:
             self._begin_writing(committed)
             self._end_open()
 
+    def keep_if_written(self) -> None:
+        """The ranks form their group anew: keep the checkpoint in progress if it is written, else drop it."""
+        if self._writing is not None and self._naming is None:
+            with suppress(TrainerError):
+                if self.roles.checkpoint_written():
+                    self._begin_naming(self._writing)
+        self.abandon()
+
     def abandon(self) -> None:
         """Drop a checkpoint whose writing failed or whose writers have exited. A complete one is still named."""
         if self._naming is not None:
@@ -89,9 +101,12 @@ class Checkpointing:
         self._writing = step
 
     def _begin_naming(self, step: int) -> None:
-        self.roles.finish_checkpoint()
-        # Checksums take a second or more per GiB.
-        self._naming = self._background.submit(self.store.commit, step)
+        digests = self.roles.finish_checkpoint()
+        self._naming = self._background.submit(self.store.commit, step, digests=digests)
+
+    def _damage_of(self, path: Path, step: int) -> str | None:
+        """The ranks read the files, each a share, which is then in the page cache when they load them."""
+        return find_wrong_size(path, step) or self.roles.find_checkpoint_damage(path)
 
     def _end_naming(self, naming: Future[Checkpoint]) -> None:
         naming.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -78,12 +79,14 @@ class InjectedFault:
                 role.after_optimizer_step(self._fail)
             case phase:
                 role.begin_phase(phase)
-                self._fail()
+                role.fail(self._fail)
 
     def _fail(self) -> NoReturn:
         match self.fault.fault_class:
             case "WorkerLost":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "Hang":
+                _hang()
             case "HostMemory":
                 _exhaust_host_memory()
             case "SharedMemory":
@@ -93,6 +96,11 @@ class InjectedFault:
         import torch
 
         raise torch.OutOfMemoryError(_message(self.fault))
+
+
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(3600)
 
 
 def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
@@ -107,9 +115,12 @@ def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
     try:
         while True:
             held.append(torch.empty(piece_bytes, dtype=torch.uint8, device="cuda"))
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError as error:
         if not fragmented:
-            raise
+            # Measurements of freed memory subtract it.
+            raise torch.OutOfMemoryError(
+                f"{error} {INJECTED}: the fault held {len(held) * piece_bytes} bytes"
+            ) from None
     del held[::2]
     held.append(torch.empty(len(held) * piece_bytes, dtype=torch.uint8, device="cuda"))
     raise AssertionError("expected torch to run out of memory")

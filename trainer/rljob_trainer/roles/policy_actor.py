@@ -1,4 +1,7 @@
-"""A policy rank as a role: it also sends its weights to the engines, and recovers from failures."""
+"""A policy rank as a role: it also sends its weights to the engines, and recovers from failures.
+
+The topology decides how weights are sent.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,15 @@ from typing import Any, NoReturn
 import torch
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.exporting_rank import ExportingRank
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.weight_sync import send_weights
+from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 
 
 class PolicyActor(PolicyRank):
-    """The object of a policy process: the rank, with the sending side of the weight sync."""
-
-    def sync(self, engines: Sequence[Any], version: int) -> None:
-        """Send every parameter to every engine, as `version`. Collective."""
-        bucket_bytes = self.config.memory.sync_bucket_bytes
-        with self.weights_for_export() as parameters:
-            send_weights(parameters, engines, version, bucket_bytes, self.rank, self.export_buffer)
+    """The object of a policy process, as far as it is the same in every topology."""
 
     def change_memory(self, memory: MemoryPlan) -> None:
         """Apply other memory settings after a failure, and free the memory that it left behind."""
@@ -36,6 +36,11 @@ class PolicyActor(PolicyRank):
         """Attribute the failure that follows to `phase`, as if the phase had failed by itself."""
         self._memory_log.begin_phase(self._step, phase)
 
+    def fail(self, fail: Callable[[], NoReturn]) -> None:
+        """Call `fail` where the other ranks wait for this one."""
+        with self._membership.collective():
+            fail()
+
     def after_micro_batch(self, fail: Callable[[], NoReturn]) -> None:
         """Call `fail` after the first micro-batch of the next update, while its gradients are held."""
         original = self._update.after_micro_batch
@@ -47,9 +52,35 @@ class PolicyActor(PolicyRank):
         self._update.after_micro_batch = fail_once
 
     def after_optimizer_step(self, fail: Callable[[], NoReturn]) -> None:
-        """Call `fail` after each optimizer step, when the parameters have changed."""
+        """Call `fail` after the next optimizer step, when the parameters have changed."""
+        original = self._optimizer.after_step
 
-        def fail_after(_optimizer: object, _arguments: object, _options: object) -> None:
+        def fail_once() -> None:
+            self._optimizer.after_step = original
             fail()
 
-        self._optimizer.register_step_post_hook(fail_after)
+        self._optimizer.after_step = fail_once
+
+
+class ColocatedPolicyActor(PolicyActor, ExportingRank):
+    """A rank that shares its GPU with an engine. The engine opens the rank's memory."""
+
+    def sync(self, engines: Sequence[Any], version: int) -> None:
+        """Send every parameter to every engine, as `version`. Collective."""
+        bucket_bytes = self.config.memory.sync_bucket_bytes
+        with self.weights_for_export() as parameters:
+            send_weights(parameters, engines, version, bucket_bytes, self.rank, self.export_buffer)
+
+
+class DisaggregatedPolicyActor(PolicyActor):
+    """A rank with a GPU of its own. Rank 0 broadcasts the weights to the engines."""
+
+    def __init__(self, rank: int, world_size: int, config: PolicyConfig) -> None:
+        super().__init__(rank, world_size, config)
+        self._broadcaster = WeightBroadcaster(config.device)
+
+    def sync(self, engines: Sequence[Any], version: int) -> None:
+        """Send every parameter to every engine, as `version`. Collective."""
+        bucket_bytes = self.config.memory.sync_bucket_bytes
+        with self.weights_for_sync() as parameters:
+            self._broadcaster.send(parameters, engines if self.rank == 0 else [], version, bucket_bytes)

@@ -10,8 +10,6 @@ from typing import Any
 
 from rljob_trainer.errors import WorkerLost
 
-_MIB = 1 << 20
-_SMALLEST_OBJECT_STORE_BYTES = 128 * _MIB
 _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
@@ -28,11 +26,6 @@ _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
     # All ranks are on this machine: their sockets need not be reachable from outside.
     "GLOO_SOCKET_IFNAME": "lo",
 }
-
-
-def object_store_bytes(sync_bucket_bytes: int) -> int:
-    """Size for a step's rollouts and two buckets of weights: one is read while the next is packed."""
-    return _SMALLEST_OBJECT_STORE_BYTES + 2 * sync_bucket_bytes
 
 
 def wait_longer_for_raylets() -> None:

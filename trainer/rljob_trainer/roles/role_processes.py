@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_api.plan_change import Role
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.hardware import Bundle, Device
+from rljob_trainer.hardware import Bundle
 from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.faults import InjectedFault
@@ -17,17 +18,34 @@ _PLACEMENT_SECONDS = 60
 """The resources exist when they are requested, unless a worker has just died."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoleResources:
+    """Ray resources of the processes of a role."""
+
+    group: Any
+    """Ray placement group; None: the processes may run anywhere."""
+
+    gpus: float
+    """GPUs of each process; 0 on a CPU."""
+
+    first_bundle: int = 0
+    """Index of the group's bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
+
+
 class RoleProcesses:
     """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none before `start` and after `end`."""
 
-    def __init__(self, role: Role, class_name: str, ranks: int, device: Device, group: Any, logs: Path) -> None:
-        """`class_name`: class of the object in each process, as `module:Class`. `group`: Ray placement group."""
+    def __init__(
+        self, role: Role, class_name: str, ranks: int, resources: RoleResources, logs: Path, unit_size: int = 1
+    ) -> None:
+        """`class_name`: class of the object in each process, as `module:Class`. `unit_size`: number of successive
+        processes that work as one, such as those of an engine. None of them is of use without the others."""
         self.role = role
         self._class_name = class_name
         self._ranks = ranks
-        self._device = device
-        self._group = group
+        self._resources = resources
         self._logs = logs
+        self._unit_size = unit_size
         self._handles: dict[str, RoleHandle] = {}
         self.loading: Calls = {}
         """Calls that load the role; they have completed if `loaded`."""
@@ -45,17 +63,36 @@ class RoleProcesses:
         """By actor name."""
         return self._handles
 
+    @property
+    def units(self) -> list[tuple[str, ...]]:
+        """Names of the processes that work as one."""
+        names, size = tuple(self._handles), self._unit_size
+        return [names[first : first + size] for first in range(0, len(names), size)]
+
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the processes without waiting. A call waits until its process is up."""
-        self._handles = {
-            name: spawn(
-                name,
-                self._class_name,
-                self._logs / f"{name}.log",
-                _options(rank, self._group, self._device, environment),
-            )
-            for rank, name in enumerate(f"{self.role}-{rank}" for rank in range(self._ranks))
-        }
+        self._handles = {f"{self.role}-{rank}": self._spawned(rank, environment) for rank in range(self._ranks)}
+
+    def replace(self, lost: str, environment: Mapping[str, str], *arguments: Any) -> tuple[str, ...]:
+        """Start new processes in place of a lost one and of those that work as one with it, which are killed.
+
+        Constructs their objects. Returns their names without waiting.
+        """
+        import ray
+
+        unit = next(unit for unit in self.units if lost in unit)
+        for name in unit:
+            ray.kill(self._handles[name].actor, no_restart=True)
+        for rank, name in enumerate(self._handles):
+            if name in unit:
+                self._handles[name] = self._spawned(rank, environment)
+                self._handles[name].actor.construct.remote(rank, *arguments)
+        return unit
+
+    def _spawned(self, rank: int, environment: Mapping[str, str]) -> RoleHandle:
+        name = f"{self.role}-{rank}"
+        options = _options(rank, self._resources, environment)
+        return spawn(name, self._class_name, self._logs / f"{name}.log", options)
 
     def construct(self, *arguments: Any) -> Calls:
         """Construct the object in each process, from its rank and `arguments`. The results are process ids."""
@@ -94,18 +131,19 @@ def placement_group(bundles: Sequence[Bundle] | None) -> Any:
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     if not group.wait(timeout_seconds=_PLACEMENT_SECONDS):
         raise WorkerLost(
-            f"expected resources for {len(bundles)} ranks within {_PLACEMENT_SECONDS} s, Ray found none: a worker died"
+            f"expected resources in {len(bundles)} places within {_PLACEMENT_SECONDS} s, Ray found none: a worker died"
         )
     return group
 
 
-def _options(rank: int, group: Any, device: Device, environment: Mapping[str, str]) -> dict[str, Any]:
+def _options(rank: int, resources: RoleResources, environment: Mapping[str, str]) -> dict[str, Any]:
     runtime_env = {"env_vars": dict(environment)}
-    if group is None:
+    if resources.group is None:
         return {"num_cpus": 1, "runtime_env": runtime_env}
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    # Half a GPU each: the policy rank and the engine of a bundle share one device.
-    gpus = {"num_gpus": 0.5} if device == "cuda" else {}
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    gpus = {"num_gpus": resources.gpus} if resources.gpus else {}
+    strategy = PlacementGroupSchedulingStrategy(
+        resources.group, placement_group_bundle_index=resources.first_bundle + rank
+    )
     return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}

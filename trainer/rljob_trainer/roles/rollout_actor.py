@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from rljob_memory.sample import MemorySample
 from rljob_trainer.roles.actor import long_imports
+from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollout_batch import Completion
+from rljob_trainer.rollout.work import EngineWork, WholeGroups
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
 
 class RolloutActor(RolloutEngine):
-    """The object of a rollout process: the engine, with its memory log."""
+    """The object of a rollout process, as far as it is the same in every topology: the engine, with its memory log."""
 
     def __init__(self, rank: int, config: RolloutConfig, output_dir: Path) -> None:
         # Takes seconds, in which the policy's processes import their libraries.
@@ -30,36 +33,25 @@ class RolloutActor(RolloutEngine):
         with long_imports():
             super().import_engine()
 
-    def start(self) -> None:
+    def start(self, store_port: int = 0) -> None:
         self._memory_log.begin_phase(self._step, "load")
         if self._config.device == "cuda":
             attach_out_of_memory_observer(self._oom_directory, "rollout", self.rank, lambda: self._memory_log.progress)
-        super().start()
+        super().start(store_port)
         self._memory_log.record(self._step, "load")
 
-    def generate_for_step(
-        self, step: int, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]
-    ) -> tuple[list[Completion], MemorySample]:
-        """The completions of `generate`, and the memory of this process, with the peaks during generation."""
+    def generate_for_step(self, step: int, work: EngineWork) -> tuple[list[Any], MemorySample]:
+        """The results of `generate` or `generate_lots`, and the memory of this process, with the peaks during it."""
         self._step = step
         self._memory_log.begin_phase(step, "rollout")
-        completions = self.generate(prompts, group_size, seeds)
-        return completions, self._memory_log.record(step, "rollout")
+        results: list[Any]
+        if isinstance(work, WholeGroups):
+            results = self.generate(work.prompts, work.group_size, work.seeds)
+        else:
+            results = self.generate_lots(work)
+        return results, self._memory_log.record(step, "rollout")
 
-    # --- memory while the engine sleeps, and while it receives weights ---
-
-    def sleep(self) -> None:
-        with self._memory_log.behind_torch():
-            super().sleep()
-        self._memory_log.record(self._step, "update")
-
-    def wake_weights(self) -> None:
-        with self._memory_log.behind_torch():
-            super().wake_weights()
-
-    def wake_kv_cache(self) -> None:
-        with self._memory_log.behind_torch():
-            super().wake_kv_cache()
+    # --- memory while it receives weights ---
 
     def start_weight_update(self) -> None:
         self._memory_log.begin_phase(self._step, "sync")
@@ -74,3 +66,28 @@ class RolloutActor(RolloutEngine):
     def begin_phase(self, phase: str) -> None:
         """Attribute the failure that follows to `phase`, as if the phase had failed by itself."""
         self._memory_log.begin_phase(self._step, phase)
+
+    def fail(self, fail: Callable[[], NoReturn]) -> None:
+        """Call `fail`."""
+        fail()
+
+
+class ColocatedRolloutActor(RolloutActor, ColocatedEngine):
+    """An engine that shares its GPU with a policy rank."""
+
+    def sleep(self) -> None:
+        with self._memory_log.behind_torch():
+            super().sleep()
+        self._memory_log.record(self._step, "update")
+
+    def wake_weights(self) -> None:
+        with self._memory_log.behind_torch():
+            super().wake_weights()
+
+    def wake_kv_cache(self) -> None:
+        with self._memory_log.behind_torch():
+            super().wake_kv_cache()
+
+
+class DisaggregatedRolloutActor(RolloutActor, DisaggregatedEngine):
+    """An engine with GPUs of its own."""

@@ -28,7 +28,7 @@ class RolloutConfig:
     """Maximum sequences that are generated concurrently."""
 
     kv_cache_bytes: int
-    """Size of the KV cache. It is fixed, so that every attempt has the same."""
+    """Size of the KV cache in each process. It is fixed, so that every attempt has the same."""
 
     max_response_tokens: int
 
@@ -42,6 +42,15 @@ class RolloutConfig:
     """Every response has `max_response_tokens` tokens."""
 
     seed: int = 0
+
+    quantization: str | None = None
+    """vLLM's name of the quantization of the weights; None: they keep `dtype`."""
+
+    kv_cache_dtype: str = "auto"
+    """vLLM's name of the KV cache's data type."""
+
+    tensor_parallel_size: int = 1
+    """Processes of the engine. Each has one GPU, a part of every weight, and a part of the KV cache."""
 
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of `vllm.LLM`."""
@@ -60,7 +69,7 @@ def engine_arguments(config: RolloutConfig, vllm_arguments: Collection[str]) -> 
     """
     fixed = _fixed_arguments(config)
     for name in config.engine_args:
-        if name in fixed or name == "weight_transfer_config":
+        if name in fixed or name in ("weight_transfer_config", "distributed_executor_backend"):
             raise BadInput(f"rollout.engineArgs: expected no {name}, since the trainer sets it itself; remove it")
         if name not in vllm_arguments:
             raise BadInput(
@@ -76,8 +85,11 @@ def _fixed_arguments(config: RolloutConfig) -> dict[str, Any]:
         "load_format": "dummy",
         "dtype": config.dtype,
         "seed": config.seed,
+        "tensor_parallel_size": config.tensor_parallel_size,
         "max_model_len": config.max_model_len,
         "kv_cache_memory_bytes": config.kv_cache_bytes,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "quantization": config.quantization,
         "enable_sleep_mode": config.device == "cuda" and config.sleep_level > 0,
         # The policy computes log-probabilities of logits / temperature; vLLM must do the same.
         "logprobs_mode": "processed_logprobs",
@@ -88,7 +100,8 @@ def _default_arguments(config: RolloutConfig) -> dict[str, Any]:
     common = {"max_num_seqs": config.max_num_seqs, "disable_log_stats": True}
     if config.device == "cpu":
         return common | {"enforce_eager": True}
-    return common | {"gpu_memory_utilization": _START_CHECK_FRACTION}
+    # vLLM's own all-reduce kernels require that a process sees the GPUs of its peers, which Ray hides; NCCL does not.
+    return common | {"gpu_memory_utilization": _START_CHECK_FRACTION, "disable_custom_all_reduce": True}
 
 
 def engine_environment(device: str) -> dict[str, str]:
@@ -101,7 +114,10 @@ def engine_environment(device: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
     }
     if device == "cuda":
-        return common
+        # VLLM_USE_V2_MODEL_RUNNER stays unset: vLLM 0.26 uses V2, whose sampler takes a seed for each request at no
+        # cost, for all dense models, and warns in the log if a feature in rollout.engineArgs requires V1.
+        # As for `disable_custom_all_reduce`: symmetric memory takes GPUs of several processes for the same one.
+        return common | {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     return common | {
         # enforce_eager alone still compiles a few functions with a C++ compiler on the first request.
         "TORCH_COMPILE_DISABLE": "1",

@@ -1,25 +1,32 @@
-"""A rollout engine: vLLM in this process. Start, generation, sleep and weight sync."""
+"""A rollout engine, or one of several processes of one: vLLM in this process. Start, generation and weight sync."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
+from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
 from rljob_trainer.rollout.synced_weights import SyncedWeights
+from rljob_trainer.rollout.tensor_parallel import EngineStore, Shard
 from rljob_trainer.rollout_batch import Completion
 
 
-class RolloutEngine:
+class RolloutEngine(ABC):
     """One vLLM engine. It generates only with a complete version of the weights from the policy.
 
     vLLM changes torch for the whole process: each engine needs its own process, with the variables of
-    `engine_environment`.
+    `engine_environment`. It reads no weights: they come from the policy, in a way that the topology decides.
+
+    With `tensor_parallel_size`, an engine consists of that many such processes. All get the same calls, and each holds
+    its part of the weights: it receives whole weights, and vLLM's loaders keep the part.
     """
 
     def __init__(self, rank: int, config: RolloutConfig) -> None:
@@ -27,8 +34,9 @@ class RolloutEngine:
         self._config = config
         self._weights = SyncedWeights(policy_weight_shapes(config.model_dir))
         self._update_session_open = False
-        self._asleep: set[str] = set()
         self._llm: Any = None
+        self.shard = Shard.of(rank, config.tensor_parallel_size)
+        self._store: EngineStore | None = None
 
     def import_engine(self) -> None:
         """Import the modules that `start` needs. Takes seconds, and no GPU memory."""
@@ -36,42 +44,86 @@ class RolloutEngine:
 
         register_model_class(self._config.model_dir)
 
-    def start(self) -> None:
-        """Start vLLM with random weights. Raises `BadInput` for unknown engine arguments."""
+    def serve_store(self) -> int:
+        """In the first of several processes of an engine: the port at which the others meet it."""
+        self._store = EngineStore()
+        return self._store.port
+
+    def start(self, store_port: int = 0) -> None:
+        """Start vLLM with random weights. Returns when all processes of the engine have started.
+
+        `store_port`: from the engine's first process, if there are several. Raises `BadInput` for unknown engine
+        arguments.
+        """
         self.import_engine()
         from vllm import LLM
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.engine.arg_utils import EngineArgs
 
-        from rljob_trainer.weight_sync.receive import weight_transfer_backend
+        arguments = engine_arguments(self._config, EngineArgs.__dataclass_fields__)
+        if self.shard.has_peers:
+            from rljob_trainer.rollout.shard_executor import shard_executor
 
+            arguments["distributed_executor_backend"] = shard_executor(self.shard.index, store_port)
         self._llm = LLM(
-            **engine_arguments(self._config, EngineArgs.__dataclass_fields__),
-            weight_transfer_config=WeightTransferConfig(backend=weight_transfer_backend(self._config.device)),
+            **arguments,
+            weight_transfer_config=WeightTransferConfig(backend=self._weight_transfer_backend()),
         )
-        self._llm.init_weight_transfer_engine({"init_info": {}})
+
+    @abstractmethod
+    def _weight_transfer_backend(self) -> str:
+        """The name of vLLM's weight-transfer backend. Registers it with vLLM if necessary."""
 
     # --- generation ---
 
     def generate(self, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]) -> list[Completion]:
         """`group_size` completions of each prompt (token ids), group after group.
 
+        If the engine has several processes, all must be called with the same arguments. Only the first one returns
+        completions.
+
         The same prompt, seed and weights give the same completions. Raises `WeightsNotSynced` before the first weight
         sync, and after an incomplete one.
         """
         self._weights.require()
-        if self._asleep:
-            raise TrainerError(
-                "expected the rollout engine to be awake, found it asleep; wake its weights and its KV cache first"
-            )
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-            [self._sampling(group_size, seed) for seed in seeds],
-            use_tqdm=False,
-        )
-        return completions_of(outputs, self._llm.get_tokenizer())
+        sampling = [self._sampling(group_size, seed, self._config.max_response_tokens) for seed in seeds]
+        outputs = self._outputs(prompts, sampling)
+        return completions_of(outputs, self._llm.get_tokenizer()) if self.shard.is_first else []
 
-    def _sampling(self, group_size: int, seed: int) -> Any:
+    def generate_lots(self, lots: Sequence[Lot]) -> list[LotResult]:
+        """Complete the quota of each lot, one after the other (`lots.generate_lot`).
+
+        Processes and errors: as `generate`.
+        """
+        version = self._weights.require()
+        results = [generate_lot(lot, self._config.max_response_tokens, version, self._segments) for lot in lots]
+        return [self._with_texts(result) for result in results] if self.shard.is_first else []
+
+    def _segments(self, segments: Sequence[Segment]) -> list[Completion]:
+        sampling = [self._sampling(1, segment.seed, segment.max_tokens) for segment in segments]
+        outputs = self._outputs([segment.token_ids for segment in segments], sampling)
+        return [_completion(output, "") for request in outputs for output in request.outputs]
+
+    def _with_texts(self, result: LotResult) -> LotResult:
+        responses = [response for group in result.completed for response in group.responses]
+        texts = iter(_texts(responses, self._llm.get_tokenizer()))
+        completed = [
+            replace(group, responses=[replace(response, text=next(texts)) for response in group.responses])
+            for group in result.completed
+        ]
+        return replace(result, completed=completed)
+
+    def _outputs(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Any]) -> list[Any]:
+        """vLLM's output for each prompt."""
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs: list[Any] = self._llm.generate(inputs, sampling, use_tqdm=False)
+        if self.shard.has_peers:
+            from rljob_trainer.rollout.shard_executor import require_same_tokens
+
+            require_same_tokens(outputs)
+        return outputs
+
+    def _sampling(self, group_size: int, seed: int, max_tokens: int) -> Any:
         from vllm import SamplingParams
 
         return SamplingParams(
@@ -81,7 +133,7 @@ class RolloutEngine:
             # With a truncated distribution, the engine's log-probabilities would differ from the policy's.
             top_p=1.0,
             top_k=0,
-            max_tokens=self._config.max_response_tokens,
+            max_tokens=max_tokens,
             ignore_eos=self._config.ignore_eos,
             logprobs=0,
             flat_logprobs=True,
@@ -89,36 +141,10 @@ class RolloutEngine:
             detokenize=False,
         )
 
-    # --- sleep: no effect on the CPU and at level 0 ---
-
-    def sleep(self) -> None:
-        """Free the GPU memory of the KV cache and the weights."""
-        if self._config.device == "cpu" or self._config.sleep_level == 0 or self._asleep:
-            return
-        if self._config.sleep_level == 2:
-            self._weights.drop()
-        self._llm.sleep(level=self._config.sleep_level)
-        self._asleep = {"weights", "kv_cache"}
-
-    def wake_weights(self) -> None:
-        """Allocate GPU memory for the weights. After sleep level 2 they are undefined until the next weight sync."""
-        self._wake("weights")
-
-    def wake_kv_cache(self) -> None:
-        """Allocate GPU memory for the KV cache."""
-        self._wake("kv_cache")
-
-    def _wake(self, tag: str) -> None:
-        if tag in self._asleep:
-            self._llm.wake_up(tags=[tag])
-            self._asleep.remove(tag)
-
-    # --- weight sync: called by `weight_sync.send_weights` from the policy's process ---
+    # --- weight sync: called by `weight_sync` from the policy's process ---
 
     def start_weight_update(self) -> None:
         """Start to receive a version of the weights. The engine does not generate until it is complete."""
-        if "weights" in self._asleep:
-            raise TrainerError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
         if self._weights.interrupted:
             self._undo_interrupted_update()
         self._weights.begin()
@@ -173,8 +199,13 @@ def completions_of(request_outputs: Iterable[Any], tokenizer: Any) -> list[Compl
     `tokenizer`: a Hugging Face tokenizer. It decodes all texts at once, without special tokens.
     """
     outputs = [o for request in request_outputs for o in sorted(request.outputs, key=lambda output: output.index)]
-    texts = tokenizer.batch_decode([list(output.token_ids) for output in outputs], skip_special_tokens=True)
+    texts = _texts(outputs, tokenizer)
     return [_completion(output, text) for output, text in zip(outputs, texts, strict=True)]
+
+
+def _texts(outputs: Iterable[Any], tokenizer: Any) -> list[str]:
+    texts: list[str] = tokenizer.batch_decode([list(each.token_ids) for each in outputs], skip_special_tokens=True)
+    return texts
 
 
 def _completion(output: Any, text: str) -> Completion:

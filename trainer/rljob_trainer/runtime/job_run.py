@@ -14,9 +14,11 @@ from typing import Any
 import structlog
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.grown_job import grown_job
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
+from rljob_memory.recovery.growth import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary
@@ -25,11 +27,13 @@ from rljob_trainer.ledger.durable_files import disk_full_message, is_disk_full, 
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.summary import Summary, summarize
+from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, failure_report
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime.attempt import Attempt, Supervision
+from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.placement import Placement
 from rljob_trainer.runtime.stop_request import StopNow, StopRequest, stop_on_signals
+from rljob_trainer.runtime.supervision import Supervision
 
 log = structlog.get_logger()
 
@@ -38,8 +42,17 @@ def identity(job: RLJob) -> dict[str, Any]:
     """The settings that must not change between runs in one output directory: all that determine the weights."""
     spec = job.spec.model_dump(mode="json", by_alias=True, include={"model", "task", "algorithm"})
     del spec["algorithm"]["steps"]
+    del spec["task"]["files"], spec["model"]["cache"]  # where a pod finds files determines no weight
+    for setting in ("onRewardError", "rewardTimeoutSeconds"):  # they concern calls that have failed
+        del spec["task"][setting]
+    if job.spec.algorithm.max_staleness == 0:
+        del spec["algorithm"]["maxStaleness"]  # as in the directories of earlier versions
+    if job.spec.algorithm.partial_rollout_prompts == 0:
+        del spec["algorithm"]["partialRolloutPrompts"]  # likewise
     if job.spec.task.overlong_prompts == "Fail":
         del spec["task"]["overlongPrompts"]  # as in the directories of earlier versions
+    if lora := job.spec.policy.lora:
+        spec["policy"] = {"lora": lora.model_dump(mode="json", by_alias=True, exclude={"export"})}
     return spec
 
 
@@ -76,7 +89,8 @@ class JobRun:
     """Runs the attempts of a job, in an output directory that is open for it."""
 
     job: RLJob
-    manifest: Path
+    task_directory: Path
+    """Directory of the task's files and Python modules."""
     directory: OutputDirectory
     """Open for the job."""
     placement: Placement
@@ -137,9 +151,10 @@ class JobRun:
 
     def _attempt(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
         """Run one attempt. Raises errors that another attempt may resolve."""
+        recovery_state = self._recovery_state(ledger)
         attempt = Attempt(
-            self.job,
-            self.manifest,
+            grown_job(self.job, recovery_state.plan),
+            self.task_directory,
             self.directory,
             self.placement,
             self.supervision,
@@ -148,6 +163,7 @@ class JobRun:
             ledger,
             display,
             stop,
+            recovery_state,
         )
         try:
             with stop.at_once():
@@ -171,13 +187,24 @@ class JobRun:
             return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
         return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
 
+    def _recovery_state(self, ledger: Ledger) -> RecoveryState:
+        """The state at the start of an attempt. A grown policy shrinks if the job does not allow its size any more."""
+        supervision = self.supervision
+        by_operator = supervision.by_operator
+        steps, plan, changes = self.job.spec.algorithm.steps, supervision.plan, supervision.changes
+        state = state_at_start(ledger, steps, plan, changes, supervised=by_operator)
+        if by_operator or state.plan is None:
+            return state
+        return replace(state, plan=within_max_gpus(state.plan, self.job.spec))
+
     def _failed(self, ledger: Ledger, error: TrainerError, answer: Response) -> Outcome:
         message = str(error)
         if isinstance(answer, GiveUp) and answer.reason is not GiveUpReason.LEFT_TO_SUPERVISOR:
             message = answer.explanation
         message = message.rstrip(". ")
+        end = "" if message.endswith("?") else "."
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
-        return Outcome(error.exit_code, f"{message}. {hint}", ledger.last_step, error, error.evidence)
+        return Outcome(error.exit_code, f"{message}{end} {hint}", ledger.last_step, error, error.evidence)
 
     def _disk_full(self, cause: Exception) -> OutputUnavailable:
         """The explanation of a failure whose own message does not name the full disk."""

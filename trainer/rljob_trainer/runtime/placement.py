@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from rljob_api.job import RLJobSpec
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.hardware import Bundle, Device, Machine
 from rljob_trainer.runtime.stop_request import StopRequest
@@ -16,17 +17,23 @@ class RoleHosts:
     """The resources that the roles can use."""
 
     machine: Machine
-    """All resources that the roles share, over all workers."""
+    """All resources of the policy, over all workers."""
+
+    engine_machine: Machine
+    """Those of the engines; the same unless the engines have pods of their own."""
 
     device: Device
 
     ranks: int
-    """Number of policy ranks, and of engines."""
+    """Number of policy ranks."""
+
+    engine_processes: int
+    """Number of processes of engines. Colocated: as many as ranks."""
 
     torch_version: str
 
     bundles: tuple[Bundle, ...] | None
-    """The Ray resources that each rank and its engine request together; None: they may run anywhere."""
+    """As in `RoleSettings`."""
 
     shared_memory_bytes: int
     """Size of the smallest /dev/shm."""
@@ -53,8 +60,8 @@ class Placement(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def survey(self, display: RunDisplay, stop: StopRequest) -> RoleHosts:
-        """Wait for the resources that the job requests, and return them.
+    def survey(self, spec: RLJobSpec, display: RunDisplay, stop: StopRequest) -> RoleHosts:
+        """Wait for the resources that `spec`, with the policy's size in the attempt, requests, and return them.
 
         Raises a `TrainerError` if they do not meet the request, `StopNow` if a stop is requested meanwhile.
         """

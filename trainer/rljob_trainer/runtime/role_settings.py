@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.roles import PolicySpec
+from rljob_api.roles import RolloutSpec
 from rljob_api.status import Role
+from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
-from rljob_memory.workload import Hardware, ModelShape, Workload
+from rljob_memory.planning.job_workload import max_concurrent_sequences
+from rljob_memory.workload import Hardware, ModelShape
 from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
 from rljob_trainer.errors import BadInput
-from rljob_trainer.hardware import Device
+from rljob_trainer.hardware import Device, Machine
 from rljob_trainer.models.checkpoint import ModelDimensions
-from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.roles.colocated import RoleSettings
+from rljob_trainer.models.lora_targets import all_targets
+from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.runtime.controller import LoopSettings
+from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.placement import RoleHosts
 
 Dtype = Literal["float32", "bfloat16"]
@@ -28,65 +32,102 @@ Dtype = Literal["float32", "bfloat16"]
 _AGGREGATION: dict[str, Aggregation] = {"TokenMean": "token-mean", "SequenceMean": "sequence-mean"}
 _IMPORTANCE_SAMPLING: dict[str, ImportanceSampling] = {"Truncate": "truncate", "Mask": "mask", "Disabled": "off"}
 
-_LARGEST_AUTO_CONCURRENCY = 256
+_QUANTIZATION = {
+    "Disabled": None,
+    "Fp8PerTensor": "fp8_per_tensor",
+    "Fp8PerChannel": "fp8_per_channel",
+    "Fp8PerBlock": "fp8_per_block",
+}
+_KV_CACHE_DTYPE = {"Auto": "auto", "Fp8": "fp8"}
+_ROLLOUT_FIELDS = {"quantization": "quantization", "kvCacheDtype": "kv_cache_dtype"}
+_FP8_CAPABILITY = (8, 9)
+"""First GPUs with matrix products of 8-bit floating point."""
 
 # Below this number of parameters, a second thread costs more in synchronization than it saves.
 _ONE_THREAD_PARAMETERS = 10_000_000
 
 
-def loop_settings(algorithm: AlgorithmSpec) -> LoopSettings:
+def loop_settings(spec: RLJobSpec) -> LoopSettings:
+    algorithm = spec.algorithm
     return LoopSettings(
         steps=algorithm.steps,
         prompts_per_step=algorithm.prompts_per_step,
         group_size=algorithm.group_size,
         scale_advantages=algorithm.scale_advantages == "Group",
         seed=algorithm.seed,
+        max_staleness=algorithm.max_staleness,
+        partial_rollout_prompts=algorithm.partial_rollout_prompts,
+        on_reward_error=spec.task.on_reward_error,
     )
 
 
-def require_supported(spec: RLJobSpec) -> None:
-    """Raise `BadInput` if the job uses a feature that this trainer does not support."""
-    if spec.topology == "Disaggregated":
-        raise BadInput(
-            "topology: expected Colocated, since this trainer supports no other, found Disaggregated; "
-            "write topology: Colocated"
-        )
-    if spec.rollout.tensor_parallel_size > 1:
-        raise BadInput(
-            "rollout.tensorParallelSize: expected 1, since this trainer runs one engine on each GPU, "
-            f"found {spec.rollout.tensor_parallel_size}; write 1"
-        )
+def require_engine_supported(spec: RLJobSpec, hosts: RoleHosts) -> None:
+    """Raise `BadInput` if the engine or the GPU cannot compute in 8 bits, as the job requests."""
+    wanted = {"quantization": spec.rollout.quantization, "kvCacheDtype": spec.rollout.kv_cache_dtype}
+    for field, value in wanted.items():
+        default = RolloutSpec.model_fields[_ROLLOUT_FIELDS[field]].default
+        if value == default:
+            continue
+        if hosts.device == "cpu":
+            raise BadInput(
+                f"rollout.{field}: expected {default}, since vLLM on the CPU has no 8-bit floating point, "
+                f"found {value}; write {default}, or train on a GPU"
+            )
+        capability = hosts.engine_machine.gpu_capability
+        if capability is not None and capability < _FP8_CAPABILITY:
+            raise BadInput(
+                f"rollout.{field}: expected {default} on a GPU of compute capability {capability[0]}.{capability[1]}, "
+                f"found {value}, which needs 8.9 or newer (Ada, Hopper); write {default}, or use another GPU"
+            )
 
 
-def ranks_per_replica(policy: PolicySpec) -> int:
-    """Policy ranks, and engines, in one replica: one per GPU, or one if it requests no GPU."""
-    return max(policy.gpus_per_replica, 1)
+def policy_ranks(spec: RLJobSpec) -> int:
+    return worker_pods(spec)[0].processes
 
 
-def policy_ranks(policy: PolicySpec) -> int:
-    return policy.replicas * ranks_per_replica(policy)
+def rollout_engines(spec: RLJobSpec) -> int:
+    """Colocated: on the GPUs of the ranks."""
+    return worker_pods(spec)[-1].processes // spec.rollout.tensor_parallel_size
 
 
 def require_lengths_fit(algorithm: AlgorithmSpec, dimensions: ModelDimensions) -> None:
     """Raise `BadInput` if prompt and response together can exceed the model's maximum length."""
-    longest = algorithm.max_prompt_tokens + algorithm.max_response_tokens
-    if longest > dimensions.max_positions:
+    require_positions(algorithm, dimensions.max_positions)
+
+
+def require_positions(algorithm: AlgorithmSpec, max_positions: int) -> None:
+    """As `require_lengths_fit`. `max_positions`: maximum tokens of a sequence."""
+    longest = longest_sequence(algorithm)
+    if longest > max_positions:
         raise BadInput(
             "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
-            f"{dimensions.max_positions}, the maximum length of the model, found {longest}; lower them"
+            f"{max_positions}, the maximum length of the model, found {longest}; lower them"
         )
+
+
+def longest_sequence(algorithm: AlgorithmSpec) -> int:
+    """Maximum tokens of prompt and response together."""
+    return algorithm.max_prompt_tokens + algorithm.max_response_tokens
 
 
 def hardware_of(hosts: RoleHosts) -> Hardware:
     return Hardware(
         device=hosts.device,
         device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
+        engine_device_memory_bytes=0 if hosts.engine_machine == hosts.machine else _gpu_bytes(hosts.engine_machine),
         host_memory_bytes=hosts.machine.host_memory_bytes,
         torch_version=hosts.torch_version,
     )
 
 
-def shape_for_plan(dimensions: ModelDimensions, spec: RLJobSpec, device: Device) -> ModelShape:
+def _gpu_bytes(machine: Machine) -> int:
+    return min(machine.gpu_memory_bytes, default=0)
+
+
+def shape_for_plan(
+    dimensions: ModelDimensions, spec: RLJobSpec, device: Device, adapter_parameters: int = 0
+) -> ModelShape:
+    """`adapter_parameters`: of low-rank adapters; 0 without."""
     return ModelShape(
         parameters=dimensions.parameters,
         layers=dimensions.layers,
@@ -94,30 +135,11 @@ def shape_for_plan(dimensions: ModelDimensions, spec: RLJobSpec, device: Device)
         kv_heads=dimensions.kv_heads,
         head_dim=dimensions.head_dim,
         vocabulary=dimensions.vocabulary,
+        heads=dimensions.heads,
+        intermediate=dimensions.intermediate,
         bytes_per_parameter=2 if _dtype(spec, device) == "bfloat16" else 4,
+        adapter_parameters=adapter_parameters,
     )
-
-
-def workload_of(spec: RLJobSpec, ranks: int) -> Workload:
-    algorithm = spec.algorithm
-    return Workload(
-        prompts_per_step=algorithm.prompts_per_step,
-        group_size=algorithm.group_size,
-        max_prompt_tokens=algorithm.max_prompt_tokens,
-        max_response_tokens=algorithm.max_response_tokens,
-        max_concurrent_sequences=max_concurrent_sequences(spec, ranks),
-        policy_ranks=ranks,
-        engines=ranks,
-        reference_model=algorithm.kl_coefficient > 0,
-    )
-
-
-def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:
-    """Sequences that one engine generates concurrently. Auto: its share of the step, at most 256."""
-    if spec.rollout.max_concurrent_sequences != "Auto":
-        return spec.rollout.max_concurrent_sequences
-    share = -(-spec.algorithm.prompts_per_step // engines) * spec.algorithm.group_size
-    return min(share, _LARGEST_AUTO_CONCURRENCY)
 
 
 def role_settings(
@@ -129,34 +151,50 @@ def role_settings(
     hosts: RoleHosts,
     parameters: int,
     allocator_environments: Mapping[Role, Mapping[str, str]],
+    snapshots: bool = False,
 ) -> RoleSettings:
     """The settings of both roles.
 
+    `snapshots`: policy ranks can undo an update (`rljob_memory.plan.keeps_snapshots`).
     `allocator_environments`: environment variables of the CUDA allocator by role. A role without an entry gets the
     defaults of `rljob_memory`.
     """
-    device, ranks = hosts.device, hosts.ranks
+    device = hosts.device
     dtype = _dtype(spec, device)
-    threads = _threads(parameters, ranks, hosts.machine.cores)
+    threads = _threads(parameters, max(hosts.ranks, hosts.engine_processes), hosts.machine.cores)
 
     def allocator(role: Role) -> Mapping[str, str]:
         given = allocator_environments.get(role)
         return allocator_environment(role, hosts.torch_version) if given is None else given
 
     return RoleSettings(
-        ranks=ranks,
-        policy=_policy_config(spec.algorithm, plan, model_dir, output_dir, device, dtype),
-        rollout=_rollout_config(spec, plan, model_dir, device, dtype, ranks),
-        policy_environment={**threads, **allocator("policy")},
+        topology=spec.topology,
+        ranks=hosts.ranks,
+        engine_processes=hosts.engine_processes,
+        policy=replace(_policy_config(spec, plan, model_dir, output_dir, device, dtype), snapshots=snapshots),
+        rollout=_rollout_config(spec, plan, model_dir, device, dtype),
+        policy_environment={**threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},
         rollout_environment={**engine_environment(device), **threads, **allocator("rollout")},
         output_dir=output_dir,
         bundles=hosts.bundles,
     )
 
 
+def nccl_environment(device: Device, ranks: int) -> dict[str, str]:
+    """Variables with which several ranks survive that NCCL's communicators are aborted.
+
+    torch's watchdog must not end the process; `_abort_process_group` and NVIDIA's nvidia-resiliency-ext require these.
+    A hanging collective ends at the deadline of its phase.
+    """
+    if device == "cpu" or ranks == 1:
+        return {}
+    return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "NCCL_NVLS_ENABLE": "0"}
+
+
 def _policy_config(
-    algorithm: AlgorithmSpec, plan: MemoryPlan, model_dir: Path, output_dir: Path, device: Device, dtype: Dtype
+    spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, output_dir: Path, device: Device, dtype: Dtype
 ) -> PolicyConfig:
+    algorithm = spec.algorithm
     return PolicyConfig(
         model_dir=model_dir,
         output_dir=output_dir,
@@ -167,10 +205,12 @@ def _policy_config(
         adam_beta1=algorithm.adam_beta1,
         adam_beta2=algorithm.adam_beta2,
         weight_decay=algorithm.weight_decay,
+        moments=spec.policy.optimizer.moments,
         max_grad_norm=algorithm.max_grad_norm,
         temperature=algorithm.temperature,
         updates_per_step=algorithm.updates_per_step,
         seed=algorithm.seed,
+        lora=_lora_config(spec, model_dir),
         memory=plan,
         loss=LossConfig(
             clip_low=algorithm.clip_low,
@@ -185,22 +225,37 @@ def _policy_config(
     )
 
 
-def _rollout_config(
-    spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: Device, dtype: Dtype, engines: int
-) -> RolloutConfig:
+def _lora_config(spec: RLJobSpec, model_dir: Path) -> LoraConfig | None:
+    lora = spec.policy.lora
+    if lora is None:
+        return None
+    return LoraConfig(
+        rank=lora.rank,
+        alpha=lora.alpha,
+        targets=tuple(lora.targets) or all_targets(model_dir),
+        dropout=lora.dropout,
+        export=lora.export,
+        base_model=spec.model.uri.removeprefix("hf://") if spec.model.uri.startswith("hf://") else str(model_dir),
+    )
+
+
+def _rollout_config(spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: Device, dtype: Dtype) -> RolloutConfig:
     algorithm = spec.algorithm
     return RolloutConfig(
         model_dir=model_dir,
         device=device,
         dtype=dtype,
         max_model_len=algorithm.max_prompt_tokens + algorithm.max_response_tokens,
-        max_num_seqs=max_concurrent_sequences(spec, engines),
+        max_num_seqs=max_concurrent_sequences(spec, rollout_engines(spec)),
         kv_cache_bytes=plan.kv_cache_bytes,
         max_response_tokens=algorithm.max_response_tokens,
         sleep_level=plan.rollout_sleep_level,
         temperature=algorithm.temperature,
         ignore_eos=algorithm.ignore_end_of_sequence,
         seed=algorithm.seed,
+        quantization=_QUANTIZATION[spec.rollout.quantization],
+        kv_cache_dtype=_KV_CACHE_DTYPE[spec.rollout.kv_cache_dtype],
+        tensor_parallel_size=spec.rollout.tensor_parallel_size,
         engine_args=spec.rollout.engine_args,
     )
 

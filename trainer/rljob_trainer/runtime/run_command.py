@@ -8,32 +8,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest import ManifestError, load_manifest
+from rljob_api.manifest import ManifestError, dotted, load_manifest
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.topology import Topology, worker_pods
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
-from rljob_trainer.runtime.attempt import Supervision
 from rljob_trainer.runtime.job_run import JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import policy_ranks
 from rljob_trainer.runtime.stop_request import StopRequest
+from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.telemetry.host_memory import host_memory
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-_CPUS_OF_A_RANK = 4
-"""Ray's logical CPUs for a rank and its engine, with slack. The number of threads is set elsewhere."""
+_CPUS_OF_A_PROCESS = 2
+"""Ray's logical CPUs for a rank or an engine, with slack. The number of threads is set elsewhere."""
+_REQUEST: dict[Topology, str] = {
+    "Colocated": "policy.replicas × policy.gpusPerReplica",
+    "Disaggregated": "policy.replicas × policy.gpusPerReplica + rollout.replicas × rollout.gpusPerReplica",
+}
 
 
 class InvalidCommandLine(TrainerError):
@@ -70,9 +74,9 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         with directory.open(manifest.read_text(), identity(job), changeable=changeable_settings(job)):
             outcome = JobRun(
                 job,
-                manifest,
+                manifest.parent,
                 directory,
-                LocalPlacement(job.spec, options.device),
+                LocalPlacement(options.device),
                 supervision=supervision,
             ).run()
             if options.plot:
@@ -90,12 +94,6 @@ def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
     """`job` with additional faults. Raises `InvalidCommandLine` if the job does not allow faults."""
     if not faults:
         return job
-    injection = job.spec.fault_injection
-    if not injection.enabled:
-        raise InvalidCommandLine(
-            "--fault: expected a manifest that allows fault injection, found one that does not; "
-            "write faultInjection: {enabled: true} in its spec, or remove --fault"
-        )
     try:
         given = [Fault.parse(text) for text in faults]
     except ValidationError as error:
@@ -103,6 +101,12 @@ def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
         raise InvalidCommandLine(f"--fault {problem['input']}: {problem['msg']}") from None
     except ValueError as error:
         raise InvalidCommandLine(f"--fault: {error}") from None
+    injection = job.spec.fault_injection
+    if not injection.enabled:
+        raise InvalidCommandLine(
+            "--fault: expected a manifest that allows fault injection, found one that does not; "
+            "write faultInjection: {enabled: true} in its spec, or remove --fault"
+        )
     changed = injection.model_copy(update={"faults": [*injection.faults, *given]})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"fault_injection": changed})})
 
@@ -110,15 +114,20 @@ def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
 def _read_plan(path: Path) -> MemoryPlan:
     try:
         return MemoryPlan.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise InvalidCommandLine(f"--plan {path}: expected a memory plan as JSON, found: {error}") from error
+    except OSError as error:
+        raise InvalidCommandLine(f"--plan {path}: expected a memory plan as JSON, found: {error.strerror}") from error
+    except ValidationError as error:
+        first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+        where = f"{dotted(first['loc'])}: " if first["loc"] else ""
+        raise InvalidCommandLine(
+            f"--plan {path}: expected a memory plan as JSON, found: {where}{first['msg']}"
+        ) from None
 
 
 class LocalPlacement:
     """All roles on this machine, in a Ray cluster that belongs to this run."""
 
-    def __init__(self, spec: RLJobSpec, device_choice: DeviceChoice) -> None:
-        self._spec = spec
+    def __init__(self, device_choice: DeviceChoice) -> None:
         self._device_choice = device_choice
         self._hosts: RoleHosts | None = None
         self._visible_gpus: str | None = None
@@ -139,21 +148,24 @@ class LocalPlacement:
         if self._visible_gpus is not None:
             os.environ[_VISIBLE_GPUS] = self._visible_gpus
 
-    def survey(self, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
+    def survey(self, spec: RLJobSpec, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
         """This machine. Raises `BadInput` if it has fewer GPUs than the job requests."""
         machine = this_machine(gpus=self._device_choice != "cpu")
         device = machine.choose_device(self._device_choice)
-        ranks, gpus = policy_ranks(self._spec.policy), len(machine.gpu_memory_bytes)
-        if device == "cuda" and ranks > gpus:
+        requested = [pods.processes for pods in worker_pods(spec)]
+        if device == "cuda" and sum(requested) > len(machine.gpu_memory_bytes):
+            or_shrink = "" if spec.recovery.max_gpus is None else ", remove recovery.maxGpus if the policy has grown"
             raise BadInput(
-                f"expected {ranks} GPUs (policy.replicas × policy.gpusPerReplica), found {gpus}; "
-                "lower them, or use --device cpu"
+                f"expected {sum(requested)} GPUs ({_REQUEST[spec.topology]}), found "
+                f"{len(machine.gpu_memory_bytes)}; lower them{or_shrink}, or use --device cpu"
             )
-        bundles = ({"GPU": 1, "CPU": 2},) * ranks if device == "cuda" else None
+        bundles = ({"GPU": 1, "CPU": 2},) * sum(requested) if device == "cuda" else None
         self._hosts = RoleHosts(
             machine=machine,
+            engine_machine=machine,
             device=device,
-            ranks=ranks,
+            ranks=requested[0],
+            engine_processes=requested[-1],
             torch_version=torch_version(),
             bundles=bundles,
             shared_memory_bytes=host_memory().shared_memory_bytes,
@@ -165,8 +177,8 @@ class LocalPlacement:
         assert self._hosts is not None, "survey must be called first"
         display.phase("starting Ray")
         start_local_ray(
-            cpus=_CPUS_OF_A_RANK * self._hosts.ranks,
-            gpus=self._hosts.ranks if self._hosts.device == "cuda" else 0,
+            cpus=_CPUS_OF_A_PROCESS * (self._hosts.ranks + self._hosts.engine_processes),
+            gpus=len(self._hosts.bundles or ()),
             object_store_bytes=object_store_bytes,
         )
 

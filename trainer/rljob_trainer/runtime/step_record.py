@@ -38,7 +38,13 @@ def step_record(
         seconds=clock.seconds,
         total_seconds=clock.total_seconds,
         tokens=batch.prompt_tokens + batch.response_tokens,
-        metrics={**next(iter(updates.values())).metrics, "uniform_groups": uniform},
+        metrics={
+            **next(iter(updates.values())).metrics,
+            "uniform_groups": uniform,
+            "reward_errors": batch.reward_errors,
+            "continued_responses": len(batch.continued),
+            "continued_tokens": sum(batch.continued),
+        },
         memory_bytes={
             actor: {phase: _peak(sample, on_device) for phase, sample in phases.items()}
             for actor, phases in memory.items()

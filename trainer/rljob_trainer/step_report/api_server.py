@@ -28,21 +28,23 @@ class ApiServer:
         self._url = f"https://{host}:{port}"
         self._pool = urllib3.PoolManager(ca_certs=str(service_account / "ca.crt"), timeout=_TIMEOUT, retries=False)
 
-    def get(self, path: str) -> bytes:
-        """The object at `path`. Raises `NoAnswer`."""
-        return self._request("GET", path)
+    def merge(self, path: str, patch: bytes) -> bytes:
+        """JSON merge patch. Returns the object. Raises `NoAnswer`."""
+        return self._patch(path, patch, "application/merge-patch+json")
 
     def apply(self, path: str, body: bytes, field_manager: str) -> None:
         """Server-side apply of `body`, which takes over fields that others wrote. Raises `NoAnswer`."""
-        self._request("PATCH", f"{path}?fieldManager={field_manager}&force=true", body)
+        self._patch(f"{path}?fieldManager={field_manager}&force=true", body, "application/apply-patch+yaml")
 
-    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    def _patch(self, path: str, body: bytes, content_type: str) -> bytes:
         try:
             # Read each time: the token is replaced before it expires.
-            headers = {"Authorization": f"Bearer {self._token.read_text().strip()}", "Accept": "application/json"}
-            if body is not None:
-                headers["Content-Type"] = "application/apply-patch+yaml"
-            response = self._pool.request(method, self._url + path, body=body, headers=headers)
+            headers = {
+                "Authorization": f"Bearer {self._token.read_text().strip()}",
+                "Accept": "application/json",
+                "Content-Type": content_type,
+            }
+            response = self._pool.request("PATCH", self._url + path, body=body, headers=headers)
         except (OSError, urllib3.exceptions.HTTPError) as error:
             raise NoAnswer(f"the API server cannot be reached: {error}") from error
         if response.status >= 300:

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
-from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReport
+from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReportStatus
 from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.run_listener import RunListener
@@ -26,17 +25,17 @@ _WARN_EVERY_SECONDS = 60.0
 class ReportStore(Protocol):
     """The place of the report. Both methods raise `NoAnswer`."""
 
-    def read(self) -> StepReport | None: ...
-    def apply(self, report: StepReport) -> None: ...
+    def read(self) -> StepReportStatus | None: ...
+    def apply(self, report: StepReportStatus) -> None: ...
 
 
 class NoReportStore:
     """A store for runs outside a cluster, where nothing reads the report."""
 
-    def read(self) -> StepReport | None:
+    def read(self) -> StepReportStatus | None:
         return None
 
-    def apply(self, report: StepReport) -> None:
+    def apply(self, report: StepReportStatus) -> None:
         pass
 
 
@@ -46,9 +45,9 @@ class StepReporter(RunListener):
     Call `close` to send the last state.
     """
 
-    def __init__(self, store: ReportStore, job: str, attempt: int) -> None:
+    def __init__(self, store: ReportStore, attempt: int) -> None:
         self._store = store
-        self._report = StepReport(metadata=Metadata(name=job), attempt=attempt)
+        self._report = StepReportStatus(attempt=attempt)
         self._changes: dict[int, PlanChange] = {}
         self._changed = threading.Condition()
         self._to_send = self._urgent = False
@@ -149,7 +148,7 @@ class StepReporter(RunListener):
                 self._report = self._report.model_copy(update={"last_evidence": found.last_evidence})
         self._evidence_carried_over = True
 
-    def _take(self) -> StepReport:
+    def _take(self) -> StepReportStatus:
         with self._changed:
             self._to_send = self._urgent = False
             return self._report.model_copy(update={"update_time": datetime.now(UTC)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,6 +38,22 @@ def _item(record: Any, index: int, reference: str) -> Item:
     return Item(record["prompt"], record)
 
 
+def require_reward_signature(function: Callable[..., Any], reference: str) -> None:
+    """Raise `BadInput` if `function` cannot be called with an answer and a record."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature
+    try:
+        signature.bind("", {})
+    except TypeError as error:
+        name = reference.partition(":")[2]
+        raise BadInput(
+            f"task.reward {reference}: expected {name}(answer: str, record: dict) -> float, found {name}{signature} "
+            f"({error})"
+        ) from None
+
+
 def load_function(reference: str, directory: Path) -> Callable[..., Any]:
     """The function of `reference` ("module:function"). Modules in `directory` take precedence.
 
@@ -50,9 +67,12 @@ def load_function(reference: str, directory: Path) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # user code may raise anything
+        advice = "correct that module"
+        if isinstance(error, ModuleNotFoundError):
+            missing = error.name or module_name
+            advice = f"expected {missing.replace('.', '/')}.py in {directory} or an installed module"
         raise BadInput(
-            f"cannot import {module_name} for {reference}: {type(error).__name__}: {error}; "
-            f"expected {module_name.replace('.', '/')}.py in {directory} or an installed module"
+            f"cannot import {module_name} for {reference}: {type(error).__name__}: {error}; {advice}"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

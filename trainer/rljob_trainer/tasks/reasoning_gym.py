@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -40,11 +42,20 @@ def _create(args: ReasoningGymArgs, seed: int) -> Any:
         from reasoning_gym.factory import DATASETS
 
     if args.dataset not in DATASETS:
-        close = get_close_matches(args.dataset, DATASETS)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(sorted(DATASETS))}"
-        raise BadInput(f"reasoning-gym has no data set {args.dataset!r}: {hint}")
+        raise BadInput(f"reasoning-gym has no data set {args.dataset!r}: {_hint(args.dataset, DATASETS)}")
+    _, config = DATASETS[args.dataset]
+    known = [field.name for field in fields(config)]
+    if unknown := next((name for name in args.dataset_settings if name not in known), None):
+        raise BadInput(
+            f"the reasoning-gym data set {args.dataset} has no argument {unknown!r}: {_hint(unknown, known)}"
+        )
     settings = {"seed": seed, **args.dataset_settings}
     try:
         return reasoning_gym.create_dataset(args.dataset, size=args.size, **settings)
     except (AssertionError, TypeError, ValueError) as error:
         raise BadInput(f"cannot create the reasoning-gym data set {args.dataset} with {settings}: {error}") from error
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    close = get_close_matches(name, known)
+    return f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(sorted(known))}"

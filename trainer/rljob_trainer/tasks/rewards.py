@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_api.task import AnswerSpec
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.tasks.python_functions import load_function
+from rljob_trainer.tasks.python_functions import load_function, require_reward_signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ class AnswerReward:
 
 def reward_from_manifest(reference: str, answer_spec: AnswerSpec | None, manifest_directory: Path) -> AnswerReward:
     """The reward function of `task.reward` ("module:function")."""
-    return AnswerReward(reference, load_function(reference, manifest_directory), answer_spec)
+    function = load_function(reference, manifest_directory)
+    require_reward_signature(function, reference)
+    return AnswerReward(reference, function, answer_spec)
 
 
 def extract_answer(response: str, spec: AnswerSpec | None) -> str:

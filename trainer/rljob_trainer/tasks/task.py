@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -12,7 +10,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.rollout_batch import Prompt
+from rljob_trainer.tasks.scoring import Reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +30,6 @@ class ItemSource(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Item: ...
-
-
-class Reward(Protocol):
-    """A reward function."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-
-    def __call__(self, record: dict[str, Any], completion: Completion) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +85,6 @@ class Task:
         if not token_ids:
             raise BadInput(f"expected text in prompt {index} of the task {self.name}, found none")
         return Prompt(index=index, token_ids=token_ids, text=text, item=item.record)
-
-    def score(self, prompt: Prompt, completion: Completion) -> float:
-        """The reward, finite. Raises `BadInput` if the reward function raises, or returns something else."""
-        where = f"prompt {prompt.index} of the task {self.name} and the response {shortened(completion.text)}"
-        try:
-            value = self.reward(prompt.item, completion)
-        except Exception as error:  # user code may raise anything
-            raise BadInput(
-                f"the reward function {self.reward.name} raised {type(error).__name__}: {error} for {where}"
-            ) from error
-        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
-            raise BadInput(
-                f"expected a finite number from the reward function {self.reward.name}, found {value!r} for {where}"
-            )
-        return float(value)
-
-
-def try_out(task: Task) -> None:
-    """Format one prompt and score an empty response, so that errors show before anything is started."""
-    task.score(task.prompt(task.indices[0]), Completion(token_ids=[], logprobs=[], finished=True, text=""))
 
 
 def shortened(text: str) -> str:

@@ -42,15 +42,27 @@ class Progress:
     """Phases that the process has begun so far. Tells a retry of a phase from its first try."""
 
 
+_LARGEST_LOG_BYTES = 32 << 20
+"""About 100,000 samples: 2,500 steps of 40 micro-batches."""
+
+
+def old_log(path: Path) -> Path:
+    """The file with the samples before those of the memory log `path`."""
+    return path.with_name(f"{path.name}.old")
+
+
 class MemoryLog:
     """Appends samples to a file, one JSON line each.
 
-    Every line is written at once: a killed process leaves all samples that it took.
+    Every line is written at once: a killed process leaves all samples that it took. A full file becomes
+    `<name>.jsonl.old`, and replaces the older one.
     """
 
-    def __init__(self, path: Path, device: Device) -> None:
+    def __init__(self, path: Path, device: Device, largest_bytes: int = _LARGEST_LOG_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.progress = Progress()
+        self._path = path
+        self._largest_bytes = largest_bytes
         self._file = path.open("ab", buffering=0)
         self._device: Device = device
         self._outside_torch: OutsideTorch | None = None
@@ -93,6 +105,10 @@ class MemoryLog:
 
     def _write(self, sample: MemorySample) -> None:
         try:
+            if self._file.tell() >= self._largest_bytes:
+                self._file.close()
+                self._path.replace(old_log(self._path))
+                self._file = self._path.open("ab", buffering=0)
             self._file.write(json.dumps(sample.as_line()).encode() + b"\n")
         except OSError as error:
             raise OutputUnavailable(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rljob_memory.sample import MemorySample
+from rljob_trainer.telemetry.memory import old_log
 
 _LAST_LINES_BYTES = 64 << 10
 
@@ -20,12 +21,17 @@ def logged_samples(directory: Path) -> Iterator[tuple[str, MemorySample]]:
     """
     for path in sorted(directory.glob("*-*.jsonl")):
         last_time = None
-        with path.open("rb") as lines:
-            for line in lines:
+        for part in (old_log(path), path):
+            for line in _lines(part):
                 sample = _sample(line, began=last_time)
                 if sample is not None:
                     last_time = sample.time
                     yield path.stem, sample
+
+
+def _lines(log: Path) -> Iterator[bytes]:
+    with suppress(FileNotFoundError), log.open("rb") as lines:
+        yield from lines
 
 
 def latest_samples(log: Path) -> Iterator[MemorySample]:

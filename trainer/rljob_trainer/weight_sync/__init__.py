@@ -1,6 +1,11 @@
-"""Weight transfer from the policy to the rollout engines: vLLM's weight-transfer interface, one backend per device.
+"""Weight transfer from the policy to the rollout engines: vLLM's weight-transfer interface, with a backend by topology.
 
-`send` is the policy's side, with `ipc` for GPUs. `receive` is the engine's, with `object_store_engine` for CPUs.
+| topology      | on GPUs             | on CPUs                                  | the policy's side |
+|---------------|---------------------|------------------------------------------|-------------------|
+| Colocated     | CUDA IPC (`ipc`)    | object store (`object_store_engine`)     | `send`            |
+| Disaggregated | NCCL broadcast      | gloo broadcast (both `broadcast_engine`) | `broadcast`       |
+
+`receive` registers the engine's side with vLLM.
 """
 
 from rljob_trainer.weight_sync.send import send_weights

@@ -1,4 +1,4 @@
-"""The engine's side of a weight sync: registers the backend, and cleans up after an interrupted update."""
+"""The engine's side of a weight sync: registers its backend, and cleans up after an interrupted update."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ if TYPE_CHECKING:
     import torch
 
 
-def weight_transfer_backend(device: Literal["cpu", "cuda"]) -> str:
-    """The name of the weight-transfer backend for `device`. Registers it with vLLM if necessary."""
+def shared_memory_backend(device: Literal["cpu", "cuda"]) -> str:
+    """The name of the backend that reads weights from memory of the same machine: CUDA IPC, or Ray's object store."""
     if device == "cuda":
         return "ipc"
-    _register_object_store()
-    return "object_store"
+    return _registered("object_store", "object_store_engine", "ObjectStoreWeightTransferEngine")
+
+
+def broadcast_backend() -> str:
+    """The name of the backend that receives weights from a policy on another GPU or machine."""
+    return _registered("rljob_broadcast", "broadcast_engine", "BroadcastWeightTransferEngine")
 
 
 @cache
-def _register_object_store() -> None:
+def _registered(backend: str, module: str, engine: str) -> str:
+    """`backend`, under which vLLM now finds the class `engine`."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-    WeightTransferEngineFactory.register_engine(
-        "object_store", "rljob_trainer.weight_sync.object_store_engine", "ObjectStoreWeightTransferEngine"
-    )
+    WeightTransferEngineFactory.register_engine(backend, f"rljob_trainer.weight_sync.{module}", engine)
+    return backend
 
 
 def drop_buffered_weights(model: torch.nn.Module) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rljob_trainer.errors import WorkerLost
@@ -16,17 +18,34 @@ NamedTensors = list[tuple[str, "torch.Tensor"]]
 
 
 def buckets(parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[NamedTensors]:
-    """Group parameters in order into buckets of at most `bucket_bytes`. A larger parameter gets its own bucket."""
+    """Group parameters in order into buckets of at most `bucket_bytes`. A larger unit gets its own bucket.
+
+    A unit (see `unit_of`) is never divided: vLLM keeps references to a bucket's memory until it has all weights of a
+    fused layer, such as those of queries, keys and values. The next bucket may overwrite this memory.
+    """
     bucket: NamedTensors = []
     filled = 0
-    for name, tensor in parameters:
-        if bucket and filled + tensor.nbytes > bucket_bytes:
+    for _, members in groupby(parameters, key=lambda parameter: unit_of(parameter[0])):
+        unit = [(name, tensor.detach()) for name, tensor in members]
+        size = sum(tensor.nbytes for _, tensor in unit)
+        if bucket and filled + size > bucket_bytes:
             yield bucket
             bucket, filled = [], 0
-        bucket.append((name, tensor.detach()))
-        filled += tensor.nbytes
+        bucket += unit
+        filled += size
     if bucket:
         yield bucket
+
+
+def unit_of(name: str) -> str:
+    """The module whose weights the engine may fuse with this one: `model.layers.0.mlp.up_proj.weight` → its `mlp`."""
+    return name.rpartition(".")[0].rpartition(".")[0]
+
+
+def largest_unit_bytes(parameters: Iterable[tuple[str, int]]) -> int:
+    """The size of the largest unit. `parameters`: names and sizes in bytes, in the order in which they are sent."""
+    units = groupby(parameters, key=lambda parameter: unit_of(parameter[0]))
+    return max(sum(size for _, size in members) for _, members in units)
 
 
 def packed(bucket: NamedTensors, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,8 +56,12 @@ def packed(bucket: NamedTensors, into: torch.Tensor | None = None) -> torch.Tens
     import torch
 
     parts = [tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket]
-    start = None if into is None else into[: sum(part.numel() for part in parts)]
-    return torch.cat(parts, out=start)
+    if into is None:
+        return torch.cat(parts)
+    size = sum(part.numel() for part in parts)
+    if size > into.numel():  # torch would allocate another buffer, which nobody has opened
+        raise ValueError(f"expected a bucket of at most {into.numel()} bytes, found {size}")
+    return torch.cat(parts, out=into[:size])
 
 
 def layout(bucket: NamedTensors) -> dict[str, Any]:
@@ -59,20 +82,45 @@ class EngineCalls:
         self._pending: deque[list[Any]] = deque()
 
     def begin(self, method: str, *arguments: Any) -> None:
-        self._pending.append([getattr(engine, method).remote(*arguments) for engine in self.engines])
+        self.begin_each(method, [arguments] * len(self.engines))
+
+    def begin_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> None:
+        """As `begin`, with arguments of its own for each engine."""
+        self._pending.append(
+            [getattr(engine, method).remote(*own) for engine, own in zip(self.engines, arguments, strict=True)]
+        )
 
     def wait(self, *, until_left: int = 0) -> None:
         """Return when at most `until_left` calls are pending. Raises the error of the first failing call.
 
         Raises `WorkerLost` if an engine has died.
         """
-        import ray
-        from ray import exceptions
-
         while len(self._pending) > until_left:
             for rank, reference in enumerate(self._pending.popleft()):
-                try:
-                    ray.get(reference)
-                except exceptions.RayActorError as error:
-                    engine = f"rollout-{rank}"
-                    raise WorkerLost(f"{engine} died while receiving the weights").of(engine) from error
+                _result(reference, rank)
+
+    def raise_failure(self, within_seconds: float = 0.0) -> None:
+        """Raise the error of a pending call that has failed, or fails `within_seconds`, as `wait` does."""
+        import ray
+
+        rank_of = {reference: rank for references in self._pending for rank, reference in enumerate(references)}
+        pending, deadline = list(rank_of), time.monotonic() + within_seconds
+        while pending:
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+            for reference in done:  # in the order of the calls: later ones fail because of the first
+                _result(reference, rank_of[reference])
+            if (seconds_left := deadline - time.monotonic()) <= 0:
+                return
+            if pending:
+                ray.wait(pending, num_returns=1, timeout=seconds_left)
+
+
+def _result(reference: Any, rank: int) -> None:
+    import ray
+    from ray import exceptions
+
+    try:
+        ray.get(reference)
+    except exceptions.RayActorError as error:
+        engine = f"rollout-{rank}"
+        raise WorkerLost(f"{engine} died while receiving the weights").of(engine) from error

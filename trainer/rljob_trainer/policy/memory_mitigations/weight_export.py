@@ -20,10 +20,10 @@ from rljob_trainer.weight_sync.ipc import ReservedBuffer
 class WeightExport:
     """The memory for a policy rank's weight syncs on a GPU."""
 
-    def __init__(self, segments: ExpandableSegments, largest_parameter_bytes: int) -> None:
-        """`largest_parameter_bytes`: in the exported dtype."""
+    def __init__(self, segments: ExpandableSegments, largest_unit_bytes: int) -> None:
+        """`largest_unit_bytes`: of the parameters that are sent together, in the exported dtype."""
         self._segments = segments
-        self._largest_parameter_bytes = largest_parameter_bytes
+        self._largest_unit_bytes = largest_unit_bytes
         self.buffer: ReservedBuffer | None = None
 
     def arrange(self, memory: MemoryPlan) -> None:
@@ -31,7 +31,7 @@ class WeightExport:
         if memory.weight_export != "ReservedBuffer":
             self.buffer = None
             return
-        needed = max(memory.sync_bucket_bytes, self._largest_parameter_bytes)
+        needed = max(memory.sync_bucket_bytes, self._largest_unit_bytes)
         if self.buffer is None or self.buffer.capacity_bytes < needed:
             with self._segments.disabled():
                 self.buffer = ReservedBuffer(needed)

@@ -1,0 +1,82 @@
+"""The gradients of an update, in float32: the sum over its micro-batches, and the norm over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+class Gradients:
+    """Sums of gradients by parameter.
+
+    Autograd adds up the gradients of float32 parameters by itself. A bfloat16 parameter would lose the small ones to
+    rounding: each of its gradients is added to a float32 sum and freed, as soon as the backward pass has produced it.
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self._parameters = parameters
+        self._sums: dict[int, Tensor] = {}
+        for number, parameter in enumerate(parameters):
+            if parameter.dtype != torch.float32:
+                parameter.register_post_accumulate_grad_hook(_adder(self._sums, number))
+
+    def of(self, number: int) -> Tensor | None:
+        """The gradient of a parameter, or of this rank's shard, one-dimensional; None if it has none."""
+        if number in self._sums:
+            return self._sums[number]
+        grad = self._parameters[number].grad
+        return None if grad is None else local(grad).reshape(-1)
+
+    def all(self) -> list[Tensor]:
+        return [grad for number in range(len(self._parameters)) if (grad := self.of(number)) is not None]
+
+    def norm(self) -> float:
+        """L2 norm over all parameters and ranks. Collective if parameters are sharded."""
+        grads = [grad for grad in self.all() if grad.numel()]
+        norms = torch._foreach_norm(grads) if grads else [torch.zeros(())]
+        total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+        if any(isinstance(parameter, DTensor) for parameter in self._parameters):
+            squared = total.to(self._device()) ** 2
+            dist.all_reduce(squared)
+            total = squared.sqrt()
+        return float(total)
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale the gradients so that their norm, which is `norm`, becomes at most `max_norm`."""
+        scale = max_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
+        if scale < 1.0:
+            torch._foreach_mul_(self.all(), scale)
+
+    def clear(self) -> None:
+        self._sums.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _device(self) -> torch.device:
+        return local(self._parameters[0]).device
+
+
+def _adder(sums: dict[int, Tensor], number: int) -> Callable[[Tensor], None]:
+    """A hook that moves a parameter's gradient into `sums`. It holds nothing that would keep the parameter alive."""
+
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        grad, parameter.grad = local(parameter.grad).reshape(-1), None
+        if number in sums:
+            sums[number].add_(grad)
+        else:
+            sums[number] = grad.float()
+
+    return add
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor; any other tensor itself. Shares its memory."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    shard: Tensor = tensor.to_local().detach()
+    return shard

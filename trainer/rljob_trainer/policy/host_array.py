@@ -1,0 +1,66 @@
+"""Large arrays in host memory that a GPU copies from and to at full speed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+_FILL_BYTES = 1 << 30
+_FILLING_THREADS = 8
+
+
+class HostArray:
+    """A one-dimensional tensor of zeros in host memory, pinned for a GPU.
+
+    One mapping and one registration with CUDA: torch's own pinned memory is rounded up to powers of two. Memory is
+    taken in the background, since touching 64 GiB for the first time takes seconds; `tensor` waits for it.
+    """
+
+    def __init__(self, elements: int, dtype: torch.dtype, *, pinned: bool) -> None:
+        self.nbytes = elements * dtype.itemsize
+        self._tensor: Future[Tensor] = Future()
+        if not pinned or not elements:
+            self._tensor.set_result(torch.zeros(elements, dtype=dtype))
+            return
+        executor = ThreadPoolExecutor(1, thread_name_prefix="host-array")
+        self._tensor = executor.submit(_pinned_zeros, elements, dtype)
+        executor.shutdown(wait=False)
+        weakref.finalize(self, _unregister, self._tensor)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The array. Raises `RuntimeError` if the host's memory could not be taken or pinned."""
+        return self._tensor.result()
+
+
+def _pinned_zeros(elements: int, dtype: torch.dtype) -> Tensor:
+    nbytes = elements * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise RuntimeError(
+            f"expected {nbytes / 2**30:.1f} GiB of host memory for the optimizer's state, the system refuses: {error}; "
+            "give the worker more memory, or write memory.optimizerOffload: Disabled"
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(memory, dtype=dtype)
+    parts = tensor.view(torch.uint8).split(_FILL_BYTES)
+    with ThreadPoolExecutor(min(_FILLING_THREADS, os.cpu_count() or 1)) as threads:
+        list(threads.map(Tensor.zero_, parts))
+    if code := int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), nbytes, 0)):
+        raise RuntimeError(
+            f"expected CUDA to pin {nbytes / 2**30:.1f} GiB of host memory for the optimizer's state, it returned "
+            f"error {code}; raise the limit of locked memory (ulimit -l), or write memory.optimizerOffload: Disabled"
+        )
+    return tensor
+
+
+def _unregister(tensor: Future[Tensor]) -> None:
+    if tensor.exception() is None:
+        torch.cuda.cudart().cudaHostUnregister(tensor.result().data_ptr())

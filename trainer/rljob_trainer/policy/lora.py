@@ -1,0 +1,145 @@
+"""Low-rank adapters: peft's layers in the policy's model, the weights with the adapters added, and their export.
+
+An adapter is never merged into the frozen weights: a sum in bfloat16, taken back after each step, would leave rounding
+errors in them. The engine and the export get `W + alpha / rank · B · A`, formed for one weight at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.policy.config import LoraConfig
+
+_ADAPTER = "default"
+"""Name of the only adapter, in peft."""
+
+_FROZEN = ".base_layer."
+"""Part of the name of a weight that has an adapter."""
+
+
+def add_adapters(causal_lm: nn.Module, lora: LoraConfig, seed: int) -> None:
+    """Freeze the model and add adapters in float32, which do not change its output yet.
+
+    B is zero. A is drawn from a uniform distribution, as in peft, but with a seed that follows from `seed` and the name
+    of the layer: it is the same on all ranks and in all attempts. The adapters are on the CPU, also if the model is on
+    the meta device.
+    """
+    from peft import inject_adapter_in_model
+
+    causal_lm.requires_grad_(False)
+    inject_adapter_in_model(_peft_config(lora), causal_lm)
+    for name, layer in adapted_layers(causal_lm).items():
+        first, second = layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
+        generator = torch.Generator().manual_seed(_seed_of(name, seed))
+        values = torch.empty(first.weight.shape, dtype=torch.float32)
+        nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+        first.weight = nn.Parameter(values)
+        second.weight = nn.Parameter(torch.zeros(second.weight.shape))
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """peft's layers by name."""
+    # Recognized without peft, whose import takes seconds that a job without adapters need not spend.
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def is_adapter(parameter_name: str) -> bool:
+    return f".{_ADAPTER}." in parameter_name and (".lora_A." in parameter_name or ".lora_B." in parameter_name)
+
+
+def checkpoint_name(parameter_name: str) -> str:
+    """The name of a frozen parameter without peft's part."""
+    return parameter_name.replace(_FROZEN, ".")
+
+
+@torch.no_grad()
+def merged_weight(layer: Any, dtype: torch.dtype) -> Tensor:
+    """The full weight of the layer with its adapter added in float32, in `dtype`. A new tensor. Collective."""
+    merged = _full(layer.base_layer.weight).to(torch.float32, copy=True)
+    second, first = (_full(matrix[_ADAPTER].weight).float() for matrix in (layer.lora_B, layer.lora_A))
+    return merged.addmm_(second, first, alpha=layer.scaling[_ADAPTER]).to(dtype)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within the block, the model computes with its frozen weights alone: those of the initial model."""
+    # Not peft's `disable_adapters`, which also stops their gradients, of which FSDP keeps track.
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Within the block, adapters drop nothing. Does nothing without dropout."""
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout) and module.training]
+    for module in dropouts:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in dropouts:
+            module.train()
+
+
+@torch.no_grad()
+def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> None:
+    """Write the adapters to `directory`, in the format of peft. Collective; rank 0 writes."""
+    from safetensors.torch import save_file
+
+    tensors = {
+        # peft's names: those of the whole model's wrapper, without the adapter's.
+        f"base_model.model.{name}".replace(f".{_ADAPTER}.", "."): _full(parameter).cpu().contiguous()
+        for name, parameter in causal_lm.named_parameters()
+        if is_adapter(name)
+    }
+    if dist.get_rank() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        config = _peft_config(lora)
+        config.inference_mode = True
+        config.save_pretrained(str(directory))
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    dist.barrier()
+
+
+def _peft_config(lora: LoraConfig) -> Any:
+    from peft import LoraConfig as PeftConfig
+
+    try:
+        return PeftConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type]
+            target_modules=list(lora.targets),
+            lora_dropout=lora.dropout,
+            bias="none",
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=lora.base_model or None,
+        )
+    except ValueError as error:
+        raise BadInput(f"policy.lora: peft cannot use these settings: {error}; change them") from error
+
+
+def _full(parameter: Tensor) -> Tensor:
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _seed_of(layer: str, seed: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{layer}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")

@@ -1,0 +1,101 @@
+"""A copy of the state before an update, in host memory, from which an interrupted update is undone.
+
+On a GPU the copy is made beside the forward and backward passes, which do not change the state; the first optimizer
+step waits for its end.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.policy.gradients import local
+from rljob_trainer.policy.host_array import HostArray
+from rljob_trainer.policy.optimizer import MasterAdamW
+
+
+class StateSnapshot:
+    """Of one rank's shards: trained weights, and the optimizer's state."""
+
+    def __init__(self, optimizer: MasterAdamW) -> None:
+        self._optimizer = optimizer
+        self._sources: list[Tensor] = []
+        """Of a copy in progress: FSDP replaces the shards in its first pass."""
+        self._steps: int | None = None
+        self._on_gpu = optimizer.state.arrays().exp_avg.is_cuda
+        self._stream = torch.cuda.Stream() if self._on_gpu else None
+        nbytes = sum(_aligned(each.nbytes) for each in self._state())
+        self._kept = HostArray(nbytes, torch.uint8, pinned=self._on_gpu)
+
+    @property
+    def taken(self) -> bool:
+        """True if `restore` brings back the state at the latest `begin`."""
+        return self._steps is not None
+
+    def begin(self) -> None:
+        """Start to copy the state. A state that has been offloaded since is not copied: there is no room for it."""
+        self._steps = None
+        if self._optimizer.state.offloaded or not self._has_memory():
+            return
+        self._sources = self._state()
+        if self._stream is None:
+            self._copy()
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._copy()
+        self._steps = self._optimizer.steps
+
+    def complete(self) -> None:
+        """Let the work that follows wait for the copy. Call it before the state changes."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._sources = []
+
+    def restore(self) -> None:
+        """Bring the state back. Allocates no memory."""
+        assert self._steps is not None, "no snapshot was taken"
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._sources = []
+        for target, kept in zip(self._state(), self._parts(self._state()), strict=True):
+            target.copy_(kept)
+        self._optimizer.steps = self._steps
+
+    def _has_memory(self) -> bool:
+        """False if the host lacks the memory: the job can continue without a snapshot."""
+        try:
+            return self._kept.tensor is not None
+        except RuntimeError as error:
+            print(f"no snapshot is kept: {error}", file=sys.stderr, flush=True)
+            return False
+
+    def _copy(self) -> None:
+        for source, kept in zip(self._sources, self._parts(self._sources), strict=True):
+            kept.copy_(source, non_blocking=True)
+
+    def _state(self) -> list[Tensor]:
+        """The shards and the optimizer's arrays, flat, as bytes. They share the memory."""
+        arrays = self._optimizer.state.arrays()
+        shards = [local(parameter) for parameter in self._optimizer.parameters.values()]
+        whole = [
+            *shards,
+            arrays.exp_avg,
+            arrays.exp_avg_sq,
+            *([] if arrays.remainders is None else [arrays.remainders]),
+        ]
+        return [each.view(-1).view(torch.uint8) for each in whole]
+
+    def _parts(self, state: list[Tensor]) -> list[Tensor]:
+        """The part of the copy that belongs to each tensor of `state`."""
+        parts, start = [], 0
+        for each in state:
+            parts.append(self._kept.tensor[start : start + each.nbytes])
+            start += _aligned(each.nbytes)
+        return parts
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16

@@ -1,0 +1,142 @@
+"""Weights from safetensors files into a sharded model: each rank reads the rows of its own shards, and no others.
+
+The model is built on the meta device, which has shapes but no memory, and sharded there. Its shards are then allocated
+and filled in pieces. Host memory for that is a few pieces, however large the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.models.checkpoint import files_of_weights
+from rljob_trainer.policy.float32_masters import split
+from rljob_trainer.policy.gradients import local
+
+PIECE_ELEMENTS = 1 << 23
+"""Numbers that are read at once; a longer row is read as a whole."""
+
+READERS = 4
+"""Threads: one alone waits for the disk. `rljob_memory.planning.host_memory.READING_BYTES` follows from both."""
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Within the block, modules are built with parameters on the meta device, and with real buffers.
+
+    Buffers such as the frequencies of a rotary embedding are in no file: only the module that is built computes them.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # a tied one is on it already, and stays the same object
+            param = nn.Parameter(param.data.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def load_weights(
+    model: nn.Module,
+    model_dir: Path,
+    device: str,
+    name_in_files: Callable[[str], str],
+    remainders: dict[str, Tensor] | None = None,
+) -> None:
+    """Allocate the parameters that are on the meta device, whole or as shards, and fill them from the files.
+
+    `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
+    of float32 masters whose parameters are bfloat16 (`float32_masters`); replaced by the remainders, in host memory.
+    Not collective. Raises `BadInput` if a file cannot be read.
+    """
+    remainders = {} if remainders is None else remainders
+    files = files_of_weights(model_dir)
+    pieces: list[_Piece] = []
+    places = _places(model)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.device.type != "meta":
+            continue
+        allocated = nn.Parameter(torch.empty_like(parameter.detach(), device=device), parameter.requires_grad)
+        for module, key in places[id(parameter)]:
+            setattr(module, key, allocated)
+        if name in remainders:
+            remainders[name] = torch.empty(remainders[name].shape, dtype=remainders[name].dtype)
+        weight = name_in_files(name)
+        pieces += _pieces(files[weight], weight, allocated, remainders.get(name))
+    with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
+        for _ in readers.map(_fill, pieces):
+            pass
+
+
+def rows_of(file: Path, weight: str, first: int, stop: int) -> Tensor:
+    """Rows `first` to `stop` of a weight, as stored. Raises `BadInput` if the file cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    # Opened for each piece: the pages of a file that is open stay mapped, and count as memory of the process.
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            values: Tensor = tensors.get_slice(weight)[first:stop]
+            return values
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"cannot read {weight} in {file}: {error}; copy the file again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of a weight, and the place that they are read to."""
+
+    file: Path
+    weight: str
+    first: int
+    """The first row, in the file."""
+    target: Tensor
+    remainder: Tensor | None
+
+
+def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """The modules that have each parameter, by its id: several for a tied one."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, key))
+    return places
+
+
+def _pieces(file: Path, weight: str, parameter: Tensor, remainder: Tensor | None) -> Iterator[_Piece]:
+    shard = local(parameter)
+    begin = _first_row(parameter)
+    for start in range(0, len(shard), rows := max(1, PIECE_ELEMENTS * len(shard) // max(shard.numel(), 1))):
+        stop = start + rows
+        yield _Piece(
+            file, weight, begin + start, shard[start:stop], None if remainder is None else remainder[start:stop]
+        )
+
+
+def _first_row(parameter: Tensor) -> int:
+    """The first row of this rank's shard: FSDP2 divides the rows as `torch.chunk` does, and some ranks may get none."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    mesh = parameter.device_mesh
+    return -(-len(parameter) // mesh.size()) * mesh.get_local_rank()
+
+
+def _fill(piece: _Piece) -> None:
+    values = rows_of(piece.file, piece.weight, piece.first, piece.first + len(piece.target))
+    if piece.remainder is None:
+        piece.target.copy_(values)
+    else:
+        weights, remainders = split(values.to(torch.float32))
+        piece.target.copy_(weights)
+        piece.remainder.copy_(remainders)

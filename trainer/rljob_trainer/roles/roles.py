@@ -1,0 +1,268 @@
+"""The policy ranks and rollout engines of a job, as one object for the controller; the same in every topology."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rljob_api.plan_change import Role
+from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
+from rljob_trainer.ledger.checkpoint_manifest import FileDigest
+from rljob_trainer.phase_clock import PartClock
+from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.roles.calls import Calls, wait_for
+from rljob_trainer.roles.generation import Generation
+from rljob_trainer.roles.policy_ranks import PolicyRanks
+from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources, placement_group
+from rljob_trainer.roles.settings import RoleSettings
+from rljob_trainer.rollout.lots import Lot, LotResult
+from rljob_trainer.rollout.work import WholeGroups
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+
+
+class Roles(ABC):
+    """Calls all actors of a role at once. Each method returns when all are done, or raises the first failure.
+
+    A topology decides where the processes run, which object each has, and what comes before and after a phase.
+    """
+
+    policy_class: ClassVar[str]
+    """Class of the object in a policy process, as `module:Class`."""
+    engine_class: ClassVar[str]
+    """The same for an engine's process."""
+
+    def __init__(self, settings: RoleSettings, clock: PartClock) -> None:
+        """`clock`: measures the parts of a start-up."""
+        self.settings = settings
+        self.policy_at: int | None = None
+        """The policy has the weights after the update of this step; 0: the initial weights. None: unknown, since
+        nothing is loaded or an update was interrupted."""
+        self.engines_at: int | None = None
+        """The same for the weights of the engines."""
+        self.engines_ended = 0
+        """Times that the engines were stopped. A generation that was begun before never finishes."""
+        self.clock = clock
+        resources = RoleResources(placement_group(settings.bundles), settings.gpus_per_process)
+        logs = settings.output_dir / "logs"
+        self.policy = RoleProcesses("policy", self.policy_class, settings.ranks, resources, logs)
+        self.ranks = PolicyRanks(self.policy)
+        engine_resources = replace(resources, first_bundle=settings.first_engine_bundle)
+        self.engines = RoleProcesses(
+            "rollout",
+            self.engine_class,
+            settings.engine_processes,
+            engine_resources,
+            logs,
+            settings.processes_of_an_engine,
+        )
+
+    # --- start, change and stop ---
+
+    def construct(self) -> dict[str, int]:
+        """Start the processes that are not up. Returns their process ids by actor name."""
+        settings = self.settings
+        calls: Calls = {}
+        with self.clock.part("processes"):
+            if not self.policy.started:
+                self.policy.start(settings.policy_environment)
+                calls |= self.policy.construct(settings.ranks, settings.policy)
+            if not self.engines.started:
+                self.engines.start(settings.rollout_environment)
+                calls |= self.engines.construct(settings.rollout, settings.output_dir)
+                self.engines.call("import_engine")  # not waited for: meanwhile the policy loads
+            return wait_for(calls, "starting")
+
+    @property
+    def up(self) -> bool:
+        """True if both roles are ready to work."""
+        return self.policy.loaded and self.engines.loaded
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load the roles: the policy with its initial weights, the engines without weights."""
+
+    def change(self, settings: RoleSettings) -> None:
+        """Use `settings` for new processes; a running policy applies the memory settings that it can."""
+        self.settings = settings
+        if self.policy.loaded:
+            wait_for(self.policy.call("change_memory", settings.policy.memory), "changing the policy's memory settings")
+        elif self.policy.started:
+            self.end("policy")  # it was constructed with the previous settings
+
+    def rejoin_policy(self) -> None:
+        """Form the group of the policy ranks anew, after a failure that left their processes running.
+
+        Raises `TrainerError` if that fails.
+        """
+        with self.clock.part("rejoin"):
+            self.ranks.rejoin()
+
+    def end(self, role: Role) -> None:
+        """Stop the processes of a role and free their memory. New ones can then be constructed."""
+        if role == "policy":
+            self.policy.end()
+            self.ranks.scattered = False
+            self.policy_at = None
+        else:
+            self.engines.end()
+            self.engines_at = None
+            self.engines_ended += 1
+
+    # --- the phases of a step ---
+
+    def generate(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        seeds: Sequence[int],
+        on_completions: Callable[[int, Sequence[Completion]], None] = lambda _first, _completions: None,
+        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
+    ) -> Generation[Completion]:
+        """Begin to generate `group_size` completions for each prompt. `Generation.finish` waits for them.
+
+        Each engine gets a contiguous share of the prompts, in all of its processes. `on_completions`: called with the
+        completions of each engine when it is done, and with the index of the first of them. `may_replace`: called when
+        an engine was lost while others remain; if it returns True, these take over its prompts while a new engine
+        starts, which then waits for the next sync.
+        """
+
+        def work(share: range) -> WholeGroups:
+            token_ids = [prompts[index].token_ids for index in share]
+            return WholeGroups(token_ids, group_size, [seeds[index] for index in share])
+
+        def arrived(first: int, completions: Sequence[Completion]) -> None:
+            on_completions(first * group_size, completions)
+
+        return Generation(self.engines, step, len(prompts), work, arrived, self._replacing(may_replace))
+
+    def generate_lots(
+        self, step: int, lots: Sequence[Lot], may_replace: Callable[[WorkerLost], bool] = lambda _failure: False
+    ) -> Generation[LotResult]:
+        """Begin to complete the quotas of `lots`, successive ones on each engine. `may_replace`: as in `generate`."""
+
+        def work(share: range) -> list[Lot]:
+            return [lots[index] for index in share]
+
+        return Generation(
+            self.engines, step, len(lots), work, lambda _first, _results: None, self._replacing(may_replace)
+        )
+
+    @property
+    def engine_count(self) -> int:
+        """Number of engines of the job, up or not."""
+        return self.settings.engine_processes // self.settings.processes_of_an_engine
+
+    def _replacing(self, may_replace: Callable[[WorkerLost], bool]) -> Callable[[WorkerLost], Calls | None]:
+        """Begins to start an engine in place of a lost one, if `may_replace` returns True."""
+
+        def replacement(failure: WorkerLost) -> Calls | None:
+            if not may_replace(failure):
+                return None
+            name, settings = failure.actor or "", self.settings
+            environment = settings.rollout_environment
+            engine = self.engines.replace(name, environment, settings.rollout, settings.output_dir)
+            self.engines_at = None
+            return self._starting(engine)
+
+        return replacement
+
+    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        """Update the policy on all ranks. Results by actor name; their metrics are equal.
+
+        If it fails, `policy_at` states whether the policy is unchanged.
+        """
+        import ray
+
+        # For one rank, Ray decides by size whether a batch uses shared memory. For several, it is stored there once.
+        given = batch if len(self.policy) == 1 else ray.put(batch)
+        before, self.policy_at = self.policy_at, None
+        try:
+            results = self.ranks.call("update", given, doing="updating")
+        except DeviceOutOfMemory:
+            self.policy_at = before if self.ranks.can_undo_update() else None
+            raise
+        self.policy_at = batch.step
+        return results
+
+    def sync(self, version: int) -> None:
+        """Send the policy's weights to every engine. The engines do not generate until they have all of them."""
+        self.engines_at = None
+        self._of_all_ranks("sync", list(self.engines.handles.values()), version, doing="syncing the weights")
+        self.engines_at = version
+
+    # --- checkpoints ---
+
+    def start_checkpoint(self, directory: Path) -> None:
+        """Start writing the state. It is copied when this returns, and durable when `finish_checkpoint` returns."""
+        self._of_all_ranks("start_checkpoint", directory, doing="starting a checkpoint")
+
+    def checkpoint_written(self) -> bool:
+        """True if `finish_checkpoint` would return at once."""
+        return all(wait_for(self.policy.call("checkpoint_written"), "writing a checkpoint").values())
+
+    def finish_checkpoint(self) -> dict[str, FileDigest]:
+        """Return when the checkpoint is durable: the checksums of the files that the ranks have written."""
+        digests = wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
+        return {name: digest for of_rank in digests.values() for name, digest in of_rank.items()}
+
+    def find_checkpoint_damage(self, directory: Path) -> str | None:
+        """A description of damage to the checkpoint in `directory`; None if every byte is as it was written."""
+        damages = wait_for(self.policy.call("find_checkpoint_damage", directory), "checking a checkpoint")
+        return next((damage for damage in damages.values() if damage), None)
+
+    def load_checkpoint(self, directory: Path, step: int) -> None:
+        """Load the checkpoint of `step` in `directory` into the policy."""
+        self.policy_at = None
+        wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
+        self.policy_at = step
+
+    def export_pretrained(self, directory: Path) -> None:
+        """Write the policy in Hugging Face format."""
+        self._of_all_ranks("export_pretrained", directory, doing="exporting the model")
+
+    # --- how ---
+
+    def _begin_loading_policy(self) -> None:
+        if self.policy.loading:
+            return
+        with self.clock.part("policy"):
+            self.ranks.connect()
+            self.policy.loading = self.policy.call("load")
+
+    def _finish_loading_policy(self) -> None:
+        if self.policy.loaded:
+            return
+        with self.clock.part("policy"):
+            wait_for(self.policy.loading, "loading the policy")
+        self.policy.loaded, self.policy_at = True, 0
+
+    def _load_engines(self) -> None:
+        """Start the engines, and wait for them and for a policy that is loading."""
+        if self.engines.loaded:
+            return
+        if not self.engines.loading:
+            self.engines.loading = {
+                name: call for engine in self.engines.units for name, call in self._starting(engine).items()
+            }
+        with self.clock.part("engine"):
+            wait_for({**self.policy.loading, **self.engines.loading}, "loading the policy and starting the engine")
+        self.engines.loaded = True
+
+    def _starting(self, engine: Sequence[str]) -> Calls:
+        """Calls that start the processes of an engine. They meet at a port of the first, which Ray passes to them."""
+        first = self.engines.handles[engine[0]]
+        port = [first.serve_store.remote()] if len(engine) > 1 else []
+        return {name: self.engines.handles[name].start.remote(*port) for name in engine}
+
+    def _of_all_ranks(self, method: str, *arguments: Any, doing: str) -> None:
+        """Call a method of the policy that does not change it."""
+        try:
+            self.ranks.call(method, *arguments, doing=doing)
+        except DeviceOutOfMemory:
+            if not self.ranks.usable:
+                self.policy_at = None
+            raise

@@ -1,0 +1,61 @@
+"""An engine that shares its GPU with a policy rank: it frees the GPU while the policy learns, and reads its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.engine import RolloutEngine
+from rljob_trainer.rollout_batch import Completion
+
+
+class ColocatedEngine(RolloutEngine):
+    """An engine that sleeps. Sleep has no effect on the CPU and at level 0."""
+
+    def __init__(self, rank: int, config: RolloutConfig) -> None:
+        super().__init__(rank, config)
+        self._asleep: set[str] = set()
+
+    def start(self, store_port: int = 0) -> None:
+        super().start(store_port)
+        self._llm.init_weight_transfer_engine({"init_info": {}})
+
+    def _weight_transfer_backend(self) -> str:
+        from rljob_trainer.weight_sync.receive import shared_memory_backend
+
+        return shared_memory_backend(self._config.device)
+
+    def generate(self, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]) -> list[Completion]:
+        if self._asleep and self._weights.version is not None:
+            raise TrainerError(
+                "expected the rollout engine to be awake, found it asleep; wake its weights and its KV cache first"
+            )
+        return super().generate(prompts, group_size, seeds)
+
+    def start_weight_update(self) -> None:
+        if "weights" in self._asleep:
+            raise TrainerError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
+        super().start_weight_update()
+
+    def sleep(self) -> None:
+        """Free the GPU memory of the KV cache and the weights."""
+        if self._config.device == "cpu" or self._config.sleep_level == 0 or self._asleep:
+            return
+        if self._config.sleep_level == 2:
+            self._weights.drop()
+        self._llm.sleep(level=self._config.sleep_level)
+        self._asleep = {"weights", "kv_cache"}
+
+    def wake_weights(self) -> None:
+        """Allocate GPU memory for the weights. After sleep level 2 they are undefined until the next weight sync."""
+        self._wake("weights")
+
+    def wake_kv_cache(self) -> None:
+        """Allocate GPU memory for the KV cache."""
+        self._wake("kv_cache")
+
+    def _wake(self, tag: str) -> None:
+        if tag in self._asleep:
+            self._llm.wake_up(tags=[tag])
+            self._asleep.remove(tag)

@@ -1,0 +1,118 @@
+"""Digests of the data, the reward code and the model of a run, by which a resumed run recognizes a change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.models.checkpoint import weight_files
+from rljob_trainer.tasks.reward_source import RewardSource
+from rljob_trainer.tasks.task import Item, ItemSource, Task
+
+RunInputs = dict[str, dict[str, Any]]
+"""`data`: number of items and their SHA-256. `reward code`, `model`: SHA-256 by file. JSON values."""
+
+_COMPUTED_ITEMS = 100
+"""Items that are compared of a source that computes them on access."""
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 1 << 16
+"""Weights are compared by size, header and this many samples: all of a model takes a minute for 100 GB."""
+
+
+def run_inputs(task: Task, source: RewardSource, model_dir: Path) -> RunInputs:
+    """The digests. Reads all items of a list, and a few MiB of the model."""
+    return {
+        "data": data_digest(task.items),
+        "reward code": _code_digests(source),
+        "model": model_digests(model_dir),
+    }
+
+
+def data_digest(items: ItemSource) -> dict[str, Any]:
+    """Number of items, and SHA-256 of questions and records. Values without a form in JSON count by their type."""
+    count = len(items) if isinstance(items, list) else min(len(items), _COMPUTED_ITEMS)
+    digest = hashlib.sha256()
+    for index in range(count):
+        item = items[index]
+        digest.update(_text(item).encode() + b"\n")
+    return {"items": len(items), "sha256": digest.hexdigest()}
+
+
+def model_digests(model_dir: Path) -> dict[str, str]:
+    """SHA-256 of configuration and tokenizer files, and of samples of the weights, by file name."""
+    small = (path for path in model_dir.iterdir() if path.suffix in {".json", ".jinja", ".model", ".txt"})
+    digests = {path.name: _sha256([path.read_bytes()]) for path in small if path.is_file()}
+    digests |= {path.name: _sha256(_samples(path)) for path in weight_files(model_dir)}
+    return dict(sorted(digests.items()))
+
+
+def changed_inputs(recorded: RunInputs, given: RunInputs) -> list[str]:
+    """The inputs that differ, for people: `data (2 items, now 3)`. Those that were not recorded do not count."""
+    changes = []
+    for name, before in recorded.items():
+        now = given.get(name, {})
+        if before == now:
+            continue
+        if name == "data":
+            changes.append(f"data ({before['items']:,} items, now {now['items']:,})")
+        else:
+            files = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
+            changes.append(f"{name} ({', '.join(files[:3])}{', …' if len(files) > 3 else ''})")
+    return changes
+
+
+def _code_digests(source: RewardSource) -> dict[str, str]:
+    """SHA-256 of the module of the reward function, and of the other imported modules of the task's directory."""
+    if not source.spec.reward:
+        return {}
+    own_module = source.spec.reward.partition(":")[0]
+    directory = source.manifest_directory.resolve()
+    digests = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not Path(file).is_file():
+            continue
+        path = Path(file)  # not resolved: a mounted ConfigMap has links to a directory whose name changes
+        if name == own_module or path.parent == directory:
+            digests[path.name] = _sha256([path.read_bytes()])
+        elif path.is_relative_to(directory) and ".venv" not in path.parts and "site-packages" not in path.parts:
+            digests[path.relative_to(directory).as_posix()] = _sha256([path.read_bytes()])
+    return dict(sorted(digests.items()))
+
+
+def _samples(weights: Path) -> Iterable[bytes]:
+    """The size, the start with the header, and samples at even distances up to the end."""
+    size = weights.stat().st_size
+    yield str(size).encode()
+    with weights.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        yield file.read(min(8 + header_bytes, size))
+        last = max(size - _SAMPLE_BYTES, 0)
+        for place in chain(range(0, last, last // _SAMPLES + 1), [last]):
+            file.seek(place)
+            yield file.read(_SAMPLE_BYTES)
+
+
+def _sha256(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _text(item: Item) -> str:
+    try:
+        return json.dumps([item.question, item.record], default=_type_name, skipkeys=True)
+    except ValueError:  # a record that contains itself
+        return json.dumps(item.question)
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__qualname__

@@ -1,0 +1,53 @@
+"""Runs the inspection of a job in a process of its own, with a time limit: it imports the user's code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob_api.job import RLJob
+from rljob_trainer.validation.finding import Finding
+
+TIMEOUT_SECONDS = 120.0
+"""A task with many prompts takes 20 s, a download of a tokenizer seconds."""
+
+
+def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Finding]:
+    """The findings about model, data set, reward function and engine arguments.
+
+    `directory`: of the task's files and Python modules.
+    """
+    text = job.model_dump_json(by_alias=True, exclude_none=True)
+    with tempfile.TemporaryDirectory() as folder:
+        results, errors = Path(folder) / "results.jsonl", Path(folder) / "errors.txt"
+        command = [sys.executable, "-m", f"{__package__}.inspection", str(directory.absolute()), str(results)]
+        with errors.open("w") as stream:
+            try:
+                finished = subprocess.run(
+                    command, input=text, text=True, stdout=stream, stderr=stream, timeout=timeout_seconds, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return findings_in(results, f"takes longer than {timeout_seconds:g} s: not checked")
+        if finished.returncode == 0:
+            return findings_in(results)
+        last = next((line for line in reversed(errors.read_text(errors="replace").splitlines()) if line.strip()), "")
+        return findings_in(results, f"ended the process of the check with exit code {finished.returncode}: {last:.300}")
+
+
+def findings_in(results: Path, interrupted: str | None = None) -> list[Finding]:
+    """The findings in the file of an inspection. `interrupted`: message about the check that began last."""
+    entries: Sequence[dict[str, Any]] = []
+    if results.exists():
+        entries = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    found = [
+        Finding(entry["severity"], tuple(entry["field"]), entry["message"]) for entry in entries if "severity" in entry
+    ]
+    if interrupted is not None:
+        last = next((entry for entry in reversed(entries) if "check" in entry), {"check": "the job", "field": ["spec"]})
+        found.append(Finding("error", tuple(last["field"]), f"{last['check']} {interrupted}"))
+    return found

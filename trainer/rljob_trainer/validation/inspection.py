@@ -1,0 +1,201 @@
+"""Checks of the model, the data set, the reward function and the engine arguments of a job. Imports the user's code.
+
+    python -m rljob_trainer.validation.inspection DIRECTORY RESULTS < job.json
+
+Writes one JSON object a line to RESULTS: the check that begins, and each finding.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rljob_api.job import RLJob
+from rljob_api.yaml_document import Path as FieldPath
+from rljob_memory.planning.limits import low_limits, small_claim
+from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
+from rljob_memory.planning.prediction import predict_before_plan
+from rljob_trainer.errors import TrainerError
+from rljob_trainer.hardware import Device
+from rljob_trainer.models.checkpoint import (
+    described_dimensions,
+    described_positions,
+    load_tokenizer,
+    model_dimensions,
+    require_same_rope,
+)
+from rljob_trainer.models.hub import HubUnreachable, resolve_description
+from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
+from rljob_trainer.models.sharding import require_shardable
+from rljob_trainer.models.trainable import require_trainable
+from rljob_trainer.rollout.engine_fields import engine_args_problems, installed_engine_fields
+from rljob_trainer.runtime.role_settings import (
+    longest_sequence,
+    require_lengths_fit,
+    require_positions,
+    shape_for_plan,
+)
+from rljob_trainer.tasks.build import build_items, build_task
+from rljob_trainer.tasks.prompt_check import check_prompts
+from rljob_trainer.tasks.reward_source import RewardSource
+from rljob_trainer.tasks.scoring import ScoringHere
+from rljob_trainer.tasks.step_rewards import try_out
+from rljob_trainer.validation.finding import Finding, Severity
+
+Report = Callable[[dict[str, Any]], None]
+
+_URI: FieldPath = ("spec", "model", "uri")
+_TASK: FieldPath = ("spec", "task")
+
+
+class Inspection:
+    """The checks of one job. `report` receives each check that begins, and each finding."""
+
+    def __init__(self, job: RLJob, directory: Path, report: Report) -> None:
+        """`directory`: of the task's files and Python modules."""
+        self._spec = job.spec
+        self._directory = directory
+        self._report = report
+        self._failed = False
+
+    def run(self) -> None:
+        """Make all checks that can be made."""
+        spec = self._spec
+        if spec.trainer is not None:
+            self._find("note", ("spec", "trainer"), "another trainer reads model, task and engineArgs: not checked")
+            return
+        self._engine_arguments()
+        directory = self._model()
+        tokenizer = self._tokenizer(directory)
+        self._task(tokenizer)
+        if not self._failed:
+            self._memory(directory)
+
+    def _engine_arguments(self) -> None:
+        path = ("spec", "rollout", "engineArgs")
+        fields = installed_engine_fields()
+        if fields is None:
+            if self._spec.rollout.engine_args:
+                self._find("note", path, "vLLM is not installed here: not checked")
+            return
+        for name, message in engine_args_problems(self._spec.rollout.engine_args, fields).items():
+            self._find("error", (*path, name), message)
+
+    def _model(self) -> Path | None:
+        """The model's directory, of which a model of the hub may lack the weights; None if it cannot be read here."""
+        uri = self._spec.model.uri
+        scheme, _, location = uri.partition("://")
+        with self._check("the model", _URI):
+            if scheme == "hf":
+                return self._hub_model(location)
+            try:
+                directory = resolve_model(uri)
+            except ModelElsewhere as error:
+                self._find("note", _URI, f"model and prompt lengths are not checked: {error}")
+                return None
+            require_trainable(directory)
+            with self._check("the lengths", ("spec", "algorithm", "maxPromptTokens")):
+                require_lengths_fit(self._spec.algorithm, model_dimensions(directory))
+                require_same_rope(directory, longest_sequence(self._spec.algorithm))
+            self._sharding(directory)
+            return directory
+        return None
+
+    def _hub_model(self, location: str) -> Path | None:
+        """Configuration and tokenizer; a download of the weights would take too long."""
+        try:
+            directory = resolve_description(location)
+        except HubUnreachable as error:
+            self._find("warning", _URI, f"model and prompt lengths are not checked: {error}")
+            return None
+        positions = described_positions(directory)
+        with self._check("the lengths", ("spec", "algorithm", "maxPromptTokens")):
+            require_positions(self._spec.algorithm, positions)
+            require_same_rope(directory, longest_sequence(self._spec.algorithm))
+        self._sharding(directory)
+        return directory
+
+    def _sharding(self, directory: Path) -> None:
+        with self._check("the engine", ("spec", "rollout", "tensorParallelSize")):
+            require_shardable(directory, self._spec.rollout.tensor_parallel_size)
+
+    def _tokenizer(self, directory: Path | None) -> Any | None:
+        if directory is not None:
+            with self._check("the tokenizer", _URI):
+                return load_tokenizer(directory)
+        return None
+
+    def _task(self, tokenizer: Any | None) -> None:
+        spec, algorithm = self._spec.task, self._spec.algorithm
+        if spec.reward:
+            with self._check("the reward function", (*_TASK, "reward")):
+                RewardSource(spec, self._directory, algorithm.seed).load()
+        if tokenizer is None:
+            if spec.name != "digits":
+                with self._check("the data set", (*_TASK, "args")):
+                    build_items(spec, None, self._directory, algorithm.seed)
+            return
+        if self._failed and spec.reward:
+            return  # one message about a reward that cannot be loaded is enough
+        with self._check("the task", (*_TASK, "args")):
+            task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed)
+            with self._check("the prompts", ("spec", "algorithm", "maxPromptTokens")):
+                checked = check_prompts(task, spec.overlong_prompts, lambda _: None)
+                if algorithm.prompts_per_step > len(checked.task):
+                    message = f"the task has {len(checked.task)} prompts: a step repeats some of them"
+                    self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
+                with self._check("the reward function", (*_TASK, "reward")):
+                    try_out(checked.task, ScoringHere(task.reward))
+
+    def _memory(self, directory: Path | None) -> None:
+        """The prediction for the job's pods, and the limits and sizes that are below it."""
+        spec = self._spec
+        device: Device = "cuda" if spec.policy.gpus_per_replica else "cpu"
+        shape = shape_in_uri(spec, compute_bytes(spec, device))
+        if directory is not None:
+            with self._check("the model", _URI):
+                shape = shape_for_plan(described_dimensions(directory), spec, device)
+                shape = shape if spec.policy.lora is None else with_adapters(shape, spec.policy.lora.rank)
+        if shape is None:
+            return
+        prediction = predict_before_plan(spec, shape, device)
+        place = "a GPU" if device == "cuda" else "CPUs"
+        self._find("note", ("spec", "policy"), f"predicted on {place}: {prediction.summary()}")
+        for role, message in low_limits(spec, prediction):
+            self._find("warning", ("spec", role, "template"), message)
+        if (too_small := small_claim(spec, prediction)) is not None:
+            self._find("warning", ("spec", "checkpoint", "size"), too_small)
+
+    @contextmanager
+    def _check(self, name: str, field: FieldPath) -> Iterator[None]:
+        """A failure within becomes a finding about `field`."""
+        self._report({"check": name, "field": field})
+        try:
+            yield
+        except TrainerError as error:
+            self._failed = True
+            self._find("error", field, str(error))
+
+    def _find(self, severity: Severity, field: FieldPath, message: str) -> None:
+        finding = Finding(severity, field, message)
+        self._report({"severity": finding.severity, "field": finding.field, "message": finding.message})
+
+
+def main() -> None:
+    directory, results = map(Path, sys.argv[1:])
+    job = RLJob.model_validate_json(sys.stdin.read(), by_alias=True, by_name=False)
+    with results.open("a", encoding="utf-8") as stream:
+
+        def report(entry: dict[str, Any]) -> None:
+            stream.write(json.dumps(entry) + "\n")
+            stream.flush()
+
+        Inspection(job, directory, report).run()
+
+
+if __name__ == "__main__":
+    main()

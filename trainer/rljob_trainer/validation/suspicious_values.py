@@ -1,0 +1,105 @@
+"""Values that are valid and probably a mistake. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.yaml_document import Path
+from rljob_trainer.validation.finding import Finding
+
+_MIB = 1 << 20
+_AMOUNTS = (
+    ("memory", "kvCache"),
+    ("memory", "syncBucketSize"),
+    ("recovery", "maxHostMemory"),
+    ("checkpoint", "size"),
+)
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+_HIGH_LEARNING_RATE = 1e-3
+
+_POD_FIELDS = frozenset(
+    """
+    activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks
+    ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride
+    imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName
+    readinessGates resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates
+    schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace
+    subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes workloadRef
+    """.split()  # noqa: SIM905
+)
+"""Fields of a PodSpec, Kubernetes 1.36."""
+
+
+def suspicious_values(job: RLJob, data: dict[str, Any]) -> Iterator[Finding]:
+    """Warnings about `job`, parsed from `data`."""
+    spec = job.spec
+    yield from _small_amounts(data["spec"])
+    yield from _batches(spec)
+    yield from _secrets_in_plain_text(spec)
+    yield from _unknown_pod_fields(data["spec"])
+    algorithm = spec.algorithm
+    if algorithm.learning_rate > _HIGH_LEARNING_RATE and not spec.model.uri.startswith("random://"):
+        message = f"{algorithm.learning_rate:g} is high for a pretrained model; 1e-6 is the default"
+        yield _warning(("algorithm", "learningRate"), message)
+    if "everySteps" in (data["spec"].get("checkpoint") or {}) and spec.checkpoint.every_steps > algorithm.steps > 1:
+        message = f"is more than algorithm.steps ({algorithm.steps}): no checkpoint is written before the end"
+        yield _warning(("checkpoint", "everySteps"), message)
+    if "emptyDir" in (spec.checkpoint.volume or {}):
+        message = "an emptyDir is deleted with its pod: a restarted job begins at step 1; name a volume that pods share"
+        yield _warning(("checkpoint", "volume"), message)
+
+
+def _warning(field: Path, message: str) -> Finding:
+    return Finding("warning", ("spec", *field), message)
+
+
+def _small_amounts(spec: dict[str, Any]) -> Iterator[Finding]:
+    for field in _AMOUNTS:
+        found = str((spec.get(field[0]) or {}).get(field[1]))
+        if found.isdecimal() and int(found) < _MIB:
+            yield _warning(field, f"{found} without a unit is a number of bytes; did you mean {found}Gi?")
+
+
+def _batches(spec: RLJobSpec) -> Iterator[Finding]:
+    algorithm, micro_batch = spec.algorithm, spec.memory.micro_batch_tokens
+    sequence = algorithm.max_prompt_tokens + algorithm.max_response_tokens
+    step = algorithm.prompts_per_step * algorithm.group_size
+    if isinstance(micro_batch, int):
+        most = -(-step // algorithm.updates_per_step) * sequence
+        if micro_batch > most:
+            message = f"{micro_batch} tokens are more than an update can have ({most}): it has no effect"
+            yield _warning(("memory", "microBatchTokens"), message)
+        elif micro_batch < sequence:
+            message = (
+                f"{micro_batch} is less than a prompt and a response can have ({sequence} tokens); a longer sequence "
+                "is a micro-batch of its own"
+            )
+            yield _warning(("memory", "microBatchTokens"), message)
+    sequences = spec.rollout.max_concurrent_sequences
+    if isinstance(sequences, int) and sequences > step:
+        message = f"{sequences} are more than a step has ({step} responses): it has no effect"
+        yield _warning(("rollout", "maxConcurrentSequences"), message)
+
+
+def _secrets_in_plain_text(spec: RLJobSpec) -> Iterator[Finding]:
+    for index, variable in enumerate(spec.env or ()):
+        if variable.value and _SECRET_NAME.search(variable.name):
+            message = (
+                f"{variable.name} is stored in plain text in the job and its ConfigMap; "
+                "write valueFrom: {secretKeyRef: {name: …, key: …}}"
+            )
+            yield _warning(("env", index, "value"), message)
+
+
+def _unknown_pod_fields(spec: dict[str, Any]) -> Iterator[Finding]:
+    for role in ("controller", "policy", "rollout"):
+        pod = ((spec.get(role) or {}).get("template") or {}).get("spec") or {}
+        for name in pod:
+            if name not in _POD_FIELDS:
+                close = get_close_matches(name, _POD_FIELDS, n=1)
+                hint = f"did you mean {close[0]}?" if close else "remove it"
+                yield _warning((role, "template", "spec", name), f"is no field of a Kubernetes PodSpec: {hint}")

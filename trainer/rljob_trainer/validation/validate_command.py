@@ -1,0 +1,94 @@
+"""`rljob validate`: checks manifests, and prints each finding with its line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.exit_codes import ExitCode
+from rljob_api.manifest import ManifestDocument, ManifestError, read_manifest, read_text
+from rljob_trainer.validation.finding import Finding
+from rljob_trainer.validation.inspect_job import inspect_job
+from rljob_trainer.validation.suspicious_values import suspicious_values
+
+_STDIN = "-"
+
+
+@dataclass(slots=True)
+class Validation:
+    """Checks manifests, prints the findings, and remembers the worst."""
+
+    schema_only: bool = False
+    """Check the schema only."""
+
+    strict: bool = False
+    """Warnings are errors."""
+
+    invalid: bool = False
+    """A manifest is invalid, or has a warning that counts as an error."""
+
+    unusable: bool = False
+    """A job would fail, although its manifest is valid."""
+
+    def check(self, manifests: Sequence[str]) -> ExitCode:
+        """Check all manifests. `-` is standard input."""
+        for manifest in manifests:
+            self._check_file(manifest)
+        if self.invalid:
+            return ExitCode.INVALID_MANIFEST
+        return ExitCode.BAD_INPUT if self.unusable else ExitCode.COMPLETE
+
+    def _check_file(self, manifest: str) -> None:
+        path = Path("stdin") if manifest == _STDIN else Path(manifest)
+        directory = Path.cwd() if manifest == _STDIN else path.parent
+        try:
+            documents = read_manifest(path, sys.stdin.read() if manifest == _STDIN else read_text(path))
+        except ManifestError as error:
+            self._refuse(error)
+            return
+        for document in documents:
+            if kind := document.other_kind:
+                _print(f"{_place(document)}: skipped: {kind}")
+            else:
+                self._check_document(document, directory)
+        if all(document.other_kind for document in documents):
+            self.invalid = True
+            _print(f"{path}: expected an RLJob, found other kinds of objects only", error=True)
+
+    def _check_document(self, document: ManifestDocument, directory: Path) -> None:
+        try:
+            job = document.load()
+        except ManifestError as error:
+            self._refuse(error)
+            return
+        findings: list[Finding] = []
+        if not self.schema_only:
+            findings = [*suspicious_values(job, document.document.data), *inspect_job(job, directory)]
+        for finding in findings:
+            self._show(finding, document)
+        if not any(finding.severity == "error" for finding in findings):
+            warnings = sum(finding.severity == "warning" for finding in findings)
+            counted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+            _print(f"{_place(document)}: valid{counted}")
+
+    def _show(self, finding: Finding, document: ManifestDocument) -> None:
+        prefix = "" if finding.severity == "error" else f"{finding.severity}: "
+        problem = document.problem(finding.field, finding.message)
+        place, _, rest = str(problem).partition(": ")
+        _print(f"{place}: {prefix}{rest}", error=finding.severity != "note")
+        self.unusable |= finding.severity == "error"
+        self.invalid |= self.strict and finding.severity == "warning"
+
+    def _refuse(self, error: ManifestError) -> None:
+        self.invalid = True
+        _print(str(error), error=True)
+
+
+def _place(document: ManifestDocument) -> str:
+    return f"{document.file} (document {document.number})" if document.number else str(document.file)
+
+
+def _print(text: str, *, error: bool = False) -> None:
+    print(text, file=sys.stderr if error else sys.stdout)
