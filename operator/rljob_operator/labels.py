@@ -9,8 +9,20 @@ INDEX = "rljob.dev/index"
 ATTEMPT = "rljob.dev/attempt"
 PLAN_GENERATION = "rljob.dev/plan-generation"
 
+RETAINED = "rljob.dev/retained"
+"""On a claim that outlives its job, "true". It has no owner; the label with the job's uid makes it the job's."""
+
+SHARED = "rljob.dev/shared"
+"""On an object that all jobs of a namespace use, "true". It has no owner, and stays when the last job goes."""
+
 SPEC_DIGEST = "rljob.dev/spec-digest"
 """Annotation of a pod: digest of the spec that it was created with."""
+
+DIAGNOSE = "rljob.dev/diagnose"
+"""On a pod of any workload, "true": its out-of-memory failures are reported."""
+
+MEMORY_PLAN = "rljob.dev/memory-plan"
+"""Annotation of a pod of another trainer: the memory plan as JSON, which its container finds as a file."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY_OPERATOR = "rljob-operator"

@@ -10,19 +10,12 @@ disable_created_metrics()
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
-RECONCILE_SECONDS = Histogram(
-    "rljob_operator_reconcile_seconds",
-    "Duration of one reconcile of one job, including its writes.",
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
-    registry=REGISTRY,
-)
 RECONCILE_ERRORS = Counter(
     "rljob_operator_reconcile_errors",
     "Reconciles that failed, by cause: Conflict, Unavailable, Refused, Unexpected.",
     ("cause",),
     registry=REGISTRY,
 )
-QUEUE_DEPTH = Gauge("rljob_operator_queue_depth", "Jobs that wait for a reconcile.", registry=REGISTRY)
 API_REQUESTS = Counter(
     "rljob_operator_api_requests",
     "Requests to the API server, by verb, resource and HTTP status; code none: no answer.",
@@ -43,6 +36,12 @@ OUT_OF_MEMORY = Counter(
     "rljob_operator_out_of_memory",
     "Out-of-memory failures of jobs, by the class of their cause.",
     ("class",),
+    registry=REGISTRY,
+)
+DIAGNOSED_FAILURES = Counter(
+    "rljob_operator_diagnosed_failures",
+    "Out-of-memory failures of labelled pods that no RLJob owns, by class of the cause and kind of the owner.",
+    ("class", "kind"),
     registry=REGISTRY,
 )
 ADJUSTMENTS = Counter(
@@ -67,6 +66,16 @@ UNREADABLE_OBJECTS = Gauge(
     "rljob_operator_unreadable_objects",
     "Objects that are ignored because they cannot be read, by resource.",
     ("resource",),
+    registry=REGISTRY,
+)
+STATUS_WRITES_DELAYED = Counter(
+    "rljob_operator_status_writes_delayed",
+    "Reconciles that changed a status and wrote it later, because the job had written too often.",
+    registry=REGISTRY,
+)
+STEP_REPORTS_REFUSED = Counter(
+    "rljob_operator_step_reports_refused",
+    "StepReports that were not read because they are larger than 256 KiB.",
     registry=REGISTRY,
 )
 UNATTENDED_NAMESPACES = Gauge(

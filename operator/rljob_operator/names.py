@@ -19,8 +19,12 @@ def service_name(job: str) -> str:
     return f"{job}-controller"
 
 
+SHARED_ACCOUNT = "rljob-controllers"
+"""ServiceAccount of the controllers of a namespace; also its Role and RoleBinding. The chart's policy names it too."""
+
+
 def service_account_name(job: str) -> str:
-    """Also the name of the Role and of its binding."""
+    """Account of one job; also its Role and RoleBinding."""
     return f"{job}-rljob"
 
 
@@ -32,10 +36,6 @@ def ray_token_secret_name(job: str, uid: str) -> str:
 def config_map_name(job: str) -> str:
     """Holds the manifest and the memory plan that the pods read."""
     return f"{job}-rljob"
-
-
-def checkpoint_claim_name(job: str) -> str:
-    return f"{job}-checkpoints"
 
 
 def pod_group_name(job: str) -> str:

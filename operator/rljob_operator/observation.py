@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob_operator.kube.resources import Object
@@ -15,5 +16,10 @@ class Observation:
     observed: Observed
     resource_version: str
     finalizers: tuple[str, ...]
-    status: Object
-    """The stored status; empty if there is none."""
+    read_status: Callable[[], Object]
+    """Read the stored status. Only reconciles that write need it, and most do not."""
+
+    @property
+    def status(self) -> Object:
+        """The stored status; empty if there is none."""
+        return self.read_status()

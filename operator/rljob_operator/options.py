@@ -98,7 +98,7 @@ def _written(name: str, default: Any) -> str:
         case int() | float():
             return f"{default:g}"
         case tuple():
-            return " ".join(default)
+            return " ".join(map(str, default))
         case _:
             return str(default or "")
 
@@ -106,6 +106,8 @@ def _written(name: str, default: Any) -> str:
 def _metavar(name: str, annotation: Any) -> str:
     if get_origin(annotation) is dict:
         return "NAME=VALUE"
+    if annotation == tuple[dict[str, Any], ...]:
+        return "JSON"
     if name.endswith("_bytes"):
         return "QUANTITY"
     if name.endswith("_seconds"):

@@ -6,6 +6,7 @@ defaults, its bounds and the docstrings of its fields. Durations are in seconds,
 
 from __future__ import annotations
 
+import json
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -43,6 +44,15 @@ def _parse_labels(given: Any) -> Any:
     return labels
 
 
+def _parse_json_objects(given: Any) -> Any:
+    """Objects from JSON texts, or from one text with a list."""
+    try:
+        objects = json.loads(given) if isinstance(given, str) else [json.loads(text) for text in given]
+    except ValueError as error:
+        raise ValueError(f"expected JSON, found {given!r}: {error}") from error
+    return objects
+
+
 def _supported_torch(version: str) -> str:
     allocator_environment("policy", version)  # raises ValueError for a torch that is too old
     return version
@@ -51,8 +61,10 @@ def _supported_torch(version: str) -> str:
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Labels = Annotated[dict[str, str], BeforeValidator(_parse_labels)]
 QuantityBytes = Annotated[int, BeforeValidator(quantity_bytes)]
+JsonObjects = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_parse_json_objects)]
 TorchVersion = Annotated[str, AfterValidator(_supported_torch)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Ports = Annotated[tuple[Port, ...], BeforeValidator(_split)]
 
 
 class OperatorSettings(BaseModel):
@@ -76,6 +88,9 @@ class OperatorSettings(BaseModel):
     """Image that contains the out-of-memory probe for jobs with `spec.trainer`: the operator's own image. If empty,
     those pods run without the probe."""
 
+    probe_image_pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], Group.PODS] = "IfNotPresent"
+    """Pull policy of the probe image."""
+
     gpu_resources: Annotated[Names, Group.PODS, Field(min_length=1)] = ("nvidia.com/gpu",)
     """Extended resources that represent GPUs. Pods request the first one."""
 
@@ -89,14 +104,35 @@ class OperatorSettings(BaseModel):
     checkpoint_claim_bytes: Annotated[QuantityBytes, Group.PODS] = 50 << 30
     """Size of the PersistentVolumeClaims that the operator creates for checkpoints."""
 
-    network_policy: Annotated[bool, Group.PODS] = False
-    """Create a NetworkPolicy for each job: its pods reach each other, DNS and HTTPS, and no other pod reaches them."""
+    run_as_user: Annotated[int, Group.PODS, Field(ge=0)] = 10001
+    """User and group of the pods of jobs. 0: the cluster assigns them, as OpenShift does from the range of the
+    namespace."""
+
+    network_policy: Annotated[bool, Group.PODS] = True
+    """Create a NetworkPolicy for each job: its pods reach each other, DNS, HTTPS and the API server, and no other pod
+    reaches them."""
+
+    network_policy_egress: Annotated[JsonObjects, Group.PODS] = ()
+    """Further destinations of the pods of jobs, such as proxies and object stores: egress rules of a NetworkPolicy, in
+    JSON. The variable has a JSON list of them."""
+
+    api_server_ports: Annotated[Ports, Group.PODS] = ()
+    """Ports of the API server in NetworkPolicies. If empty, those of the Service `kubernetes` and its EndpointSlice."""
+
+    shared_account: Annotated[bool, Group.PODS] = False
+    """Use one ServiceAccount for the controllers of all jobs of a namespace, instead of one for each job, and a
+    ValidatingAdmissionPolicy that lets each controller pod write its own StepReport only. Without that policy, which
+    the chart creates, the jobs of a namespace could write each other's reports."""
 
     pod_labels: Annotated[Labels, Group.PODS] = Field(default={})
     """Additional labels of every pod of a job."""
 
     namespaces: Annotated[Names, Group.SCOPE] = ()
     """Namespaces to watch; they must exist. If empty, all namespaces, including later ones, are watched."""
+
+    diagnose_pods: Annotated[bool, Group.SCOPE] = False
+    """Watch pods with the label `rljob.dev/diagnose=true`, of any workload, and report their out-of-memory failures in
+    Events and in a metric."""
 
     watch_nodes: Annotated[bool, Group.SCOPE] = True
     """Watch nodes. If disabled, controller pods only prefer GPU-free nodes, and messages name no nodes."""
@@ -135,11 +171,13 @@ class OperatorSettings(BaseModel):
     reconcile_workers: Annotated[int, Group.PROCESS, Field(ge=1)] = 16
     """Maximum number of jobs that are reconciled concurrently."""
 
-    api_concurrency: Annotated[int, Group.PROCESS, Field(ge=1)] = 16
+    api_concurrency: Annotated[int, Group.PROCESS, Field(ge=1)] = 24
     """Maximum number of concurrent requests to the API server."""
 
     stale_watch_seconds: Annotated[float, Group.PROCESS, Field(ge=1)] = 150.0
-    """Seconds without any message on a watch after which `/healthz` fails. Bookmarks arrive about once a minute."""
+    """Seconds without any message on a watch after which `/healthz` fails, if other watches receive messages. If none
+    does, the API server is away: `/readyz` fails, and `/healthz` after ten times as long. Bookmarks arrive about once a
+    minute."""
 
     probes_port: Annotated[Port, Group.PROCESS] = 8081
     """Port of `/healthz` and `/readyz`."""
@@ -150,6 +188,13 @@ class OperatorSettings(BaseModel):
     metrics_auth: Annotated[bool, Group.PROCESS] = True
     """Serve `/metrics` only to callers that the API server authorizes to `get` it. Disable it only if a service mesh
     protects the port."""
+
+    metrics_tls: Annotated[bool, Group.PROCESS] = True
+    """Serve `/metrics` over TLS only. Disable it only if a service mesh protects the port."""
+
+    metrics_certificate: Annotated[str, Group.PROCESS] = ""
+    """Directory with `tls.crt` and `tls.key` for the metrics, such as a mounted Secret of cert-manager; they are loaded
+    again when they change. If empty, a self-signed certificate is made at start-up by the program openssl."""
 
     log_format: Annotated[Literal["json", "text"], Group.PROCESS] = "json"
     """Log format: `json` for log collectors, `text` for people."""

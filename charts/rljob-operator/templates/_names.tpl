@@ -61,11 +61,83 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- default (get (dict "gpu" "2.11.0" "cpu" "2.13.0") .Values.trainer.device) .Values.trainer.torchVersion }}
 {{- end }}
 
+{{/*
+Ports of the API server as a JSON list: the value's, or those of the Service `kubernetes` and of its endpoints. Empty where
+Helm does not talk to the cluster (`helm template`, Argo CD) and no value is set.
+*/}}
+{{- define "rljob.apiServerPorts" -}}
+{{- $ports := list }}
+{{- range .Values.networkPolicy.apiServerPorts }}
+{{- $ports = append $ports (int .) }}
+{{- end }}
+{{- if and (empty $ports) .Values.rbac.create }}
+{{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes").ports }}
+{{- $ports = append $ports (int .port) }}
+{{- end }}
+{{- if $ports }}
+{{- $ports = append $ports 443 }}
+{{- end }}
+{{- end }}
+{{- uniq $ports | toJson }}
+{{- end }}
+
+{{/* "true" if the metrics have a certificate from a Secret. */}}
+{{- define "rljob.mountsCertificate" -}}
+{{- and .Values.metrics.enabled .Values.metrics.tls.enabled (ne .Values.metrics.tls.secretName "") }}
+{{- end }}
+
+{{/* Name of the ServiceAccount, and of the Secret with its token, for a ServiceMonitor without its own credentials. */}}
+{{- define "rljob.scraperName" -}}
+{{- printf "%s-scraper" (include "rljob.fullname" .) }}
+{{- end }}
+
+{{/* "true" if the chart makes the token for the ServiceMonitor. */}}
+{{- define "rljob.makesScraper" -}}
+{{- and .Values.serviceMonitor.enabled .Values.metrics.authentication (empty .Values.serviceMonitor.authorization) }}
+{{- end }}
+
+{{/*
+The uid of a dict {value, capabilities}; 0 if the cluster assigns one. OpenShift refuses pods with a uid outside the range
+of their namespace.
+*/}}
+{{- define "rljob.runAsUser" -}}
+{{- if kindIs "string" .value }}
+{{- ternary 0 10001 (.capabilities.APIVersions.Has "security.openshift.io/v1") }}
+{{- else }}
+{{- int64 (default 0 .value) }}
+{{- end }}
+{{- end }}
+
+{{/* Namespaces that the binding of a policy applies to: a dict {namespaces, selector}. */}}
+{{- define "rljob.policyNamespaces" -}}
+{{- if .namespaces -}}
+matchResources:
+  namespaceSelector:
+    matchExpressions:
+      - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson .namespaces }}}
+{{- else if .selector -}}
+matchResources:
+  namespaceSelector:
+    {{- toYaml .selector | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* Version of MutatingAdmissionPolicy that the API server serves; empty if it serves none. */}}
+{{- define "rljob.mutatingPolicyVersion" -}}
+{{- $versions := .Capabilities.APIVersions }}
+{{- if $versions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" }}v1
+{{- else if $versions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" }}v1beta1
+{{- end }}
+{{- end }}
+
 {{/* Pod Security `restricted`, for every pod of the chart. */}}
 {{- define "rljob.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
+{{- $user := include "rljob.runAsUser" (dict "value" .Values.runAsUser "capabilities" .Capabilities) }}
+{{- if ne $user "0" }}
+runAsUser: {{ $user }}
+runAsGroup: {{ $user }}
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}

@@ -11,14 +11,20 @@
   "TRAINER_IMAGE_PULL_POLICY" .Values.trainer.image.pullPolicy
   "IMAGE_PULL_SECRETS" (join " " .Values.trainer.imagePullSecrets)
   "PROBE_IMAGE" (include "rljob.operatorImage" .)
+  "PROBE_IMAGE_PULL_POLICY" .Values.image.pullPolicy
   "NAMESPACES" (join " " .Values.namespaces)
+  "DIAGNOSE_PODS" .Values.podDiagnosis.enabled
   "WATCH_NODES" .Values.nodes.watch
   "LABEL_NODES" (and .Values.nodes.watch .Values.nodes.label)
   "GPU_RESOURCES" (join " " $jobs.gpuResources)
   "CHECKPOINT_STORAGE_CLASS" $jobs.checkpointClaim.storageClassName
   "CHECKPOINT_CLAIM_BYTES" $jobs.checkpointClaim.size
   "SHARED_MEMORY_BYTES" $jobs.sharedMemory
-  "NETWORK_POLICY" $jobs.networkPolicy
+  "RUN_AS_USER" (include "rljob.runAsUser" (dict "value" $jobs.runAsUser "capabilities" .Capabilities))
+  "NETWORK_POLICY" $jobs.networkPolicy.enabled
+  "NETWORK_POLICY_EGRESS" (empty $jobs.networkPolicy.egress | ternary "" (toJson $jobs.networkPolicy.egress))
+  "API_SERVER_PORTS" (join " " .Values.networkPolicy.apiServerPorts)
+  "SHARED_ACCOUNT" .Values.stepReportPolicy.enabled
   "POD_LABELS" (join " " $labels)
   "TERMINATION_GRACE_SECONDS" (int64 $jobs.terminationGraceSeconds)
   "PLACEMENT_TIMEOUT_SECONDS" $jobs.placementTimeoutSeconds
@@ -31,6 +37,8 @@
   "API_CONCURRENCY" (int64 .Values.concurrency.apiRequests)
   "METRICS_PORT" (ternary 8080 0 .Values.metrics.enabled)
   "METRICS_AUTH" .Values.metrics.authentication
+  "METRICS_TLS" .Values.metrics.tls.enabled
+  "METRICS_CERTIFICATE" (ternary "/etc/rljob-operator/tls" "" (include "rljob.mountsCertificate" . | eq "true"))
   "LOG_LEVEL" .Values.log.level
   "LOG_FORMAT" .Values.log.format
 }}

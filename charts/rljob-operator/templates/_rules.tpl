@@ -2,11 +2,10 @@
 
 {{/* In every watched namespace. */}}
 {{- define "rljob.jobRules" -}}
-# Jobs: watch them, add and remove their finalizer, delete them after their time to live. `get` is granted to the job's
-# own pods, and the operator can only grant permissions that it has.
+# Jobs: watch them, add and remove their finalizer, delete them after their time to live.
 - apiGroups: [rljob.dev]
   resources: [rljobs]
-  verbs: [get, list, watch, patch, delete]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [rljob.dev]
   resources: [rljobs/status]
   verbs: [patch]
@@ -14,10 +13,15 @@
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
-# Created for each job and watched; `get` and `patch` are granted to the job's own pods.
+# Created for each job and watched. Read if its name is already taken: only the job's own report is believed.
 - apiGroups: [rljob.dev]
   resources: [stepreports]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create]
+# The decision about a restart in place. Also granted to the job's own pods: the operator can only grant permissions that
+# it has.
+- apiGroups: [rljob.dev]
+  resources: [stepreports/status]
+  verbs: [patch]
 # Read if the name of an object is already taken: it may be the job's own object.
 - apiGroups: [""]
   resources: [pods]
@@ -49,6 +53,21 @@
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- if .Values.podDiagnosis.enabled }}
+# Owners of labelled pods: Events are about those that exist with the uid of the reference.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get]
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: [get]
+- apiGroups: [ray.io]
+  resources: [rayclusters, rayjobs]
+  verbs: [get]
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs]
+  verbs: [get]
+{{- end }}
 {{- end }}
 
 {{/* In the whole cluster; empty if the values require no permission there. */}}
@@ -79,4 +98,12 @@
   resources: [leases]
   resourceNames: [{{ include "rljob.fullname" . }}]
   verbs: [get, update]
+{{- end }}
+
+{{/* In the namespace `default`: the endpoints of the API server. */}}
+{{- define "rljob.apiServerPortsRules" -}}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  resourceNames: [kubernetes]
+  verbs: [get]
 {{- end }}

@@ -1,4 +1,4 @@
-"""Kubernetes Events about jobs: best effort, repeated ones counted in a series, and rate-limited."""
+"""Kubernetes Events: best effort, repeated ones counted in a series, and rate-limited."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import structlog
 
+from rljob_operator.event_note import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError, NotFound
 from rljob_operator.kube.resources import EVENTS, RLJOBS, Object
 from rljob_operator.metrics import EVENTS_DROPPED
-from rljob_operator.reconcile.desired import EventNote
 from rljob_operator.reconcile.observed import Observed
 
 _log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ _SERIES_ENDS_AFTER_SECONDS = 360.0
 """As in client-go: after this time, a repetition is a new Event."""
 _BURST = 25
 _SECONDS_PER_TOKEN = 300.0
-"""As in client-go: 25 Events of a job at once, then one every five minutes."""
+"""As in client-go: 25 Events of an object at once, then one every five minutes."""
 
 
 @dataclass(slots=True)
@@ -69,26 +69,30 @@ class EventRecorder:
     def __init__(self, client: ApiClient, instance: str) -> None:
         self._client = client
         self._instance = instance
-        self._waiting: asyncio.Queue[tuple[Observed, EventNote]] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[tuple[Subject, EventNote]] = asyncio.Queue(_MAX_WAITING)
         self._series: OrderedDict[str, _Series] = OrderedDict()
         self._tokens: OrderedDict[str, Tokens] = OrderedDict()
 
     def record(self, job: Observed, note: EventNote) -> None:
-        """Queue a note. Never waits and never fails: notes beyond the limits are dropped and counted."""
+        """Queue a note about a job. Never waits and never fails: notes beyond the limits are dropped and counted."""
+        self.record_about(Subject(RLJOBS.api_version, RLJOBS.kind, job.namespace, job.name, job.uid), note)
+
+    def record_about(self, subject: Subject, note: EventNote) -> None:
+        """Queue a note about any object, as `record`."""
         try:
-            self._waiting.put_nowait((job, note))
+            self._waiting.put_nowait((subject, note))
         except asyncio.QueueFull:
             EVENTS_DROPPED.inc()
 
     async def run(self) -> None:
         """Write Events until cancelled."""
         while True:
-            job, note = await self._waiting.get()
+            subject, note = await self._waiting.get()
             try:
-                await self._write(job, note)
+                await self._write(subject, note)
             except ApiError as error:
                 EVENTS_DROPPED.inc()
-                _log.warning("event not recorded", job=job.name, namespace=job.namespace, error=error.message)
+                _log.warning("event not recorded", job=subject.name, namespace=subject.namespace, error=error.message)
             finally:
                 self._waiting.task_done()
 
@@ -96,30 +100,34 @@ class EventRecorder:
         """Return when all notes are written or dropped."""
         await self._waiting.join()
 
-    async def _write(self, job: Observed, note: EventNote) -> None:
+    async def create(self, name: str, subject: Subject, note: EventNote) -> None:
+        """Write an Event of this name at once, outside the limits. Raises AlreadyExists and the other ApiErrors."""
+        await self._client.create(EVENTS, self._event(name, subject, note), subject.namespace)
+
+    async def _write(self, subject: Subject, note: EventNote) -> None:
         now = time.monotonic()
-        key = hashlib.sha256("\0".join((job.uid, note.type, note.reason, note.message)).encode()).hexdigest()
+        key = hashlib.sha256("\0".join((subject.uid, note.type, note.reason, note.message)).encode()).hexdigest()
         series = self._series.get(key)
-        if not _remembered(self._tokens, job.uid, Tokens(_BURST, _SECONDS_PER_TOKEN)).take(now):
+        if not remembered(self._tokens, subject.uid, Tokens(_BURST, _SECONDS_PER_TOKEN)).take(now):
             EVENTS_DROPPED.inc()
             return
         if series and now - series.seen_at < _SERIES_ENDS_AFTER_SECONDS:
             series.count, series.seen_at = series.count + 1, now
             try:
-                await self._client.patch(EVENTS, series.event, _repeated(series.count), job.namespace)
+                await self._client.patch(EVENTS, series.event, _repeated(series.count), subject.namespace)
                 return
             except NotFound:
                 del self._series[key]
-        event = f"{job.name}.{time.time_ns():x}"
-        await self._client.create(EVENTS, self._event(event, job, note), job.namespace)
+        event = f"{subject.name}.{time.time_ns():x}"
+        await self.create(event, subject, note)
         self._series.pop(key, None)
-        _remembered(self._series, key, _Series(event, 1, now))
+        remembered(self._series, key, _Series(event, 1, now))
 
-    def _event(self, name: str, job: Observed, note: EventNote) -> Object:
+    def _event(self, name: str, subject: Subject, note: EventNote) -> Object:
         return {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": {"name": name, "namespace": job.namespace},
+            "metadata": {"name": name, "namespace": subject.namespace},
             "eventTime": _micro_time(),
             "type": note.type,
             "reason": note.reason,
@@ -128,19 +136,20 @@ class EventRecorder:
             "reportingController": REPORTING_CONTROLLER,
             "reportingInstance": self._instance,
             "regarding": {
-                "apiVersion": RLJOBS.api_version,
-                "kind": RLJOBS.kind,
-                "namespace": job.namespace,
-                "name": job.name,
-                "uid": job.uid,
+                "apiVersion": subject.api_version,
+                "kind": subject.kind,
+                "namespace": subject.namespace,
+                "name": subject.name,
+                "uid": subject.uid,
             },
         }
 
 
-def _remembered(known: OrderedDict[str, Value], key: str, fresh: Value) -> Value:
+def remembered(known: OrderedDict[str, Value], key: str, fresh: Value, at_most: int = _MAX_SERIES_KNOWN) -> Value:
+    """The value of `key`, `fresh` if it has none. Drops the value that was used longest ago, beyond `at_most`."""
     value = known.setdefault(key, fresh)
     known.move_to_end(key)
-    if len(known) > _MAX_SERIES_KNOWN:
+    if len(known) > at_most:
         known.popitem(last=False)
     return value
 

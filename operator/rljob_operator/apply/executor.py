@@ -1,24 +1,44 @@
-"""Executes decisions: writes in the order of the fields of Desired, up to the first one that fails."""
+"""Executes decisions: writes in the order of the fields of Desired, up to the first field of which a write fails.
+
+Objects of one field are written concurrently, and pods after all objects that they need.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
+import structlog
+
+from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
-from rljob_operator.apply.event_recorder import EventRecorder
-from rljob_operator.apply.ownership import ForeignObject, LeftBehind, require_owned
+from rljob_operator.apply.event_recorder import EventRecorder, remembered
+from rljob_operator.apply.ownership import ForeignObject, LeftBehind, belonged_to, require_owned, require_shared
 from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
+from rljob_operator.apply.waves import LARGEST_WAVE, in_waves
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceGone, NotFound
-from rljob_operator.kube.resources import PODS, RLJOBS, SECRETS, WORKLOADS, Object, resource_of
+from rljob_operator.kube.resources import (
+    CONFIG_MAPS,
+    PODS,
+    RLJOBS,
+    SECRETS,
+    STEP_REPORTS,
+    WORKLOADS,
+    Object,
+    resource_of,
+)
 from rljob_operator.kube.watch import Key
+from rljob_operator.names import SHARED_ACCOUNT
+from rljob_operator.objects.metadata import is_shared
 from rljob_operator.observation import Observation
 from rljob_operator.reconcile.bug_report import BugReport
-from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion
+from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion, RequiredObject
 from rljob_operator.reconcile.observed import Observed
 
 
@@ -32,6 +52,21 @@ class NameTaken(Exception):
     def __init__(self, pod: str) -> None:
         super().__init__(f"pod {pod} exists and does not belong to the job")
         self.pod = pod
+
+
+class MissingObject(Exception):
+    """An object that the job names does not exist."""
+
+    def __init__(self, kind: str, required: RequiredObject) -> None:
+        super().__init__(
+            f"expected {kind} {required.name} ({required.field}) in namespace {required.namespace}, found none: "
+            "create it"
+        )
+
+
+_log = structlog.get_logger(__name__)
+
+_JOBS_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
@@ -48,29 +83,36 @@ class Executor:
     """Executes decisions. `saw` is called with each object that a write returned."""
 
     def __init__(self, client: ApiClient, recorder: EventRecorder, saw: Callable[[Object], None]) -> None:
+        self.workloads = WORKLOADS
+        """Kueue's Workloads, in the version that the API server serves."""
         self._client = client
         self._recorder = recorder
         self._saw = saw
-        self._made: dict[Key, _Made] = {}
+        self._made: OrderedDict[Key, _Made] = OrderedDict()
+        self._shared: OrderedDict[str, _Made] = OrderedDict()
+        """By namespace: what all its jobs use."""
+        self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""
         self._made.pop(job, None)
+        self._decisions.pop(job, None)
 
     async def execute(self, desired: Desired, observation: Observation) -> None:
         """Execute all writes of `desired`.
 
-        Raises Conflict if the job has changed since, JobGone, NameTaken, ForeignObject, LeftBehind, and the errors of
-        `kube.errors`.
+        Raises Conflict if the job has changed since, JobGone, NameTaken, MissingObject, ForeignObject, LeftBehind, and
+        the errors of `kube.errors`.
         """
         job, version = observation.observed, observation.resource_version
         if desired.finalizer is True:
             version = await self._set_finalizers(job, version, (*observation.finalizers, labels.FINALIZER))
         refusal = await self._make_objects_or_refusal(desired, job)
-        for deletion in desired.delete_pods:
-            await self._delete_pod(deletion, job)
+        await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
-            await self._delete_workload(workload, job)
+            await self.delete_workload(workload, job.namespace)
+        if desired.decision is not None:
+            await self._write_decision(desired.decision, job)
         if desired.delete_job:
             await self._delete_job(job)
             return
@@ -84,6 +126,8 @@ class Executor:
             await self._set_finalizers(job, version, left)
         if refusal is not None:
             raise refusal
+        # Last: a refusal holds up nothing else.
+        await in_waves([partial(self._create_gone, them) for them in _in_turn(desired.verify)], LARGEST_WAVE)
 
     async def report(self, bug: BugReport, observation: Observation) -> None:
         """Write the report into the status of the job, if it is not there already."""
@@ -118,14 +162,26 @@ class Executor:
         except NotFound as error:
             raise JobGone(error.message) from error
 
+    async def _write_decision(self, decision: ExitDecision, job: Observed) -> None:
+        """Write it once: a pod that overwrites the decision harms itself alone."""
+        key = (job.namespace, job.name)
+        if self._decisions.get(key) == (job.uid, decision):
+            return
+        content = decision.model_dump(mode="json", by_alias=True)  # null removes a field of an earlier decision
+        with suppress(NotFound):  # somebody has deleted the report: the next round makes it again
+            await self._client.patch(STEP_REPORTS, job.name, {"status": {"decision": content}}, job.namespace, "status")
+            self._decisions[key] = (job.uid, decision)
+
     # --- the objects of the job ---
 
     async def _make_objects_or_refusal(self, desired: Desired, job: Observed) -> Exception | None:
         """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
         try:
             await self._make_objects(desired, job)
-        except (Forbidden, Invalid, NotFound, ForeignObject, LeftBehind) as error:
-            known = job.refused or job.namespace_terminating or job.foreign_object or job.left_behind
+        except (Forbidden, Invalid, NotFound, MissingObject, ForeignObject, LeftBehind) as error:
+            known = (
+                job.refused or job.namespace_terminating or job.missing_object or job.foreign_object or job.left_behind
+            )
             if not known or isinstance(error, NamespaceGone):
                 raise
             return error
@@ -135,17 +191,21 @@ class Executor:
         if not (desired.apply or desired.create):
             return
         made = self._made_for(job, desired)
-        for manifest in desired.apply:
-            key, digest = _key(manifest), _digest(manifest)
-            if made.digests.get(key) != digest:
-                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
-                made.digests[key] = digest
-        for manifest in desired.create:
-            if _is_pod(manifest):
-                self._saw(await self._create_pod(manifest, job))
-            elif _key(manifest) not in made.digests:
-                await self._create(manifest, job)
-                made.digests[_key(manifest)] = b""
+        for required in desired.require:
+            key = (CONFIG_MAPS.kind, required.name)
+            if key not in made.digests:
+                await self._require(required)
+                made.digests[key] = b""
+        pods = [manifest for manifest in desired.create if _is_pod(manifest)]
+        others = [manifest for manifest in desired.create if not _is_pod(manifest)]
+        applies = [partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(desired.apply)]
+        await in_waves(applies + [partial(self._create_once, manifest, job, made) for manifest in others], LARGEST_WAVE)
+        try:
+            await in_waves([partial(self._create_pod, manifest, job) for manifest in pods])
+        except Forbidden as error:
+            if f'serviceaccount "{SHARED_ACCOUNT}" not found' in error.message:
+                self._shared.pop(job.namespace, None)
+            raise
 
     def _made_for(self, job: Observed, desired: Desired) -> _Made:
         """Records of the current attempt. A new attempt keeps the uids alone."""
@@ -156,7 +216,27 @@ class Executor:
             known = self._made[key] = _Made(job.uid, attempt)
         elif attempt not in (None, known.attempt):
             known = self._made[key] = _Made(job.uid, attempt, uids=known.uids)
+        self._made.move_to_end(key)
+        if len(self._made) > _JOBS_REMEMBERED:
+            self._made.popitem(last=False)
         return known
+
+    async def _require(self, required: RequiredObject) -> None:
+        try:
+            await self._client.get_metadata(CONFIG_MAPS, required.name, required.namespace)
+        except NamespaceGone:
+            raise
+        except NotFound as error:
+            raise MissingObject(CONFIG_MAPS.kind, required) from error
+
+    async def _apply_in_turn(self, manifests: Sequence[Manifest], job: Observed, made: _Made) -> None:
+        for manifest in manifests:
+            if is_shared(manifest):
+                made = remembered(self._shared, job.namespace, _Made(uid="", attempt=None), _JOBS_REMEMBERED)
+            key, digest = _key(manifest), _digest(manifest)
+            if made.digests.get(key) != digest:
+                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
+                made.digests[key] = digest
 
     async def _create_or_apply(self, manifest: Manifest, job: Observed, uid: str | None) -> str:
         """Create the object, or apply the manifest to the one that the job has; returns its uid."""
@@ -170,13 +250,30 @@ class Executor:
             uid = await self._uid_if_owned(manifest, job)
             return _uid(await self._client.apply(manifest, uid))
 
-    async def _create(self, manifest: Manifest, job: Observed) -> None:
+    async def _create_once(self, manifest: Manifest, job: Observed, made: _Made) -> None:
         """Create the object if the job does not have it yet."""
+        if _key(manifest) in made.digests:
+            return
         try:
             await self._client.create(resource_of(manifest), manifest, manifest["metadata"]["namespace"])
         except AlreadyExists:
             if manifest["kind"] != SECRETS.kind:  # its name has the uid of the job
                 await self._uid_if_owned(manifest, job)
+        made.digests[_key(manifest)] = b""
+
+    async def _create_gone(self, manifests: Sequence[Manifest]) -> None:
+        for manifest in manifests:
+            await self._create_if_gone(manifest)
+
+    async def _create_if_gone(self, manifest: Manifest) -> None:
+        resource, (kind, name), namespace = resource_of(manifest), _key(manifest), manifest["metadata"]["namespace"]
+        if kind != SECRETS.kind:  # which the operator may not read
+            with suppress(NotFound):
+                await self._client.get_metadata(resource, name, namespace)
+                return
+        with suppress(AlreadyExists):
+            await self._client.create(resource, manifest, namespace)
+            _log.warning("created again, because it was deleted while the job runs", kind=kind, name=name)
 
     async def _uid_if_owned(self, manifest: Manifest, job: Observed) -> str:
         kind, name = _key(manifest)
@@ -184,9 +281,13 @@ class Executor:
             metadata = await self._client.get_metadata(resource_of(manifest), name, manifest["metadata"]["namespace"])
         except NotFound as error:
             raise Conflict(f"{kind} {name} was deleted in the meantime") from error
-        return require_owned(metadata, kind, job)
+        return require_shared(metadata, kind) if is_shared(manifest) else require_owned(metadata, kind, job)
 
-    async def _create_pod(self, manifest: Manifest, job: Observed) -> Object:
+    async def _create_pod(self, manifest: Manifest, job: Observed) -> None:
+        self._saw(await self._created_pod(manifest, job))
+
+    async def _created_pod(self, manifest: Manifest, job: Observed) -> Object:
+        """The pod of this name, created or found. Raises NameTaken if it is not the job's."""
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         try:
             return await self._client.create(PODS, manifest, namespace)
@@ -199,6 +300,8 @@ class Executor:
         owners = pod["metadata"].get("ownerReferences") or ()
         if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
             return pod
+        if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
+            raise LeftBehind(PODS.kind, name)
         raise NameTaken(name)
 
     async def _delete_pod(self, deletion: PodDeletion, job: Observed) -> None:
@@ -211,13 +314,24 @@ class Executor:
             return
         self._saw(pod)
 
-    async def _delete_workload(self, name: str, job: Observed) -> None:
+    async def delete_workload(self, name: str, namespace: str) -> None:
+        """Delete the Workload of Kueue, if it exists."""
         with suppress(NotFound):
-            await self._client.delete(WORKLOADS, name, job.namespace)
+            await self._client.delete(self.workloads, name, namespace)
 
 
 def _is_pod(manifest: Manifest) -> bool:
     return bool(manifest["kind"] == PODS.kind)
+
+
+def _in_turn(manifests: Sequence[Manifest]) -> list[list[Manifest]]:
+    """Objects that can be written at the same time. The API server refuses a RoleBinding without its Role."""
+    bindings = [manifest for manifest in manifests if manifest["kind"] == "RoleBinding"]
+    return [
+        [manifest, *bindings] if manifest["kind"] == "Role" else [manifest]
+        for manifest in manifests
+        if manifest not in bindings
+    ]
 
 
 def _attempt(manifest: Manifest) -> str:

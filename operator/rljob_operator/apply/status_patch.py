@@ -5,13 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from rljob_api.bounds import within_bounds
 from rljob_api.status import RLJobStatus
 from rljob_operator.kube.resources import Object
 
 
 def status_object(status: RLJobStatus) -> Object:
-    """The status in its stored form."""
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """The status in its stored form, which the API server accepts."""
+    stored: Object = within_bounds(status.model_dump(mode="json", by_alias=True, exclude_none=True), RLJobStatus)
+    return stored
 
 
 def merge_patch(before: Object, after: Object) -> Object:

@@ -27,7 +27,14 @@ _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PAGE = 100
-"""Objects per page of a list; the bodies of a page are in memory together."""
+"""Most objects in a page of a list; the bodies of a page are in memory together."""
+_LARGEST_PAGE_BYTES = 8 << 20
+"""A longer page is requested again with fewer objects. Objects have up to 1.5 MiB; parsed, they take several times
+their size."""
+
+
+class _PageTooLarge(Exception):
+    """The page is longer than _LARGEST_PAGE_BYTES."""
 
 
 class ApiClient:
@@ -72,20 +79,29 @@ class ApiClient:
         self, resource: Resource, namespace: str | None = None, label_selector: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """Pages of a consistent list, each with the resourceVersion of the list."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
-        path = resource.path(namespace)
+        query = {"labelSelector": label_selector} if label_selector else {}
+        path, limit = resource.path(namespace), PAGE
         while True:
-            page = await self._request("list", resource, path, query)
+            query["limit"] = str(limit)
+            try:
+                page = await self._request("list", resource, path, query, shortened=limit > 1)
+            except _PageTooLarge:
+                limit = max(limit // 4, 1)
+                continue
+            limit = min(2 * limit, PAGE)
             metadata = page.get("metadata") or {}
             yield page.get("items") or [], str(metadata.get("resourceVersion", "0"))
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
 
-    async def api_groups(self) -> frozenset[str]:
-        """Names of the API groups that the API server serves."""
+    async def api_groups(self) -> dict[str, str]:
+        """Names of the API groups that the API server serves, with the version that it prefers."""
         groups = await self._request("get", None, "/apis")
-        return frozenset(group["name"] for group in groups.get("groups") or ())
+        return {
+            group["name"]: str((group.get("preferredVersion") or {}).get("version") or "")
+            for group in groups.get("groups") or ()
+        }
 
     # --- writes ---
 
@@ -158,7 +174,9 @@ class ApiClient:
         body: Object | None = None,
         content_type: str = "",
         accept: str = "",
+        shortened: bool = False,
     ) -> Object:
+        """`shortened`: raise _PageTooLarge for a response that is longer than _LARGEST_PAGE_BYTES."""
         data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
         url, headers = self._url(path, query), {"Content-Type": content_type} if data else {}
         if accept:
@@ -170,14 +188,17 @@ class ApiClient:
                 async with self._slots:
                     if data is not None and self._guard is not None:
                         self._guard()
-                    return await self._send(verb, resource.plural if resource else "apis", url, data, headers)
+                    plural = resource.plural if resource else "apis"
+                    return await self._send(verb, plural, url, data, headers, shortened=shortened)
             except Unavailable as error:
                 wait_seconds = self._retry.wait_seconds(tries, error)
                 if wait_seconds is None:
                     raise
             await asyncio.sleep(wait_seconds)
 
-    async def _send(self, verb: str, plural: str, url: URL, data: bytes | None, headers: dict[str, str]) -> Object:
+    async def _send(
+        self, verb: str, plural: str, url: URL, data: bytes | None, headers: dict[str, str], *, shortened: bool
+    ) -> Object:
         method = _METHODS[verb]
         code = "none"
         try:
@@ -185,7 +206,7 @@ class ApiClient:
                 method, url, data=data, headers=headers, timeout=self._timeout
             ) as response:
                 code = str(response.status)
-                body = await _body(response)
+                body = await _body(response, _LARGEST_PAGE_BYTES if shortened else None)
                 if response.status >= 400:
                     raise error_of(response.status, body, response.headers.get("Retry-After"))
                 if not isinstance(body, dict):
@@ -215,10 +236,15 @@ def _no_answer(error: Exception) -> Unavailable:
     return Unavailable(f"no answer from the API server: {str(error) or type(error).__name__}")
 
 
-async def _body(response: aiohttp.ClientResponse) -> Any:
-    """The response as JSON, or as text if it is not JSON, such as a page of a proxy."""
-    data = await response.read()
+async def _body(response: aiohttp.ClientResponse, at_most_bytes: int | None = None) -> Any:
+    """The response as JSON, or as text if it is not JSON, such as a page of a proxy. Raises _PageTooLarge."""
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if at_most_bytes is not None and len(data) > at_most_bytes:
+            response.close()
+            raise _PageTooLarge
     try:
-        return await decode(data)
+        return await decode(bytes(data))
     except ValueError:
         return data.decode(errors="replace")

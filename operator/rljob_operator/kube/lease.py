@@ -164,7 +164,7 @@ class LeaderElection:
                 self._lease = await self._client.create(LEASES, lease, self._namespace)
             else:
                 self._lease = await self._client.update(LEASES, self._name, lease, self._namespace)
-        except (AlreadyExists, Conflict):
+        except (AlreadyExists, Conflict, NotFound):  # deleted: the next try creates it again
             await self._read()
             return False
         return True

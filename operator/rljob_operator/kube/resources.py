@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api.names import GROUP, VERSION
@@ -44,13 +45,24 @@ TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenrev
 SUBJECT_ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
 )
+ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 SECRETS = Resource("", "v1", "Secret", "secrets")
+CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps")
+
+WORKLOAD_OWNERS = {
+    ("batch", "Job"): "jobs",
+    ("jobset.x-k8s.io", "JobSet"): "jobsets",
+    ("ray.io", "RayCluster"): "rayclusters",
+    ("ray.io", "RayJob"): "rayjobs",
+    ("trainer.kubeflow.org", "TrainJob"): "trainjobs",
+}
+"""Resources, by group and kind, that own labelled pods. Their version is that of the owner reference."""
 
 _WRITTEN_FOR_JOBS = (
     RLJOBS,
     STEP_REPORTS,
     PODS,
-    Resource("", "v1", "ConfigMap", "configmaps"),
+    CONFIG_MAPS,
     Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
     SECRETS,
     Resource("", "v1", "Service", "services"),
@@ -61,6 +73,14 @@ _WRITTEN_FOR_JOBS = (
     Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),
 )
 _BY_KIND = {(resource.api_version, resource.kind): resource for resource in _WRITTEN_FOR_JOBS}
+
+
+def workloads_served(groups: Mapping[str, str]) -> Resource:
+    """Kueue's Workloads in the version that the API server prefers: v1beta1 before Kueue 0.15.
+
+    `groups`: API groups with their preferred versions.
+    """
+    return replace(WORKLOADS, version=groups.get(WORKLOADS.group) or WORKLOADS.version)
 
 
 def resource_of(manifest: Object) -> Resource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rljob_api.grown_job import grown_spec
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
@@ -49,7 +50,8 @@ class JobAttempt:
 
     @property
     def spec(self) -> RLJobSpec:
-        return self.job.spec
+        """The job's, with the policy's size in the plan. The pods get the manifest of `job`."""
+        return grown_spec(self.job.spec, self.plan)
 
     @property
     def own_trainer(self) -> bool:

@@ -13,6 +13,7 @@ from rljob_operator.objects.metadata import Manifest, object_metadata
 
 PREFIX = "kueue.x-k8s.io/"
 ADMISSION_GATE = f"{PREFIX}admission"
+_POD_GROUP = f"{PREFIX}pod-group-name"
 
 
 def queue_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
@@ -28,7 +29,7 @@ def queue_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
         **metadata["labels"],
         **{label: value for label, value in job_labels.items() if label.startswith(PREFIX)},
         f"{PREFIX}queue-name": attempt.spec.queue_name,
-        f"{PREFIX}pod-group-name": names.kueue_group_name(attempt.name, attempt.number),
+        _POD_GROUP: names.kueue_group_name(attempt.name, attempt.number),
     }
     metadata["annotations"] = {
         **(metadata.get("annotations") or {}),
@@ -49,6 +50,12 @@ def group_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
     pod["spec"]["schedulerName"] = _SCHEDULER
     annotations = pod["metadata"].get("annotations") or {}
     pod["metadata"]["annotations"] = {**annotations, _GROUP_NAME: names.pod_group_name(attempt.name)}
+
+
+def is_in_group(pod: dict[str, Any]) -> bool:
+    """The pod was created in a group of Kueue or Volcano, which places all pods of the group or none."""
+    metadata = pod["metadata"]
+    return _POD_GROUP in (metadata.get("labels") or {}) or _GROUP_NAME in (metadata.get("annotations") or {})
 
 
 def build_pod_group(attempt: JobAttempt, pods: list[dict[str, Any]]) -> Manifest:

@@ -14,25 +14,25 @@ from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels
 from rljob_operator.event_note import EventNote
+from rljob_operator.objects.accounts import build_account
 from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
 from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt
 from rljob_operator.objects.gang_scheduling import build_pod_group, group_pod, queue_pod
 from rljob_operator.objects.metadata import Manifest
 from rljob_operator.objects.placement import keep_off, place_controller, tolerate_gpu_nodes
 from rljob_operator.objects.pod_layout import WorkerGroup
-from rljob_operator.objects.pod_resources import give_planned_memory, refuse_gpus, require_gpus
+from rljob_operator.objects.pod_resources import give_planned_memory, give_predicted_limit, refuse_gpus, require_gpus
 from rljob_operator.objects.pod_template import merge_template
+from rljob_operator.objects.pod_volumes import has_plan_file
 from rljob_operator.objects.pods import build_controller_pod, build_worker_pod
 from rljob_operator.objects.probe import add_probe
+from rljob_operator.objects.required_objects import RequiredObject, required_objects
 from rljob_operator.objects.supporting_objects import (
     build_checkpoint_claim,
     build_config_map,
     build_network_policy,
     build_ray_token_secret,
-    build_role,
-    build_role_binding,
     build_service,
-    build_service_account,
     build_step_report,
 )
 from rljob_operator.settings import OperatorSettings
@@ -40,6 +40,8 @@ from rljob_operator.settings import OperatorSettings
 
 @dataclass(frozen=True, slots=True)
 class JobObjects:
+    require: tuple[RequiredObject, ...]
+    """Objects of the user that the pods need."""
     apply: tuple[Manifest, ...]
     """Objects that follow the job and its plan."""
     create: tuple[Manifest, ...]
@@ -87,6 +89,7 @@ def build_job_objects(
         _join_gang(this, pod)
         _note_spec(pod)
     return JobObjects(
+        require=required_objects(this),
         apply=tuple(_applied(this, allocators, pods)),
         create=tuple(_created(this, ray_token)),
         pods=tuple(pods),
@@ -116,7 +119,11 @@ def _worker_pods(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> lis
 def _worker_pod(this: JobAttempt, group: WorkerGroup, index: int, allocator: RoleAllocator) -> Manifest:
     pod = merge_template(build_worker_pod(this, group, index, allocator.environment), allocator.template, group.path)
     require_gpus(this, group, pod)
+    give_predicted_limit(pod, this.spec, group)
     add_probe(this, pod)
+    if has_plan_file(this):
+        assert this.plan is not None
+        _annotate(pod, labels.MEMORY_PLAN, this.plan.model_dump_json(by_alias=True))
     if group.gpus:
         tolerate_gpu_nodes(pod["spec"], this.gpu_resource, f"{group.path}.spec")
     if this.plan is not None:
@@ -137,15 +144,18 @@ def _join_gang(this: JobAttempt, pod: Manifest) -> None:
 
 def _note_spec(pod: Manifest) -> None:
     text = json.dumps(pod["spec"], sort_keys=True)
-    annotations = pod["metadata"].get("annotations") or {}
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    pod["metadata"]["annotations"] = {**annotations, labels.SPEC_DIGEST: digest[:16]}
+    _annotate(pod, labels.SPEC_DIGEST, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _annotate(pod: Manifest, name: str, value: str) -> None:
+    """After the user's template, whose value never counts."""
+    pod["metadata"]["annotations"] = {**(pod["metadata"].get("annotations") or {}), name: value}
 
 
 def _applied(this: JobAttempt, allocators: dict[Role, RoleAllocator], pods: list[Manifest]) -> list[Manifest]:
     objects = [_config_map(this, allocators), build_service(this)]
     if this.own_trainer:
-        objects += [build_service_account(this), build_role(this), build_role_binding(this)]
+        objects += build_account(this)
     if this.settings.network_policy:
         objects.append(build_network_policy(this))
     if this.gang == "Volcano":

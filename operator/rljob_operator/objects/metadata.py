@@ -48,6 +48,22 @@ def object_metadata(attempt: JobAttempt, name: str, component: str = "job") -> d
     }
 
 
+def shared_metadata(attempt: JobAttempt, name: str) -> dict[str, Any]:
+    """Metadata of an object that all jobs of the namespace use. It is the same for each of them, and no job owns it."""
+    shared = {
+        "app.kubernetes.io/name": "rljob",
+        "app.kubernetes.io/part-of": "rljob",
+        labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
+        labels.SHARED: "true",
+    }
+    return {"name": name, "namespace": attempt.namespace, "labels": shared}
+
+
+def is_shared(manifest: Manifest) -> bool:
+    """True for an object that all jobs of the namespace use."""
+    return labels.SHARED in (manifest["metadata"].get("labels") or {})
+
+
 def owner_reference(attempt: JobAttempt) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,

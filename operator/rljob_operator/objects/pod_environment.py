@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,26 +10,29 @@ from pydantic.alias_generators import to_snake
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
+from rljob_memory.next_plan import adapter_changes
 from rljob_memory.recovery.plan_text import name_of
-from rljob_operator import names
+from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_volumes import (
     HOME,
     MANIFEST_DIRECTORY,
+    MEMORY_PLAN_FILE,
     MODEL_DIRECTORY,
+    TASK_DIRECTORY,
+    cache_directory,
+    has_model_cache,
     has_model_volume,
+    has_plan_file,
+    mounts_task_files,
     output_directory,
 )
 from rljob_operator.objects.supporting_objects import (
-    ATTEMPT_KEY,
+    ATTEMPT_SETTINGS_KEY,
     MANIFEST_KEY,
-    MEMORY_PLAN_KEY,
-    PLAN_CHANGES_KEY,
-    POLICY_ENVIRONMENT_KEY,
     RAY_PORT,
     RENDEZVOUS_PORT,
-    ROLLOUT_ENVIRONMENT_KEY,
     TOKEN_KEY,
     service_host,
 )
@@ -41,8 +45,7 @@ def literal_entries(variables: Mapping[str, str]) -> EnvironmentEntries:
 
 
 def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntries:
-    """Variables of every pod. Values that change between attempts are references, which containers that are
-    restarted in place read again."""
+    """Variables of every pod, the same in all attempts. `RLJOB_ATTEMPT` is the attempt that the pod was created for."""
     variables = {
         "RLJOB_NAME": attempt.name,
         "RLJOB_NAMESPACE": attempt.namespace,
@@ -55,12 +58,17 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
     }
     if has_model_volume(attempt):
         variables["RLJOB_MODEL_DIR"] = MODEL_DIRECTORY
+    if mounts_task_files(attempt, role):
+        variables["RLJOB_TASK_DIR"] = TASK_DIRECTORY
+    if has_plan_file(attempt):
+        variables["RLJOB_MEMORY_PLAN_FILE"] = f"{MANIFEST_DIRECTORY}/{MEMORY_PLAN_FILE}"
+    if has_model_cache(attempt):
+        variables["RLJOB_CACHE_DIR"] = cache_directory(attempt)
+        variables["HF_HUB_CACHE"] = f"{cache_directory(attempt)}/huggingface"
     home = {"HOME": HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{HOME}/.cache"}
     return [
         *literal_entries(variables),
-        _from_config_map("RLJOB_ATTEMPT", attempt, ATTEMPT_KEY),
-        _from_config_map("RLJOB_MEMORY_PLAN", attempt, MEMORY_PLAN_KEY),
-        _from_config_map("RLJOB_PLAN_CHANGES", attempt, PLAN_CHANGES_KEY),
+        _from_label("RLJOB_ATTEMPT", labels.ATTEMPT),
         _from_pod("POD_IP", "status.podIP"),
         _from_pod("NODE_NAME", "spec.nodeName"),
         *literal_entries(home),
@@ -73,8 +81,8 @@ def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
         *literal_entries({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
-        _from_config_map("RLJOB_POLICY_ENVIRONMENT", attempt, POLICY_ENVIRONMENT_KEY),
-        _from_config_map("RLJOB_ROLLOUT_ENVIRONMENT", attempt, ROLLOUT_ENVIRONMENT_KEY),
+        {"name": "RLJOB_ATTEMPT_SETTINGS", "value": f"{MANIFEST_DIRECTORY}/{ATTEMPT_SETTINGS_KEY}"},
+        _from_label("RLJOB_PLAN_GENERATION", labels.PLAN_GENERATION),
         {"name": "RAY_AUTH_MODE", "value": "token"},
         {"name": "RAY_AUTH_TOKEN", "valueFrom": token},
     ]
@@ -93,9 +101,9 @@ def rendezvous_entries(attempt: JobAttempt, group: WorkerGroup, index: int) -> E
     )
 
 
-def _from_config_map(variable: str, attempt: JobAttempt, key: str) -> dict[str, Any]:
-    reference = {"name": names.config_map_name(attempt.name), "key": key, "optional": True}
-    return {"name": variable, "valueFrom": {"configMapKeyRef": reference}}
+def _from_label(variable: str, label: str) -> dict[str, Any]:
+    """A reference, so that the pods of two attempts have the same spec."""
+    return _from_pod(variable, f"metadata.labels['{label}']")
 
 
 def _from_pod(variable: str, field: str) -> dict[str, Any]:
@@ -117,6 +125,17 @@ def plan_variables(plan: MemoryPlan | None, supported_settings: Collection[str])
         f"RLJOB_PLAN_{to_snake(name_of(name)).upper()}": _text(getattr(plan, name))
         for name, field in MemoryPlan.model_fields.items()
         if field.alias in supported_settings and name != _BY_THE_ALLOCATOR
+    }
+
+
+def adapter_variables(attempt: JobAttempt) -> dict[str, str]:
+    """Variables for the adapter in the probe (rljob_probe.adapters). Empty without one."""
+    trainer = attempt.spec.trainer
+    if trainer is None or trainer.adapter is None or attempt.plan is None:
+        return {}
+    return {
+        "RLJOB_ADAPTER": trainer.adapter,
+        "RLJOB_ADAPTER_CHANGES": json.dumps(adapter_changes(attempt.spec, attempt.plan), sort_keys=True),
     }
 
 

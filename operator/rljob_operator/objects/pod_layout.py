@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_api.job import RLJobSpec
 from rljob_api.pod_template import PodTemplate
 from rljob_api.status import Role
+from rljob_api.topology import worker_pods
 from rljob_operator.names import controller_pod_name, worker_pod_name
 
 
@@ -21,6 +22,9 @@ class WorkerGroup:
 
     gpus: int
     """GPUs of each pod."""
+
+    processes: int
+    """Processes of the role in each pod."""
 
     template: PodTemplate
     """Overrides by the user."""
@@ -41,21 +45,29 @@ class PodLayout:
     has_controller: bool
     """RLJob's own trainer runs in the pods; another trainer has no controller pod."""
 
-    engine_gpus: int
-    """GPUs of one rollout engine (`tensorParallelSize`)."""
+    gpus_of_an_engine: int
+    """GPUs that report as one rank of the rollout: `tensorParallelSize` of another trainer; 1 of RLJob's own, which has
+    a process for each."""
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> PodLayout:
-        policy, rollout, own_trainer = spec.policy, spec.rollout, spec.trainer is None
-        groups = [WorkerGroup("policy", policy.replicas, policy.gpus_per_replica, policy.template)]
-        if spec.topology == "Disaggregated" and own_trainer:
-            gpus = 1 if rollout.gpus_per_replica is None else rollout.gpus_per_replica
-            groups.append(WorkerGroup("rollout", rollout.replicas or 1, gpus, rollout.template or PodTemplate()))
-        return cls(tuple(groups), own_trainer, rollout.tensor_parallel_size)
+        own_trainer = spec.trainer is None
+        templates = {"policy": spec.policy.template, "rollout": spec.rollout.template or PodTemplate()}
+        # Another trainer runs all of its processes in the policy's pods.
+        pods = worker_pods(spec) if own_trainer else worker_pods(spec)[:1]
+        groups = tuple(
+            WorkerGroup(of.role, of.replicas, of.gpus, of.processes_per_pod, templates[of.role]) for of in pods
+        )
+        return cls(groups, own_trainer, 1 if own_trainer else spec.rollout.tensor_parallel_size)
 
     @property
     def worker_count(self) -> int:
         return sum(group.replicas for group in self.workers)
+
+    @property
+    def policy_ranks(self) -> int:
+        """Ranks of the policy in all pods; each has a GPU, if the pods have any."""
+        return self.workers[0].replicas * self.workers[0].processes
 
     @property
     def pod_count(self) -> int:
@@ -86,10 +98,10 @@ class PodLayout:
         return self._group_of(role).role, rank // self._processes_per_pod(role)
 
     def _processes_per_pod(self, role: Role) -> int:
-        """One policy rank per GPU, one engine per `engine_gpus` GPUs; a pod without GPUs has one of each."""
+        """Processes of `role` in each of its pods, as they are numbered in reports."""
         if role == "controller":
             return 1
-        return max(self._group_of(role).gpus // (self.engine_gpus if role == "rollout" else 1), 1)
+        return max(self._group_of(role).processes // (self.gpus_of_an_engine if role == "rollout" else 1), 1)
 
     def _group_of(self, role: Role) -> WorkerGroup:
         """The pods that contain the processes of `role`. Colocated engines are in the policy's pods."""

@@ -10,6 +10,7 @@ from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import object_metadata, pod_labels
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
+from rljob_operator.objects.user_environment import env_from, with_user_entries
 
 CONTAINER = "rljob"
 
@@ -20,13 +21,12 @@ _RESTART_IN_PLACE = {
     "action": RESTART_ALL_CONTAINERS,
     "exitCodes": {"operator": "In", "values": [int(ExitCode.RESTART_IN_PLACE)]},
 }
-_USER = 10001
-"""The user and group of the images."""
 
 
 def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container: dict[str, Any]) -> dict[str, Any]:
     """A pod with one container and no restart policy: the operator decides what follows its termination."""
-    volumes, _ = pod_volumes(attempt)
+    volumes, _ = pod_volumes(attempt, role)
+    user = attempt.settings.run_as_user
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": attempt.settings.termination_grace_seconds,
@@ -36,9 +36,7 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container:
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup") if user else (), user),
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -55,13 +53,19 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container:
 
 
 def container_frame(
-    attempt: JobAttempt, environment: list[dict[str, Any]], resources: dict[str, Any], *, read_only_root: bool
+    attempt: JobAttempt,
+    role: Role,
+    environment: list[dict[str, Any]],
+    resources: dict[str, Any],
+    *,
+    read_only_root: bool,
 ) -> dict[str, Any]:
     """The container `rljob` without its image and command."""
-    _, mounts = pod_volumes(attempt)
+    _, mounts = pod_volumes(attempt, role)
     return {
         "name": CONTAINER,
-        "env": environment,
+        "env": with_user_entries(environment, attempt.spec),
+        **env_from(attempt.spec),
         "resources": resources,
         "securityContext": {
             "allowPrivilegeEscalation": False,

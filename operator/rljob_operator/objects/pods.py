@@ -7,9 +7,11 @@ from typing import Any
 
 from rljob_memory.allocator import NO_GPU
 from rljob_operator import names
+from rljob_operator.objects.accounts import account_name
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest
 from rljob_operator.objects.pod_environment import (
+    adapter_variables,
     job_entries,
     literal_entries,
     plan_variables,
@@ -18,6 +20,7 @@ from rljob_operator.objects.pod_environment import (
 )
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_parts import container_frame, own_trainer, pod_frame
+from rljob_operator.objects.predicted_memory import memory_request
 from rljob_operator.objects.supporting_objects import RAY_PORT
 
 REQUESTS = {"cpu": "500m", "memory": "2Gi"}
@@ -33,18 +36,19 @@ def build_controller_pod(attempt: JobAttempt) -> Manifest:
         *literal_entries(NO_GPU),
     ]
     container = {
-        **container_frame(attempt, environment, {"requests": dict(REQUESTS)}, read_only_root=True),
+        **container_frame(attempt, "controller", environment, {"requests": dict(REQUESTS)}, read_only_root=True),
         **own_trainer(attempt, "controller"),
         "ports": [{"name": "ray", "containerPort": RAY_PORT, "protocol": "TCP"}],
     }
     pod = pod_frame(attempt, names.controller_pod_name(attempt.name), "controller", 0, container)
-    pod["spec"]["serviceAccountName"] = names.service_account_name(attempt.name)
+    pod["spec"]["serviceAccountName"] = account_name(attempt)
     pod["spec"]["automountServiceAccountToken"] = True
     return pod
 
 
 CPUS_PER_GPU = 1
 MEMORY_GIB_PER_GPU = 4
+"""If the size of the model is not known."""
 
 
 def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]) -> Manifest:
@@ -61,7 +65,7 @@ def _own_container(attempt: JobAttempt, group: WorkerGroup, index: int, allocato
         *_gpu_entries(group, allocator),
     ]
     return {
-        **container_frame(attempt, environment, _resources(attempt, group), read_only_root=True),
+        **container_frame(attempt, group.role, environment, _resources(attempt, group), read_only_root=True),
         **own_trainer(attempt, "worker"),
     }
 
@@ -76,9 +80,10 @@ def _other_container(
         *job_entries(attempt, group.role, index),
         *rendezvous_entries(attempt, group, index),
         *literal_entries(plan_variables(attempt.plan, trainer.supported_settings)),
+        *literal_entries(adapter_variables(attempt)),
         *_gpu_entries(group, allocator),
     ]
-    container = container_frame(attempt, environment, _resources(attempt, group), read_only_root=False)
+    container = container_frame(attempt, group.role, environment, _resources(attempt, group), read_only_root=False)
     container["image"] = trainer.image
     if trainer.command:
         container["command"] = list(trainer.command)
@@ -93,9 +98,10 @@ def _gpu_entries(group: WorkerGroup, allocator: Mapping[str, str]) -> list[dict[
 
 
 def _resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]:
-    """Requests without a memory limit: the memory of the hosts is not known here, and a low limit fails the job."""
+    """Requests; the memory limit follows from the template (`predicted_memory`)."""
     ranks = max(group.gpus, 1)
-    requests = {"cpu": str(CPUS_PER_GPU * ranks), "memory": f"{MEMORY_GIB_PER_GPU * ranks}Gi"}
+    memory = memory_request(attempt.spec, group) or f"{MEMORY_GIB_PER_GPU * ranks}Gi"
+    requests = {"cpu": str(CPUS_PER_GPU * ranks), "memory": memory}
     if not group.gpus:
         return {"requests": requests}
     gpus = {attempt.gpu_resource: str(group.gpus)}

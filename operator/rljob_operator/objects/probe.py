@@ -17,7 +17,8 @@ IN_OPERATOR_IMAGE = "/opt/rljob-probe"
 
 _NAME = "rljob-probe"
 _DIRECTORY = "/opt/rljob-probe"
-_SITE = f"{_DIRECTORY}/rljob_probe/site"
+SITE = f"{_DIRECTORY}/rljob_probe/site"
+"""Directory of the probe in a container, for PYTHONPATH."""
 _COPY_TO = "/probe"
 _RESOURCES = {"cpu": "50m", "memory": "32Mi"}
 """As limits too: beside it, a pod can be of the class Guaranteed."""
@@ -36,7 +37,7 @@ def add_probe(attempt: JobAttempt, pod: Manifest) -> None:
     assert container is not None
     spec = pod["spec"]
     spec["volumes"] = [*spec["volumes"], {"name": _NAME, "emptyDir": {"sizeLimit": "10Mi"}}]
-    spec["initContainers"] = [_copying(attempt.settings.probe_image), *spec.get("initContainers", [])]
+    spec["initContainers"] = [_copying(attempt), *spec.get("initContainers", [])]
     mount = {"name": _NAME, "mountPath": _DIRECTORY, "readOnly": True}
     container["volumeMounts"] = [*container["volumeMounts"], mount]
     container["env"] = [
@@ -45,11 +46,11 @@ def add_probe(attempt: JobAttempt, pod: Manifest) -> None:
     ]
 
 
-def _copying(image: str) -> dict[str, Any]:
+def _copying(attempt: JobAttempt) -> dict[str, Any]:
     return {
         "name": _NAME,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
+        "image": attempt.settings.probe_image,
+        "imagePullPolicy": attempt.settings.probe_image_pull_policy,
         "command": ["cp", "-r", f"{IN_OPERATOR_IMAGE}/.", _COPY_TO],
         "resources": {"requests": dict(_RESOURCES), "limits": dict(_RESOURCES)},
         "securityContext": {
@@ -66,8 +67,8 @@ def _with_path(environment: list[dict[str, Any]]) -> list[dict[str, Any]]:
     given = next((entry for entry in environment if entry["name"] == _PATH), None)
     others = [entry for entry in environment if entry["name"] != _PATH]
     if given is None or not (given.get("value") or given.get("valueFrom")):
-        return [*others, {"name": _PATH, "value": _SITE}]
+        return [*others, {"name": _PATH, "value": SITE}]
     if given.get("value"):
-        return [*others, {"name": _PATH, "value": f"{_SITE}:{given['value']}"}]
+        return [*others, {"name": _PATH, "value": f"{SITE}:{given['value']}"}]
     of_template = {**given, "name": _PATH_OF_TEMPLATE}
-    return [*others, of_template, {"name": _PATH, "value": f"{_SITE}:$({_PATH_OF_TEMPLATE})"}]
+    return [*others, of_template, {"name": _PATH, "value": f"{SITE}:$({_PATH_OF_TEMPLATE})"}]

@@ -1,17 +1,22 @@
-"""Objects that the pods of a job need beside them: Service, ServiceAccount and Role, Secret, StepReport,
-PersistentVolumeClaim, NetworkPolicy and ConfigMap."""
+"""Objects that the pods of a job need beside them: Service, Secret, StepReport, PersistentVolumeClaim, NetworkPolicy
+and ConfigMap."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from rljob_api.names import API_VERSION, GROUP
+from rljob_api.attempt_settings import AttemptSettings
+from rljob_api.names import API_VERSION, checkpoint_claim_name
+from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
+from rljob_memory.planning.limits import claim_bytes
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest, object_metadata
+from rljob_operator.objects.predicted_memory import predicted_memory
 
 RAY_PORT = 6379
 RENDEZVOUS_PORT = 29500
@@ -41,52 +46,6 @@ def service_host(attempt: JobAttempt) -> str:
     return f"{names.service_name(attempt.name)}.{attempt.namespace}.svc"
 
 
-_RBAC_GROUP = "rbac.authorization.k8s.io"
-
-
-def build_service_account(attempt: JobAttempt) -> Manifest:
-    """No pod gets its token unasked; the controller pod asks."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": object_metadata(attempt, names.service_account_name(attempt.name)),
-        "automountServiceAccountToken": False,
-    }
-
-
-def build_role(attempt: JobAttempt) -> Manifest:
-    return {
-        "apiVersion": f"{_RBAC_GROUP}/v1",
-        "kind": "Role",
-        "metadata": object_metadata(attempt, names.service_account_name(attempt.name)),
-        "rules": [
-            {
-                "apiGroups": [GROUP],
-                "resources": ["stepreports"],
-                "resourceNames": [names.step_report_name(attempt.name)],
-                "verbs": ["get", "patch"],
-            },
-            {
-                "apiGroups": [GROUP],
-                "resources": ["rljobs"],
-                "resourceNames": [attempt.name],
-                "verbs": ["get"],
-            },
-        ],
-    }
-
-
-def build_role_binding(attempt: JobAttempt) -> Manifest:
-    name = names.service_account_name(attempt.name)
-    return {
-        "apiVersion": f"{_RBAC_GROUP}/v1",
-        "kind": "RoleBinding",
-        "metadata": object_metadata(attempt, name),
-        "roleRef": {"apiGroup": _RBAC_GROUP, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": attempt.namespace}],
-    }
-
-
 TOKEN_KEY = "token"
 
 
@@ -111,11 +70,11 @@ def build_step_report(attempt: JobAttempt) -> Manifest:
 
 
 def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
-    """ReadWriteMany: every pod of the job writes to it, from whatever node. It goes with the job."""
+    """ReadWriteMany: every pod of the job writes to it, from whatever node. It goes with the job if not retained."""
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": byte_quantity(checkpoint.size or settings.checkpoint_claim_bytes)}},
+        "resources": {"requests": {"storage": byte_quantity(checkpoint.size or _predicted_claim_bytes(attempt))}},
     }
     storage_class = checkpoint.storage_class_name or settings.checkpoint_storage_class
     if storage_class is not None:
@@ -123,17 +82,38 @@ def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": object_metadata(attempt, names.checkpoint_claim_name(attempt.name)),
+        "metadata": _claim_metadata(attempt),
         "spec": spec,
     }
 
 
+def _predicted_claim_bytes(attempt: JobAttempt) -> int:
+    prediction, default = predicted_memory(attempt.spec), attempt.settings.checkpoint_claim_bytes
+    return default if prediction is None else claim_bytes(prediction.disk.total_bytes, default)
+
+
+def _claim_metadata(attempt: JobAttempt) -> dict[str, Any]:
+    metadata = object_metadata(attempt, checkpoint_claim_name(attempt.name))
+    if attempt.spec.checkpoint.retain:
+        del metadata["ownerReferences"]
+        metadata["labels"] |= {labels.RETAINED: "true"}
+    return metadata
+
+
+_DNS_PORTS = (53, 5353)
+"""Of the Service, and of OpenShift's DNS pods behind it: network plugins look at either."""
+
+_HTTPS_PORT = 443
+"""Sources of models and data."""
+
+
 def build_network_policy(attempt: JobAttempt) -> Manifest:
-    """In: the job's own pods. Out: those, DNS, and HTTPS (443, 6443): the API server and sources of models.
+    """In: the job's own pods. Out: those, DNS, HTTPS, the API server, and the destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """
     own_pods = {"podSelector": {"matchLabels": {labels.JOB_UID: attempt.uid}}}
+    tcp_ports = sorted({_HTTPS_PORT, *attempt.settings.api_server_ports})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -144,19 +124,16 @@ def build_network_policy(attempt: JobAttempt) -> Manifest:
             "ingress": [{"from": [own_pods]}],
             "egress": [
                 {"to": [own_pods]},
-                {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
-                {"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},
+                {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]},
+                {"ports": [{"protocol": "TCP", "port": port} for port in tcp_ports]},
+                *attempt.settings.network_policy_egress,
             ],
         },
     }
 
 
 MANIFEST_KEY = "job.yaml"
-ATTEMPT_KEY = "attempt"
-MEMORY_PLAN_KEY = "memory-plan.json"
-PLAN_CHANGES_KEY = "plan-changes.json"
-POLICY_ENVIRONMENT_KEY = "policy-environment.json"
-ROLLOUT_ENVIRONMENT_KEY = "rollout-environment.json"
+ATTEMPT_SETTINGS_KEY = "attempt.json"
 
 # YAML rejects these, or reads them as line ends; JSON allows them.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -165,23 +142,39 @@ _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 def build_config_map(
     attempt: JobAttempt, policy_environment: dict[str, str] | None, rollout_environment: dict[str, str] | None
 ) -> Manifest:
-    """Without a memory plan while there is none; the environments are None for another trainer than RLJob's own."""
-    data = {MANIFEST_KEY: manifest_text(attempt), ATTEMPT_KEY: str(attempt.number)}
-    if attempt.plan is not None:
-        data[MEMORY_PLAN_KEY] = attempt.plan.model_dump_json(by_alias=True)
-    if attempt.plan_changes:
-        changes = [change.model_dump(mode="json", by_alias=True, exclude_none=True) for change in attempt.plan_changes]
-        data[PLAN_CHANGES_KEY] = json.dumps(changes)
-    if policy_environment is not None:
-        data[POLICY_ENVIRONMENT_KEY] = json.dumps(policy_environment)
-    if rollout_environment is not None:
-        data[ROLLOUT_ENVIRONMENT_KEY] = json.dumps(rollout_environment)
+    """The manifest and, for RLJob's own trainer, the settings of the attempt. The pods of another trainer have the plan
+    themselves: they are new in every attempt."""
+    data = {MANIFEST_KEY: manifest_text(attempt)}
+    if attempt.own_trainer:
+        settings = AttemptSettings(
+            attempt=attempt.number,
+            memory_plan=attempt.plan,
+            plan_changes=latest_changes(attempt.plan_changes),
+            policy_environment=policy_environment,
+            rollout_environment=rollout_environment,
+        )
+        data[ATTEMPT_SETTINGS_KEY] = settings.model_dump_json(by_alias=True, exclude_none=True)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": object_metadata(attempt, names.config_map_name(attempt.name)),
         "data": data,
     }
+
+
+_MAX_PLAN_CHANGES_BYTES = 256 << 10
+"""A ConfigMap has at most 1 MiB, of which the manifest may need the most."""
+
+
+def latest_changes(changes: Sequence[PlanChange]) -> list[PlanChange]:
+    """The latest changes, oldest first: as many as fit into _MAX_PLAN_CHANGES_BYTES of JSON."""
+    left_bytes, latest = _MAX_PLAN_CHANGES_BYTES, []
+    for change in reversed(changes):
+        left_bytes -= len(change.model_dump_json(by_alias=True, exclude_none=True).encode())
+        if left_bytes < 0:
+            break
+        latest.append(change)
+    return latest[::-1]
 
 
 def manifest_text(attempt: JobAttempt) -> str:

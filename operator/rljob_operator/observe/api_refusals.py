@@ -16,6 +16,8 @@ class ApiRefusals:
 
     refused: str | None = None
     """The API server's message about an object that it refused."""
+    missing_object: str | None = None
+    """Message about an object that the job names and that does not exist."""
     foreign_object: str | None = None
     """Message about an object that is not the job's and has a name that the job needs."""
     left_behind: str | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections.abc import Callable
+from functools import cache
 
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Object
 from rljob_operator.kube.watch import Key
@@ -11,13 +14,21 @@ from rljob_operator.metrics import JOBS
 from rljob_operator.observation import Observation
 from rljob_operator.observe.api_refusals import ApiRefusals
 from rljob_operator.observe.cache import Cache
-from rljob_operator.observe.job_facts import JobFact, job_fact, parse_job, parse_step_report, step_report_text
+from rljob_operator.observe.job_facts import JobFact, job_fact, parse_job
 from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
+from rljob_operator.observe.step_report_facts import StepReportFact, step_report_fact
+from rljob_operator.observe.unplaced import UnplacedJobs, gains_room
 from rljob_operator.reconcile.observed import Observed, ObservedNode
+from rljob_operator.reconcile.pod_deletion import waiting_workloads
+from rljob_operator.reconcile.write_budget import WriteBudget
 
 VOLCANO_GROUP = "scheduling.volcano.sh"
 KUEUE_GROUP = "kueue.x-k8s.io"
+
+CHECK_SECONDS = 1800.0
+"""Mean interval of the lookups of a running job's objects, 8 requests each: 44 a second for 10,000 running jobs."""
+_RETRY_CHECK_SECONDS = 60.0
 
 
 class Observer:
@@ -26,7 +37,7 @@ class Observer:
     def __init__(self, gpu_resources: tuple[str, ...], wake: Callable[[Key], None]) -> None:
         self.jobs = Cache[JobFact](job_fact, self._job_changed, RLJOBS.plural)
         self.pods = Cache[PodFact](pod_fact, self._pod_changed, PODS.plural)
-        self.step_reports = Cache[bytes](step_report_text, self._step_report_changed, STEP_REPORTS.plural)
+        self.step_reports = Cache[StepReportFact](step_report_fact, self._step_report_changed, STEP_REPORTS.plural)
         self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed, NODES.plural)
         self.api_groups: frozenset[str] = frozenset()
         self.api_groups_outdated: Callable[[], None] = lambda: None
@@ -36,7 +47,12 @@ class Observer:
         self._wake = wake
         self._pods_of: dict[Key, dict[str, PodFact]] = {}
         self._refusals: dict[Key, ApiRefusals] = {}
+        self._budgets: dict[Key, WriteBudget] = {}
+        self._checks: dict[Key, float] = {}
+        """Time of the next lookup of a job's objects, on the monotonic clock."""
         self._nodes: tuple[ObservedNode, ...] | None = ()
+        self.unplaced = UnplacedJobs(wake)
+        """To be run by the owner."""
 
     def observe(self, key: Key) -> Observation | None:
         """The present observation of the job; None if it does not exist."""
@@ -44,11 +60,13 @@ class Observer:
         if fact is None:
             return None
         parsed = parse_job(fact.text)
-        step_report_text = self.step_reports.get(key)
-        step_report, step_report_problem = parse_step_report(step_report_text) if step_report_text else (None, None)
+        reported = self.step_reports.get(key)
+        step_report, step_report_problem = reported.content(fact.uid) if reported else (None, None)
         pods = self._pods_of.get(key, {}).values()
         own = [pod.pod for pod in pods if pod.owner_uid == fact.uid and pod.pod is not None]
-        foreign = {pod.name for pod in pods if pod.owner_uid != fact.uid or pod.pod is None}
+        others = [pod for pod in pods if pod.owner_uid != fact.uid or pod.pod is None]
+        leaving = sorted(pod.name for pod in others if pod.pod and pod.pod.deleting)
+        foreign = {pod.name for pod in others} - set(leaving)
         refusals = self._refusals.get(key) or ApiRefusals()
         observed = Observed(
             job=parsed.job,
@@ -68,13 +86,23 @@ class Observer:
             nodes=self._observed_nodes(),
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,
+            missing_object=refusals.missing_object,
             foreign_object=refusals.foreign_object,
-            left_behind=refusals.left_behind,
+            left_behind=refusals.left_behind or (_waiting_for(leaving[0]) if leaving else None),
+            status_wait_seconds=self._budget(key).seconds_left(time.monotonic()),
+            objects_check_seconds=self._seconds_until_check(key),
             volcano_installed=VOLCANO_GROUP in self.api_groups,
             kueue_installed=KUEUE_GROUP in self.api_groups,
             fresh_token=secrets.token_hex(32),
         )
-        return Observation(observed, fact.resource_version, fact.finalizers, fact.status())
+        return Observation(observed, fact.resource_version, fact.finalizers, cache(fact.status))
+
+    def orphaned_workloads(self, key: Key) -> tuple[str, ...]:
+        """Workloads that keep the pods of a job that is gone, as jobs without a finalizer are at once."""
+        if KUEUE_GROUP not in self.api_groups:
+            return ()
+        pods = self._pods_of.get(key, {}).values()
+        return waiting_workloads(key[1], [pod.pod for pod in pods if pod.pod and pod.owner_uid])
 
     def observe_metadata(self, key: Key) -> Observation | None:
         """The job without its spec, for a report about a job that cannot be observed; None: there is no such job."""
@@ -94,7 +122,12 @@ class Observer:
             step_report=None,
             nodes=(),
         )
-        return Observation(observed, fact.resource_version, fact.finalizers, fact.status())
+        return Observation(observed, fact.resource_version, fact.finalizers, cache(fact.status))
+
+    def runs(self, key: Key) -> bool:
+        """The job's pods hold nodes, or it recovers from a failure."""
+        fact = self.jobs.get(key)
+        return fact is not None and fact.runs
 
     def saw(self, obj: Object) -> None:
         """Update the caches with an object that a write returned, without waiting for the watch."""
@@ -110,11 +143,28 @@ class Observer:
         """Clear the refusals of the job."""
         self._refusals.pop(key, None)
 
+    def status_written(self, key: Key) -> None:
+        """Count a write of the job's status."""
+        self._budgets[key] = self._budget(key).after_write(time.monotonic())
+
+    def objects_checked(self, key: Key, *, failed: bool = False) -> None:
+        """Plan the next lookup of the objects beside the pods of the job."""
+        after = _RETRY_CHECK_SECONDS if failed else CHECK_SECONDS * random.uniform(0.75, 1.25)
+        self._checks[key] = time.monotonic() + after
+
+    def _seconds_until_check(self, key: Key) -> float:
+        """The first one comes at any time of the interval, so that those of all jobs are spread."""
+        now = time.monotonic()
+        return max(0.0, self._checks.setdefault(key, now + random.uniform(0.0, CHECK_SECONDS)) - now)
+
+    def _budget(self, key: Key) -> WriteBudget:
+        return self._budgets.get(key) or WriteBudget()
+
     def set_api_groups(self, groups: frozenset[str]) -> None:
         """Set the API groups that the cluster serves; the schedulers are detected by theirs."""
         if groups != self.api_groups:
             self.api_groups = groups
-            self._wake_unplaced()
+            self.unplaced.wake_later()
 
     # --- changes of the caches ---
 
@@ -123,8 +173,11 @@ class Observer:
             JOBS.labels(before.phase).dec()
         if after:
             JOBS.labels(after.phase).inc()
+        self.unplaced.update(key, waits=after is not None and not after.placed)
         if after is None or (before and before.uid != after.uid):
             self._refusals.pop(key, None)
+            self._budgets.pop(key, None)
+            self._checks.pop(key, None)
         self._wake(key)
 
     def _pod_changed(self, key: Key, before: PodFact | None, after: PodFact | None) -> None:
@@ -141,23 +194,31 @@ class Observer:
                 del self._pods_of[job]
             self._wake(job)
 
-    def _step_report_changed(self, key: Key, before: bytes | None, after: bytes | None) -> None:
-        self._wake(key)
+    def _step_report_changed(self, key: Key, before: StepReportFact | None, after: StepReportFact | None) -> None:
+        """Wake the job, if the report is its own: a job that is not known yet is woken when it appears. If somebody has
+        deleted the report, other objects may be gone too."""
+        job = self.jobs.get(key)
+        was_own, is_own = (bool(job and report and job.uid in report.owners) for report in (before, after))
+        if was_own and not is_own:
+            self._checks[key] = 0.0
+        if was_own or is_own:
+            self._wake(key)
 
     def _node_changed(self, key: Key, before: NodeFact | None, after: NodeFact | None) -> None:
-        """Wake the jobs that wait for nodes."""
+        """Wake the jobs that wait for nodes, if there is room for more pods."""
         if after:
             self.node_changed(after)
-        if (before and before.node) != (after and after.node):
+        old, new = before.node if before else None, after.node if after else None
+        if old != new:
             self._nodes = None
-            self._wake_unplaced()
-
-    def _wake_unplaced(self) -> None:
-        for key, fact in self.jobs.items():
-            if not fact.placed:
-                self._wake(key)
+        if gains_room(old, new):
+            self.unplaced.wake_later()
 
     def _observed_nodes(self) -> tuple[ObservedNode, ...]:
         if self._nodes is None:
             self._nodes = tuple(sorted((fact.node for fact in self.nodes.values()), key=lambda node: node.name))
         return self._nodes
+
+
+def _waiting_for(pod: str) -> str:
+    return f"pod {pod} of a deleted job of this name is being deleted; waiting for its end"

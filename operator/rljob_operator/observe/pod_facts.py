@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import cast
 
 from rljob_api.quantity import quantity_bytes
 from rljob_api.status import Role
 from rljob_api.termination_message import read_termination_message
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
-from rljob_operator.objects.pod_parts import RESTART_ALL_CONTAINERS
+from rljob_operator.objects.gang_scheduling import is_in_group
+from rljob_operator.objects.pod_parts import CONTAINER, RESTART_ALL_CONTAINERS
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
+from rljob_operator.observe.container_states import failed_init_container, failed_sidecar, waiting
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod, PodPhase
 
-CONTAINER = "rljob"
-"""RLJob's container in each pod; others are the user's."""
-
 _ROLES = ("controller", "policy", "rollout")
-_STILL_STARTING = ("ContainerCreating", "PodInitializing")
 _MAX_TEXT = 1024
+_MAX_DIGITS = 7
+"""Of the numbers in labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     marks = metadata.get("labels") or {}
     role, index, attempt = (marks.get(label, "") for label in (labels.ROLE, labels.INDEX, labels.ATTEMPT))
-    if role not in _ROLES or not index.isdecimal() or not attempt.isdecimal():
+    if role not in _ROLES or not _is_number(index) or not _is_number(attempt):
         return None
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
@@ -72,9 +72,13 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         deleting="deletionTimestamp" in metadata,
         deletion_grace_seconds=metadata.get("deletionGracePeriodSeconds"),
         gated=bool(spec.get("schedulingGates")),
+        in_group=is_in_group(obj),
         unschedulable=scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None,
-        waiting=_waiting(status),
+        waiting=waiting(status),
         end=end,
+        failed_init_container=failed_init_container(spec, status),
+        failed_sidecar=failed_sidecar(status),
+        evicted=_evicted(status, conditions.get("DisruptionTarget") or {}),
         disruption=_disruption(status, conditions.get("DisruptionTarget") or {}, end),
         restart_count=int(ours.get("restartCount") or 0),
         memory_limit_bytes=_memory_limit_bytes(container),
@@ -82,6 +86,10 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         restarts_in_place=any(r["action"] == RESTART_ALL_CONTAINERS for r in container.get("restartPolicyRules") or ()),
         spec_digest=(metadata.get("annotations") or {}).get(labels.SPEC_DIGEST, ""),
     )
+
+
+def _is_number(label: str) -> bool:
+    return label.isdecimal() and len(label) <= _MAX_DIGITS
 
 
 def _memory_limit_bytes(container: Object) -> int | None:
@@ -128,27 +136,26 @@ def _end(container: Object) -> ContainerTermination | None:
     )
 
 
-def _waiting(status: Object) -> str | None:
-    """Reason why a container cannot start; init containers first."""
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    for container in containers:
-        waiting: dict[str, Any] = (container.get("state") or {}).get("waiting") or {}
-        reason = waiting.get("reason")
-        if reason and reason not in _STILL_STARTING:
-            return f"{reason}: {waiting.get('message', '')}".removesuffix(": ")[:_MAX_TEXT]
-    return None
+def _evicted(status: Object, condition: Object) -> str | None:
+    """The kubelet's message if it evicted the pod for exceeding its own limits.
+
+    The kubelet adds the condition DisruptionTarget if its node runs short. It leaves it out if the pod exceeds the size
+    of an emptyDir or its limit of ephemeral storage (pkg/kubelet/eviction/eviction_manager.go).
+    """
+    if status.get("reason") != "Evicted" or _is_true(condition):
+        return None
+    return str(status.get("message") or "").strip()[:_MAX_TEXT]
 
 
 def _disruption(status: Object, condition: Object, end: ContainerTermination | None) -> str | None:
     """Reason why the cluster removed the pod: of the condition DisruptionTarget, or of a pod that failed as a whole.
 
-    Such reasons are Evicted, NodeLost, Shutdown, and the kubelet's refusals, as UnexpectedAdmissionError or OutOfcpu.
+    Such reasons are NodeLost, Shutdown, and the kubelet's refusals, as UnexpectedAdmissionError or OutOfcpu.
     """
     if _is_true(condition):
         return str(condition.get("reason") or "DisruptionTarget")
-    if status.get("reason") and (status["reason"] in ("Evicted", "NodeLost") or end is None):
-        return str(status["reason"])
-    return None
+    reason = str(status.get("reason") or "")
+    return reason if reason == "NodeLost" or (reason not in ("", "Evicted") and end is None) else None
 
 
 def moment(text: str) -> datetime:

@@ -19,7 +19,7 @@ def create_missing(objects: JobObjects, view: JobView) -> Desired:
     """Create supporting objects first: a pod that starts before its Secret exists waits for the next kubelet retry."""
     missing = set(view.missing)
     pods = tuple(pod for pod in objects.pods if pod["metadata"]["name"] in missing)
-    return Desired(apply=objects.apply, create=objects.create + pods, events=objects.notices)
+    return Desired(require=objects.require, apply=objects.apply, create=objects.create + pods, events=objects.notices)
 
 
 def build(view: JobView, attempt: int) -> JobObjects | str:
@@ -61,15 +61,18 @@ def report_invalid_spec(observed: Observed, draft: StatusDraft) -> Desired:
         return Desired()
     if any(not pod.ended for pod in observed.pods):
         message = f"the running attempt keeps its spec; the changed spec is invalid: {sentence}"
-        draft.condition(ConditionType.FAILED, False, ConditionReason.INVALID_SPEC, message)
+        draft.invalid_spec = message
         return Desired()
+    if draft.holds(ConditionType.RUNNING):
+        draft.condition(ConditionType.RUNNING, False, ConditionReason.PODS_TERMINATED, "the pods have terminated")
     return set_invalid_spec(sentence, draft)
 
 
 def set_invalid_spec(sentence: str, draft: StatusDraft) -> Desired:
-    if not draft.held(ConditionType.FAILED):
+    """Record that no attempt can use the spec. This is no failure of the job, which continues with a corrected spec."""
+    if draft.reason(ConditionType.STALLED) != ConditionReason.INVALID_SPEC:
         draft.event("Warning", EventReason.INVALID_SPEC, sentence)
-    draft.condition(
-        ConditionType.FAILED, True, ConditionReason.INVALID_SPEC, f"{sentence}; fix the spec with kubectl apply"
-    )
+    if draft.holds(ConditionType.FAILED):  # as earlier versions of the operator reported an invalid spec
+        draft.reset(ConditionType.FAILED)
+    draft.invalid_spec = f"{sentence}; fix the spec with kubectl apply"
     return Desired()

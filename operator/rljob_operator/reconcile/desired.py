@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.status import RLJobStatus
+from rljob_api.step_report import ExitDecision
 from rljob_operator.event_note import EventNote
 from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.required_objects import RequiredObject
 
-__all__ = ["Desired", "EventNote", "Manifest", "PodDeletion"]
+__all__ = ["Desired", "EventNote", "Manifest", "PodDeletion", "RequiredObject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,25 @@ class Desired:
 
     finalizer: bool | None = None
     """True adds it, False removes it last of all, None leaves it."""
+    require: tuple[RequiredObject, ...] = ()
+    """Checked before objects are written."""
     apply: tuple[Manifest, ...] = ()
-    """Server-side apply, in order."""
+    """Server-side apply, in any order."""
     create: tuple[Manifest, ...] = ()
-    """Create if absent, in order; an existing object is not changed."""
+    """Create if absent, pods last; an existing object is not changed."""
+    verify: tuple[Manifest, ...] = ()
+    """Create again if it was deleted; an existing object is not changed. Done last."""
     delete_pods: tuple[PodDeletion, ...] = ()
     delete_workloads: tuple[str, ...] = ()
     """Kueue's Workloads, by name: Kueue lets go of pods that it has not admitted when their Workload is deleted."""
+    decision: ExitDecision | None = None
+    """For a controller that waits; written into its StepReport."""
     delete_job: bool = False
     """The time to live has passed."""
     status: RLJobStatus | None = None
     """The whole status; written last (before the finalizer is removed), if it differs from the observed one."""
+    is_status_delayed: bool = False
+    """A change of the status waits, because the job has written too often."""
     events: tuple[EventNote, ...] = ()
     """Recorded after the write of the status has succeeded, or if there was nothing to write."""
     requeue_after_seconds: float | None = None

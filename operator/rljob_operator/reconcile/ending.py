@@ -14,7 +14,13 @@ from rljob_operator.reconcile.memory_recovery import (
     record_failure,
     recovery_state,
 )
-from rljob_operator.reconcile.restarts import REQUESTED
+from rljob_operator.reconcile.restarts import (
+    MAX_UNCOUNTED_WITHOUT_PROGRESS,
+    REQUESTED,
+    counted_attempts,
+    uncounted_without_progress,
+)
+from rljob_operator.reconcile.resumption import HOW_TO_RESUME, failed_spec
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft, clipped
 from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, NotCounted
 from rljob_operator.reconcile.view import JobView
@@ -36,6 +42,8 @@ def conclude(end: AttemptResult, draft: StatusDraft, view: JobView) -> Desired:
             return _complete(draft, view)
         case NotCounted():
             draft.set(restarts=recovery_state(draft, view).effective_restarts)
+            if problem := _endless(end, draft, view):
+                return fail(problem, ConditionReason.NO_PROGRESS, draft, view)
             return _continue(end, ConditionReason.PODS_DISRUPTED, draft)
         case Failed() as failure:
             return _recover(end, failure, draft, view)
@@ -43,10 +51,25 @@ def conclude(end: AttemptResult, draft: StatusDraft, view: JobView) -> Desired:
 
 def fail(sentence: str, reason: ConditionReason, draft: StatusDraft, view: JobView) -> Desired:
     """The job has failed. Its pods go in the next round, in their order."""
-    draft.condition(ConditionType.FAILED, True, reason, sentence)
+    draft.condition(
+        ConditionType.FAILED, True, reason, f"{sentence}{'' if sentence.endswith('.') else '.'} {HOW_TO_RESUME}"
+    )
+    draft.set(failure=failed_spec(view))
     draft.condition(ConditionType.RECOVERING, False, ConditionReason.GIVEN_UP, "the job has failed")
     draft.event("Warning", EventReason.JOB_FAILED, f"{reason.value}: {sentence}")
     return _finished(draft, view)
+
+
+def _endless(end: AttemptResult, draft: StatusDraft, view: JobView) -> str | None:
+    """Message about attempts that would be repeated for ever, since none is counted; None if they are few."""
+    attempts = counted_attempts(draft.status)
+    count = uncounted_without_progress(attempts, reports_steps=view.own_trainer, now=view.now)
+    if count < MAX_UNCOUNTED_WITHOUT_PROGRESS:
+        return None
+    return (
+        f"{count} attempts in a row ended before a step was committed, none of them by a failure of the job; "
+        f"attempt {attempts[-1].number}: {end.message}"
+    )
 
 
 def _complete(draft: StatusDraft, view: JobView) -> Desired:

@@ -20,6 +20,7 @@ from rljob_operator.reconcile.memory_evidence import (
     pod_of,
 )
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
+from rljob_operator.reconcile.pod_failures import evicted, init_container_failed
 from rljob_operator.reconcile.restart_in_place import failed_restart_in_place, stuck_in_restarts
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, NotCounted, Verdict
@@ -46,6 +47,9 @@ _REASON_OF_CODE = {
     ExitCode.TERMINATED: AttemptReason.INTERRUPTED,
 }
 _NAMES_ITS_CAUSE = frozenset(_REASON_OF_CODE) - {ExitCode.WORKER_LOST, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+_AMBIGUOUS = frozenset({ExitCode.INVALID_MANIFEST, ExitCode.BAD_INPUT, ExitCode.INTERRUPTED, ExitCode.TERMINATED})
+"""Codes that programs use for other failures: they have RLJob's meaning for another trainer only if its termination
+message states them too. The meaning of the others of 80-85 cannot end a job."""
 _FINAL = {
     ExitCode.INVALID_MANIFEST: GiveUpReason.TRAINER_ERROR,
     ExitCode.BAD_INPUT: GiveUpReason.BAD_INPUT,
@@ -60,6 +64,8 @@ def attempt_result(view: JobView) -> AttemptResult | None:
         or _out_of_host_memory(view)
         or _reported_by_trainer(view)
         or _pending_exit(view)
+        or init_container_failed(view)
+        or evicted(view)
         or _disrupted(view)
         or stuck_in_restarts(view)
         or _stopped_or_failed(view)
@@ -106,12 +112,12 @@ def _out_of_host_memory(view: JobView) -> AttemptResult | None:
 
 def _reported_by_trainer(view: JobView) -> AttemptResult | None:
     for pod in _deciding_first(view):
-        if pod.end and (end := _with_exit_code_of_probe(pod.end, view)).exit_code in _NAMES_ITS_CAUSE:
+        if pod.end and _known_code(end := _with_exit_code_of_message(pod.end, view), view) in _NAMES_ITS_CAUSE:
             return _by_exit_code(pod, end, view)
     return None
 
 
-def _with_exit_code_of_probe(end: ContainerTermination, view: JobView) -> ContainerTermination:
+def _with_exit_code_of_message(end: ContainerTermination, view: JobView) -> ContainerTermination:
     """Another trainer has exit codes of its own: if it failed, the message of the probe names the cause."""
     if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
         return end
@@ -182,9 +188,17 @@ def _seconds_left_for_its_workers(view: JobView) -> float:
     return max(0.0, LIVE_WORKER_GRACE_SECONDS - elapsed_seconds(told_at, view.now)) if told_at else 0.0
 
 
+def _known_code(end: ContainerTermination, view: JobView) -> ExitCode:
+    """The exit code by RLJob's table; ERROR for codes that are not in it, or that mean something else."""
+    said = end.message is not None and end.message.exit_code == end.exit_code
+    if end.exit_code not in set(ExitCode) or (not view.own_trainer and not said and end.exit_code in _AMBIGUOUS):
+        return ExitCode.ERROR
+    return ExitCode(end.exit_code)
+
+
 def _by_exit_code(pod: ObservedPod, end: ContainerTermination, view: JobView) -> AttemptResult:
-    known = ExitCode(end.exit_code) if end.exit_code in set(ExitCode) else ExitCode.ERROR
-    sentence = _sentence(pod, end)
+    known = _known_code(end, view)
+    sentence = _sentence(pod, end, known)
     verdict: Verdict = Failed()
     if known in OUT_OF_MEMORY_CODES:
         verdict = _out_of_memory(known, pod, end, sentence, view)
@@ -202,11 +216,10 @@ def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerTermination, 
     return Failed(evidence=evidence, pod=whose, advice=advice)
 
 
-def _sentence(pod: ObservedPod, end: ContainerTermination) -> str:
+def _sentence(pod: ObservedPod, end: ContainerTermination, known: ExitCode) -> str:
     if end.message and end.message.message:
         return end.message.message
-    known = end.exit_code in set(ExitCode)
-    meaning = f" ({ExitCode(end.exit_code).meaning})" if known else f" ({end.reason})" if end.reason else ""
+    meaning = f" ({known.meaning})" if known == end.exit_code else f" ({end.reason})" if end.reason else ""
     text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"
     return f"pod {pod.name} exited with code {end.exit_code}{meaning}{text}"
 

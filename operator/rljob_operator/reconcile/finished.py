@@ -1,4 +1,4 @@
-"""A finished job: its GPUs are released, its controller pod is kept for its logs, and its steps may be raised."""
+"""A finished job: its GPUs are released, its controller pod is kept for its logs, and it may be resumed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.pod_deletion import next_deletions
+from rljob_operator.reconcile.resumption import failed_spec, is_answered, resume
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timeouts import seconds_to_live
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
@@ -17,6 +18,11 @@ _ENDS_WITHIN_SECONDS = 30.0
 def run_finished(view: JobView, draft: StatusDraft) -> Desired:
     if _has_more_steps(view):
         return _reopen(view, draft)
+    if is_answered(view):
+        resume(view, draft)
+        return Desired()
+    if view.holds(ConditionType.FAILED) and view.status.failure is None:  # by an earlier version of the operator
+        draft.set(failure=failed_spec(view))
     if view.status.completion_time is None:
         draft.set(completion_time=view.now)
     left = seconds_to_live(view)

@@ -25,9 +25,10 @@ def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
 def half_placed_seconds_left(view: JobView) -> float | None:
     """Seconds until the pods of a partially scheduled job are deleted; None if none or all are scheduled.
 
-    Counted from the last pod that was scheduled, or created. Not with Kueue or Volcano, or without a gang.
+    Counted from the last pod that was scheduled, or created. Not for pods that were created for Kueue or Volcano,
+    whatever the spec says by now, and not without a gang.
     """
-    if view.spec.gang == "Disabled" or gang_of(view.observed, view.spec) != "Native":
+    if view.spec.gang == "Disabled" or any(pod.in_group for pod in view.pods):
         return None
     placed = [pod for pod in view.pods if pod.node]
     if not placed or len(placed) == len(view.expected_pods):

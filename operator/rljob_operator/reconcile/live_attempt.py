@@ -28,6 +28,7 @@ from rljob_operator.reconcile.verdict import AttemptResult, Complete, NotCounted
 from rljob_operator.reconcile.view import JobView, condition_of
 
 _RETRY_REFUSED_SECONDS = 30.0
+_GARBAGE_COLLECTED_WITHIN_SECONDS = 60.0
 
 
 def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
@@ -39,7 +40,7 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     set_running_condition(view, draft)
     set_recovering_condition(view, draft)
     set_memory_pressure_condition(view, draft)
-    desired = _create_missing_pods(view, draft) if view.missing else Desired()
+    desired = _create_missing_pods(view, draft) if view.missing else _verify_objects(view)
     return replace(
         desired,
         requeue_after_seconds=soonest(
@@ -69,7 +70,7 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
         if wait := _seconds_until_retry(view, refused[0]):
             return Desired(requeue_after_seconds=wait)
     elif view.observed.left_behind:
-        draft.condition(ConditionType.SCHEDULED, False, ConditionReason.WAITING_FOR_PODS, view.observed.left_behind)
+        _set_left_behind_condition(view.observed.left_behind, view, draft)
     assert view.attempt is not None
     objects = build(view, view.attempt.number)
     if isinstance(objects, str):
@@ -81,11 +82,37 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 
 
+def _verify_objects(view: JobView) -> Desired:
+    """The objects that running pods need. A claim in use cannot be deleted."""
+    assert view.attempt is not None
+    left = view.observed.objects_check_seconds
+    if left != 0.0:
+        return Desired(requeue_after_seconds=left)
+    objects = build(view, view.attempt.number)
+    if isinstance(objects, str):
+        return Desired()
+    others = tuple(manifest for manifest in objects.create if manifest["kind"] != "PersistentVolumeClaim")
+    return Desired(verify=objects.apply + others, requeue_after_seconds=_RETRY_REFUSED_SECONDS)
+
+
 def _set_refused_condition(reason: ConditionReason, message: str, view: JobView, draft: StatusDraft) -> None:
     stored = condition_of(view.status, ConditionType.SCHEDULED)
     if reason == ConditionReason.FOREIGN_OBJECT and (stored is None or stored.reason != reason):
         draft.event("Warning", EventReason.FOREIGN_OBJECT, message)
     draft.condition(ConditionType.SCHEDULED, False, reason, message)
+
+
+def _set_left_behind_condition(message: str, view: JobView, draft: StatusDraft) -> None:
+    """Garbage collection takes seconds. After a minute, somebody has to look."""
+    assert view.attempt is not None
+    if elapsed_seconds(view.attempt.start_time, view.now) < _GARBAGE_COLLECTED_WITHIN_SECONDS:
+        draft.condition(ConditionType.SCHEDULED, False, ConditionReason.WAITING_FOR_PODS, message)
+        return
+    advice = f"{message}; delete the object with its finalizers, or rename the job"
+    stored = condition_of(view.status, ConditionType.SCHEDULED)
+    if stored is None or stored.reason != ConditionReason.OBJECT_LEFT_BEHIND:
+        draft.event("Warning", EventReason.OBJECT_LEFT_BEHIND, advice)
+    draft.condition(ConditionType.SCHEDULED, False, ConditionReason.OBJECT_LEFT_BEHIND, advice)
 
 
 def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:

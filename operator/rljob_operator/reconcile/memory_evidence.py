@@ -13,6 +13,7 @@ from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.progress import committed_steps
+from rljob_operator.reconcile.trusted_state import possible_times, with_possible_time
 from rljob_operator.reconcile.view import JobView
 
 OUT_OF_MEMORY_CODES = frozenset(
@@ -32,6 +33,7 @@ def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, sentence: str,
     The StepReport has it complete, the termination message at most 4,096 bytes of it. It comes with its diagnoses.
     """
     said = end.message.evidence if end.message else None
+    said = said and with_possible_time(said, *possible_times(view.observed, view.now))
     reported = view.report.last_evidence if view.report else None
     fresh = [words for words in (reported, said) if words is not None and _is_unanswered(words, view)]
     class_ = _CLASS_OF_CODE.get(ExitCode(end.exit_code))

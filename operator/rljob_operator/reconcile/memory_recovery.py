@@ -8,10 +8,12 @@ from __future__ import annotations
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyLevel
 from rljob_api.status import OutOfMemoryStatus
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
+from rljob_memory.recovery.growth import policy_growth
+from rljob_operator.objects.predicted_memory import limit_is_predicted
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import can_avoid
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
-from rljob_operator.reconcile.restarts import REQUESTED
+from rljob_operator.reconcile.restarts import REQUESTED, counted_attempts
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.verdict import AttemptResult, Failed
 from rljob_operator.reconcile.view import JobView
@@ -22,7 +24,7 @@ _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
 
 
 def failure_report(end: AttemptResult, failure: Failed, draft: StatusDraft, view: JobView) -> FailureReport:
-    *earlier, latest = draft.status.attempts
+    *earlier, latest = counted_attempts(draft.status)
     return FailureReport(
         message=end.message,
         attempt=latest.number,
@@ -46,20 +48,25 @@ def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
         restarts=status.restarts,
         committed_step=status.step or 0,
         first_step=draft.attempt.from_step if draft.attempt else 1,
+        first_attempt=status.resumed_from_attempt or 1,
     )
 
 
 def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
     """`pod`: whose memory ran out; None for every other failure."""
+    trainer = view.spec.trainer
     return Constraints(
         settings=view.spec.memory,
         recovery=view.spec.recovery,
         profile=view.memory_profile,
         levels=_REPLACED | {"RestartInPlace"} if can_restart_in_place(view) else _REPLACED,
-        supported_settings=None if view.spec.trainer is None else frozenset(view.spec.trainer.supported_settings),
+        supported_settings=None if trainer is None else trainer.changeable_settings,
+        without_gpus=trainer is not None and view.spec.policy.gpus_per_replica == 0,
         host_memory_limit_bytes=pod.memory_limit_bytes if pod else None,
+        host_memory_limit_is_predicted=pod is not None and limit_is_predicted(view.spec, pod.role),
         shared_memory_bytes=pod.shared_memory_bytes if pod else None,
         node=_node_to_leave(pod, view) if pod else None,
+        growth=policy_growth(view.spec, "ReplacePods"),
     )
 
 

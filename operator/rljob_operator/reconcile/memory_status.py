@@ -8,6 +8,7 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.plan_change import PlanChange
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.state import latest_answer
+from rljob_operator.objects.predicted_memory import low_memory_limit
 from rljob_operator.reconcile.memory_recovery import record_state, record_trainers_failure, recovery_state
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timing import elapsed_seconds
@@ -83,6 +84,8 @@ def set_memory_pressure_condition(view: JobView, draft: StatusDraft) -> None:
     current = view.report_of_attempt
     if current is None or current.memory_pressure is None:
         draft.reset(ConditionType.MEMORY_PRESSURE)
+        if low := low_memory_limit(view.spec):
+            draft.condition(ConditionType.MEMORY_PRESSURE, False, ConditionReason.LIMIT_BELOW_PREDICTION, low)
         return
     sentence = messages.pressure_message(current.memory_pressure)
     if not draft.held(ConditionType.MEMORY_PRESSURE):

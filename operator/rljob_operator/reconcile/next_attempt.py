@@ -11,10 +11,11 @@ from rljob_operator.reconcile.gang import placement_retry_seconds
 from rljob_operator.reconcile.placement import obstacle_to_pods
 from rljob_operator.reconcile.pod_deletion import next_deletions
 from rljob_operator.reconcile.progress import pods_by_role
-from rljob_operator.reconcile.restarts import restart_delay_seconds
+from rljob_operator.reconcile.restarts import counted_attempts, restart_delay_seconds
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timeouts import deadline_exceeded, deadline_seconds_left
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
+from rljob_operator.reconcile.trusted_state import first_attempt_number
 from rljob_operator.reconcile.view import JobView
 
 _OBSTACLE_RETRY_SECONDS = 60.0
@@ -62,7 +63,7 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
         delay = placement_retry_seconds(view.settings.placement_retry_seconds, last.placement_retries)
         reason, why = ConditionReason.PLACEMENT_TIMED_OUT, last.message or ""
     else:
-        delay = restart_delay_seconds(draft.status.attempts, view.settings.restart_delay_seconds)
+        delay = restart_delay_seconds(counted_attempts(draft.status), view.settings.restart_delay_seconds)
         reason, why = ConditionReason.WAITING_TO_RESTART, f"attempt {last.number} ended ({last.reason})"
     left = max(0.0, delay - elapsed_seconds(last.end_time, view.now))
     if left:
@@ -73,7 +74,7 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
-    plan = plan_of_next_attempt(view.spec, draft.status.plan, view.memory_profile)
+    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_profile)
     last = draft.attempt
     retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
     number = _next_number(view, draft)
@@ -88,13 +89,13 @@ def _begin(view: JobView, draft: StatusDraft) -> None:
             placement_retries=last.placement_retries + 1 if last and retried else 0,
         )
     )
-    draft.set(pods=pods_by_role(view), plan=plan, start_time=draft.status.start_time or view.now, completion_time=None)
+    start = draft.status.start_time or (
+        None if view.spec.queue_name else view.now
+    )  # set once the queue has admitted it
+    draft.set(pods=pods_by_role(view), plan=plan, start_time=start, completion_time=None)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.reset(type_)
 
 
 def _next_number(view: JobView, draft: StatusDraft) -> int:
-    if draft.attempt is not None:
-        return draft.attempt.number + 1
-    reported = view.report.attempt if view.report else None
-    return (reported or 0) + 1
+    return first_attempt_number(view.observed) if draft.attempt is None else draft.attempt.number + 1

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rljob_api.job import RLJob
 from rljob_api.status import RLJobStatus, Role
-from rljob_api.step_report import StepReport
+from rljob_api.step_report import StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
@@ -26,6 +26,24 @@ class ContainerTermination:
     """Message of the trainer in /dev/termination-log; None if there is none, or if it cannot be parsed."""
     text: str = ""
     """The raw termination message, if it is not the trainer's JSON; at most 1,024 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFailure:
+    """Failure of a container other than `rljob`."""
+
+    name: str
+    exit_code: int
+    reason: str
+    """Reason of the kubelet: Error, OOMKilled, StartError, …"""
+    text: str
+    """Its termination message; at most 1,024 characters."""
+
+    def message(self, kind: str, pod: str) -> str:
+        """Message about the failure. `kind`: init container, or container."""
+        why = f" ({self.reason})" if self.reason not in ("", "Error") else ""
+        more = f": {self.text}" if self.text else f"; kubectl logs {pod} -c {self.name} has more"
+        return f"{kind} {self.name} of pod {pod} exited with code {self.exit_code}{why}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +69,24 @@ class ObservedPod:
     """Grace period of its deletion; None if it is not being deleted."""
     gated: bool = False
     """A scheduling gate holds it, such as Kueue's."""
+    in_group: bool = False
+    """It was created in a group of Kueue or Volcano."""
     unschedulable: str | None = None
     """Message of the scheduler (condition PodScheduled) if it finds no node."""
     waiting: str | None = None
     """Why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
-    CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing."""
+    CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing. The message names a container
+    other than `rljob`."""
     end: ContainerTermination | None = None
+    failed_init_container: ContainerFailure | None = None
+    """Init container that failed and is not restarted."""
+    failed_sidecar: ContainerFailure | None = None
+    """Container beside `rljob` that failed and is not restarted."""
+    evicted: str | None = None
+    """Message of the kubelet if it evicted the pod for exceeding a limit of its own, such as that of a volume."""
     disruption: str | None = None
     """Reason of the condition DisruptionTarget (PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager,
-    TerminationByKubelet, …), or Evicted, NodeLost, NodeShutdown from the pod's own reason."""
+    TerminationByKubelet, …), or NodeLost, NodeShutdown from the pod's own reason."""
     restart_count: int = 0
     memory_limit_bytes: int | None = None
     """Host memory limit of the container `rljob`; None: it has none."""
@@ -108,7 +135,8 @@ class Observed:
     deleting: bool
     has_finalizer: bool
     pods: tuple[ObservedPod, ...]
-    step_report: StepReport | None
+    step_report: StepReportStatus | None
+    """Content of the job's own StepReport; None if there is none, or `step_report_problem` tells why not."""
     nodes: tuple[ObservedNode, ...]
     problem: str | None = None
     stored_status: RLJobStatus | None = None
@@ -120,10 +148,16 @@ class Observed:
     namespace_terminating: bool = False
     refused: str | None = None
     """Message of the API server about an object that it refused (403, 404, 422), until a write for the job succeeds."""
+    missing_object: str | None = None
+    """Message about an object that the job names and that does not exist, until a write for the job succeeds."""
     foreign_object: str | None = None
     """Message about an object that is not the job's and has a name that the job needs."""
     left_behind: str | None = None
     """Message about an object of a deleted job of the same name, which is about to be removed."""
+    status_wait_seconds: float = 0.0
+    """Seconds until a write of the status that only reports may be made; 0: now."""
+    objects_check_seconds: float | None = None
+    """Seconds until the objects beside the pods are looked up, in case somebody has deleted one; 0: now."""
     volcano_installed: bool = False
     kueue_installed: bool = False
     fresh_token: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rljob_api.conditions import ConditionReason
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import ControllerPlacement
+from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.observed import Observed, ObservedNode
 from rljob_operator.reconcile.view import JobView
 
@@ -63,6 +64,8 @@ def refusal(view: JobView) -> Obstacle | None:
         return ConditionReason.FOREIGN_POD, sentence
     if view.observed.foreign_object:
         return ConditionReason.FOREIGN_OBJECT, view.observed.foreign_object
+    if view.observed.missing_object:
+        return ConditionReason.MISSING_OBJECT, view.observed.missing_object
     if view.observed.refused:
         return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
     return None
@@ -79,12 +82,23 @@ def unplaceable(view: JobView) -> str | None:
     if not waiting:
         return None
     if any(pod.role != "controller" for pod in waiting) and (lacking := _lacking_gpus(view)):
-        return lacking
+        return f"{lacking}{growth_note(view)}"
     pod = waiting[0]
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     excluded = view.status.plan.excluded_nodes if view.status.plan else []
     kept_off = f"; the memory plan excludes {', '.join(excluded)}: add another node" if excluded else ""
-    return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}"
+    return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}{growth_note(view)}"
+
+
+def growth_note(view: JobView) -> str:
+    """The reason why a job that waits asks for more GPUs than its manifest; empty if it does not."""
+    if view.status.plan is None or view.status.plan.policy_gpus is None:
+        return ""
+    before = PodLayout.of(view.job.spec).policy_ranks
+    return (
+        f"; the policy has grown from {before} to {view.layout.policy_ranks} GPUs, since its memory ran out "
+        "(recovery.maxGpus): to return to its former size, suspend the job, remove maxGpus and resume it"
+    )
 
 
 def _lacking_gpus(view: JobView) -> str | None:

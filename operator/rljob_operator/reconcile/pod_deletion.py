@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rljob_operator.names import kueue_group_name
 from rljob_operator.reconcile.desired import Desired, PodDeletion
 from rljob_operator.reconcile.observed import Observed, ObservedPod
+from rljob_operator.settings import OperatorSettings
 
 WITHOUT_WORKERS_SECONDS = 20
 """Grace period of a controller that has lost a worker: it cannot commit, and may need minutes to notice."""
@@ -38,9 +39,18 @@ def _has_longer(pod: ObservedPod, seconds: int | None) -> bool:
     return seconds is not None and (pod.deletion_grace_seconds or 0) > seconds
 
 
-def finish_deletion(observed: Observed) -> Desired:
+def uses_finalizer(settings: OperatorSettings) -> bool:
+    """Jobs have the finalizer unless namespaces are listed.
+
+    A listed namespace that is deleted takes the operator's Role in it along, in any order: the finalizers of its jobs
+    could then never be removed, and would keep the namespace.
+    """
+    return not settings.namespaces
+
+
+def finish_deletion(observed: Observed, settings: OperatorSettings) -> Desired:
     """Delete the pods of a job that is being deleted, and then remove the finalizer."""
-    if observed.pods:
+    if observed.pods and uses_finalizer(settings):
         return Desired(delete_pods=next_deletions(observed.pods))
     return Desired(finalizer=False) if observed.has_finalizer else Desired()
 
@@ -51,7 +61,10 @@ def workloads_to_delete(observed: Observed) -> tuple[str, ...]:
     Kueue keeps a finalizer on the pods of a group until the group has finished or the Workload is deleted:
     https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_pods/
     """
-    if not observed.kueue_installed:
-        return ()
-    attempts = {pod.attempt for pod in observed.pods if pod.deleting and pod.gated}
-    return tuple(kueue_group_name(observed.name, attempt) for attempt in sorted(attempts))
+    return waiting_workloads(observed.name, observed.pods) if observed.kueue_installed else ()
+
+
+def waiting_workloads(job: str, pods: Iterable[ObservedPod]) -> tuple[str, ...]:
+    """Names of the Workloads of those of `pods` that are being deleted while they wait for admission."""
+    attempts = {pod.attempt for pod in pods if pod.deleting and pod.gated}
+    return tuple(kueue_group_name(job, attempt) for attempt in sorted(attempts))

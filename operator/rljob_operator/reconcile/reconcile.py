@@ -14,18 +14,21 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.reconcile.creation import report_invalid_spec
 from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.exit_decision import exit_decision
 from rljob_operator.reconcile.finished import run_finished
 from rljob_operator.reconcile.live_attempt import run_attempt, stop_attempt
 from rljob_operator.reconcile.memory_status import record_plan
 from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.reconcile.pod_deletion import finish_deletion, workloads_to_delete
+from rljob_operator.reconcile.pod_deletion import finish_deletion, uses_finalizer, workloads_to_delete
 from rljob_operator.reconcile.progress import record_progress
+from rljob_operator.reconcile.status_bounds import bounded
 from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.status_write import display, wait_before_write
+from rljob_operator.reconcile.status_write import display, due_write
+from rljob_operator.reconcile.summary import summarize
 from rljob_operator.reconcile.timing import soonest
 from rljob_operator.reconcile.view import Stage, build_view
 from rljob_operator.settings import OperatorSettings
@@ -39,7 +42,7 @@ def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> 
 
 def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
-        return finish_deletion(observed)
+        return finish_deletion(observed, settings)
     if observed.job is None:
         draft = StatusDraft(observed.status, observed.generation, now)
         return _written(report_invalid_spec(observed, draft), draft, observed, settings, now)
@@ -48,7 +51,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
     draft = StatusDraft(view.status, observed.generation, now)
     record_progress(view, draft)
     record_plan(view, draft)
-    if view.stage is not Stage.FINISHED:
+    if view.stage is not Stage.FINISHED and draft.reason(ConditionType.FAILED) != ConditionReason.RESUMED:
         draft.reset(ConditionType.FAILED)  # an invalid spec may have been fixed
     match view.stage:
         case Stage.BETWEEN_ATTEMPTS:
@@ -59,19 +62,25 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
             desired = stop_attempt(view, draft)
         case Stage.FINISHED:
             desired = run_finished(view, draft)
-    return _written(desired, draft, observed, settings, now)
+    return _written(replace(desired, decision=exit_decision(view)), draft, observed, settings, now)
 
 
 def _written(
     desired: Desired, draft: StatusDraft, observed: Observed, settings: OperatorSettings, now: datetime
 ) -> Desired:
     """Add the drafted status, if it is due for a write, and the finalizer to `desired`."""
+    summarize(draft)
+    if observed.job is not None:
+        draft.observe_generation()
     draft.set(display=display(draft.status))
-    wait = wait_before_write(observed.status, draft.status, settings.status_interval_seconds, now)
+    status, interval = bounded(draft.status), settings.status_interval_seconds
+    write = due_write(observed.status, status, interval, observed.status_wait_seconds, now)
     return replace(
         desired,
-        finalizer=None if observed.has_finalizer else True,
-        status=draft.status.model_copy(update={"update_time": now}) if wait == 0.0 else None,
-        events=desired.events + tuple(draft.events),
-        requeue_after_seconds=soonest(desired.requeue_after_seconds, wait or None),
+        finalizer=None if observed.has_finalizer == uses_finalizer(settings) else uses_finalizer(settings),
+        status=status.model_copy(update={"update_time": now}) if write.wait_seconds == 0.0 else None,
+        is_status_delayed=write.is_delayed,
+        # Events of a change come with its write: until then, each reconcile drafts them again.
+        events=desired.events if write.is_delayed else desired.events + tuple(draft.events),
+        requeue_after_seconds=soonest(desired.requeue_after_seconds, write.wait_seconds or None),
     )

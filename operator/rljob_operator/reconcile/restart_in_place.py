@@ -1,4 +1,4 @@
-"""A new attempt in the same pods: their containers are restarted with its environment, and keep node and GPUs.
+"""A new attempt in the same pods: their containers are restarted with its settings, and keep node and GPUs.
 
 A controller that cannot continue reports that in its StepReport and waits. The operator writes the changed plan, then
 the ConfigMap, then the record of the next attempt. The controller sees the record, and all containers end with the exit
@@ -17,7 +17,7 @@ from rljob_operator.reconcile.creation import build
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.progress import pods_by_role
-from rljob_operator.reconcile.restarts import restart_delay_seconds
+from rljob_operator.reconcile.restarts import counted_attempts, restart_delay_seconds
 from rljob_operator.reconcile.status_draft import StatusDraft
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptResult, Failed, NotCounted
@@ -36,7 +36,7 @@ def can_restart_in_place(view: JobView) -> bool:
     """The controller waits for the next attempt, and all pods exist and have a restart rule."""
     whole = not view.missing and not view.leftovers and not view.not_restarted
     fit = all(pod.restarts_in_place and not (pod.ended or pod.deleting or pod.disruption) for pod in view.pods)
-    # If the ConfigMap is refused, the containers would find the old environment.
+    # If the ConfigMap is refused, the containers would wait for the settings of the attempt in vain.
     writable = view.observed.refused is None
     return view.pending_exit is not None and whole and fit and writable and not view.spec.suspend
 
@@ -48,7 +48,7 @@ def begin_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     if (
         not can_restart_in_place(view)
         or _needs_new_pods(view)
-        or plan_of_next_attempt(view.spec, plan, view.memory_profile) != plan
+        or plan_of_next_attempt(view.job.spec, plan, view.memory_profile) != plan
     ):
         return None
     objects = build(view, view.attempt.number + 1)
@@ -94,7 +94,7 @@ def _needs_new_pods(view: JobView) -> bool:
     change = view.status.plan_changes[-1] if view.attempt.remedy else None
     if change is not None:
         return change.level == "ReplacePods"
-    delay_seconds = restart_delay_seconds(view.status.attempts, view.settings.restart_delay_seconds)
+    delay_seconds = restart_delay_seconds(counted_attempts(view.status), view.settings.restart_delay_seconds)
     return view.attempt.reason not in _SOLVED_BY_NEW_PROCESSES or delay_seconds > 0
 
 
@@ -105,7 +105,7 @@ def _same_pods(objects: JobObjects, view: JobView) -> bool:
 
 
 MAX_RESTARTS_IN_PLACE = 30
-"""Maximum for one pod in one attempt. A restart takes at least 2 s, and nodes see a changed ConfigMap in a minute."""
+"""Maximum for one pod in one attempt. RLJob requests one restart; the kubelet has no back-off for more."""
 
 
 def stuck_in_restarts(view: JobView) -> AttemptResult | None:
@@ -114,9 +114,8 @@ def stuck_in_restarts(view: JobView) -> AttemptResult | None:
         restarts = _restarts_in_this_attempt(pod, view)
         if pod.restarts_in_place and restarts > MAX_RESTARTS_IN_PLACE:
             sentence = (
-                f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: its node "
-                "does not receive the attempt's ConfigMap, or a container of the template requests restarts; "
-                f"kubectl logs {pod.name} --all-containers shows which"
+                f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: a "
+                f"container of the template requests restarts; kubectl logs {pod.name} --all-containers shows which"
             )
             return AttemptResult(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
     return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from rljob_api.conditions import AttemptReason
-from rljob_api.status import AttemptStatus
+from rljob_api.status import AttemptStatus, RLJobStatus
+from rljob_operator.reconcile.timing import elapsed_seconds
 
 LONGEST_DELAY_SECONDS = 300.0
 
@@ -19,6 +21,18 @@ REQUESTED = frozenset(
     }
 )
 """Ends that are no failures: nothing has to recover from them."""
+
+MAX_UNCOUNTED_WITHOUT_PROGRESS = 20
+"""More attempts in a row that the cluster ended before they committed a step are a loop."""
+_UNCOUNTED = frozenset({AttemptReason.PODS_DISRUPTED, AttemptReason.INTERRUPTED, AttemptReason.NOT_RESTARTED_IN_PLACE})
+_PROGRESS_WITHOUT_STEPS_SECONDS = 3600.0
+"""Another trainer reports no steps: an attempt that lasted this long counts as progress."""
+
+
+def counted_attempts(status: RLJobStatus) -> list[AttemptStatus]:
+    """The attempts since the job was last resumed from a failure; oldest first."""
+    first = status.resumed_from_attempt or 1
+    return [attempt for attempt in status.attempts if attempt.number >= first]
 
 
 def restart_delay_seconds(attempts: Sequence[AttemptStatus], first_delay_seconds: float) -> float:
@@ -35,6 +49,18 @@ def restart_delay_seconds(attempts: Sequence[AttemptStatus], first_delay_seconds
     if without_progress == 0:
         return 0.0
     return min(first_delay_seconds * 2.0 ** (without_progress - 1), LONGEST_DELAY_SECONDS)
+
+
+def uncounted_without_progress(attempts: Sequence[AttemptStatus], *, reports_steps: bool, now: datetime) -> int:
+    """Number of the latest attempts that ended without progress, and without being counted as a restart."""
+    count = 0
+    for attempt in reversed(attempts):
+        lasted_seconds = elapsed_seconds(attempt.start_time, attempt.end_time or now)
+        progress = committed_by(attempt) > 0 if reports_steps else lasted_seconds >= _PROGRESS_WITHOUT_STEPS_SECONDS
+        if progress or attempt.reason == AttemptReason.SUSPEND_REQUESTED:
+            break
+        count += attempt.reason in _UNCOUNTED
+    return count
 
 
 def committed_by(attempt: AttemptStatus) -> int:

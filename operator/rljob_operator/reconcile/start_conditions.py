@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC
 
 from rljob_api.conditions import ConditionReason, ConditionType
-from rljob_api.step_report import StepReport
-from rljob_operator.reconcile.placement import unplaceable
+from rljob_api.step_report import StepReportStatus
+from rljob_operator.reconcile.placement import growth_note, unplaceable
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timeouts import start_problem
 from rljob_operator.reconcile.timing import elapsed_seconds
@@ -33,7 +33,7 @@ def set_running_condition(view: JobView, draft: StatusDraft) -> None:
     elif problem := start_problem(view):
         draft.condition(ConditionType.RUNNING, False, ConditionReason.POD_CANNOT_START, problem)
     else:
-        draft.condition(ConditionType.RUNNING, False, ConditionReason.STARTING, "the pods have not started")
+        draft.condition(ConditionType.RUNNING, False, ConditionReason.STARTING, _why_not_ready(view))
 
 
 def settling_seconds_left(view: JobView) -> float | None:
@@ -54,7 +54,7 @@ def _all_placed(view: JobView) -> bool:
 def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
     if any(pod.gated for pod in view.pods):
         queue = f" {view.spec.queue_name}" if view.spec.queue_name else ""
-        return ConditionReason.WAITING_FOR_QUEUE, f"the pods wait for admission by the queue{queue}"
+        return ConditionReason.WAITING_FOR_QUEUE, f"the pods wait for admission by the queue{queue}{growth_note(view)}"
     if (sentence := unplaceable(view)) is not None:
         return ConditionReason.UNSCHEDULABLE, sentence
     placed = sum(1 for pod in view.pods if pod.node)
@@ -64,6 +64,7 @@ def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
 
 
 def _set_scheduled(view: JobView, draft: StatusDraft) -> None:
+    draft.set(start_time=draft.status.start_time or view.now)
     gpu_nodes = {node.name: node.gpus for node in view.observed.nodes if node.gpus}
     controller = view.controller
     if controller is None or controller.node not in gpu_nodes:
@@ -80,12 +81,20 @@ def _set_scheduled(view: JobView, draft: StatusDraft) -> None:
 # --- Running ---
 
 
+def _why_not_ready(view: JobView) -> str:
+    for pod in view.pods:
+        if pod.failed_sidecar and not pod.ready:
+            return f"not all pods are ready: {pod.failed_sidecar.message('container', pod.name)}"
+    return "the pods have not started"
+
+
 def _set_started(view: JobView, draft: StatusDraft) -> None:
     assert view.attempt is not None
     number, step = view.attempt.number, view.attempt.from_step
     if draft.holds(ConditionType.RECOVERING):
         draft.condition(ConditionType.RECOVERING, False, ConditionReason.RECOVERED, f"attempt {number} runs")
-    draft.event("Normal", EventReason.ATTEMPT_STARTED, f"attempt {number} runs from step {step}")
+    if number > 1:  # of the first one, the condition Running is enough
+        draft.event("Normal", EventReason.ATTEMPT_STARTED, f"attempt {number} runs from step {step}")
     _set_running(view, draft)
 
 
@@ -145,5 +154,5 @@ def _seconds_left(view: JobView) -> float | None:
     return max(0.0, allowed - elapsed_seconds(report.update_time, view.now))
 
 
-def _seconds_of_last_step(report: StepReport) -> float | None:
+def _seconds_of_last_step(report: StepReportStatus) -> float | None:
     return None if report.seconds is None else sum(report.seconds.model_dump().values())

@@ -20,6 +20,8 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.RECOVERING: (ConditionReason.NO_FAILURE, "nothing has failed"),
     ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
     ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),
+    ConditionType.READY: (ConditionReason.PENDING, "the pods are being created"),
+    ConditionType.STALLED: (ConditionReason.NOT_STALLED, "no change by a person is needed"),
 }
 
 
@@ -29,6 +31,8 @@ class StatusDraft:
     def __init__(self, stored: RLJobStatus, generation: int, now: datetime) -> None:
         self.status = stored
         self.events: list[EventNote] = []
+        self.invalid_spec: str | None = None
+        """Error in the present spec, which no attempt can use."""
         self._generation = generation
         self._now = now
         self._stored = {condition.type: condition for condition in stored.conditions}
@@ -44,7 +48,7 @@ class StatusDraft:
 
     # --- conditions ---
 
-    def condition(self, type_: ConditionType, holds: bool, reason: ConditionReason, message: str) -> None:
+    def condition(self, type_: ConditionType, holds: bool, reason: str, message: str) -> None:
         """Set a condition. Its transition time changes only if its status differs from the stored one."""
         status: Literal["True", "False"] = "True" if holds else "False"
         stored = self._stored.get(type_)
@@ -52,7 +56,7 @@ class StatusDraft:
         drafted = Condition(
             type=type_.value,
             status=status,
-            reason=reason.value,
+            reason=str(reason),
             message=clipped(message, _LONGEST_MESSAGE),
             last_transition_time=stored.last_transition_time if stored and same_status else self._now,
             observed_generation=self._generation,
@@ -74,6 +78,15 @@ class StatusDraft:
 
     def reason(self, type_: ConditionType) -> str:
         return self._conditions[type_].reason
+
+    def message(self, type_: ConditionType) -> str:
+        return self._conditions[type_].message
+
+    def observe_generation(self) -> None:
+        """Record that every condition takes the present spec into account, which `kubectl wait` checks."""
+        for type_, condition in self._conditions.items():
+            self._conditions[type_] = condition.model_copy(update={"observed_generation": self._generation})
+        self._keep_conditions()
 
     def _keep_conditions(self) -> None:
         self.set(conditions=[self._conditions[type_] for type_ in ConditionType if type_ in self._conditions])
@@ -112,6 +125,7 @@ class EventReason(StrEnum):
     JOB_COMPLETED = "JobCompleted"
     JOB_FAILED = "JobFailed"
     MEMORY_PRESSURE = "MemoryPressure"
+    OBJECT_LEFT_BEHIND = "ObjectLeftBehind"
     OUT_OF_MEMORY = "OutOfMemory"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"
     PLAN_CHANGED = "PlanChanged"

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from rljob_api.conditions import ConditionType
-from rljob_api.status import RLJobStatus, StatusDisplay
+from rljob_api.status import RemedyStatus, RLJobStatus, StatusDisplay
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.view import condition_of
 
 
-def wait_before_write(
-    stored: RLJobStatus, drafted: RLJobStatus, interval_seconds: float, now: datetime
-) -> float | None:
-    """Seconds to wait with the write of `drafted`; None if there is nothing to write.
+@dataclass(frozen=True, slots=True)
+class StatusWrite:
+    """When a drafted status is written."""
 
-    What a decision rests on, or a person waits for, is written at once. Progress and the wording of messages wait until
-    `interval_seconds` have passed since the last write.
+    wait_seconds: float | None
+    """0: now. None: there is nothing to write."""
+    is_delayed: bool = False
+    """A change that is worth an immediate write waits, because the job has written too often."""
+
+
+def due_write(
+    stored: RLJobStatus, drafted: RLJobStatus, interval_seconds: float, budget_seconds: float, now: datetime
+) -> StatusWrite:
+    """When `drafted` is written over `stored`.
+
+    The basis of a decision is written at once. A change that a person waits for waits `budget_seconds`, which is 0
+    unless the job has written too often. Progress and the wording of messages also wait until `interval_seconds` have
+    passed since the last write.
     """
     if _without_time(stored) == _without_time(drafted):
-        return None
-    if stored.update_time is None or _essence(stored) != _essence(drafted):
-        return 0.0
-    return max(0.0, interval_seconds - elapsed_seconds(stored.update_time, now))
+        return StatusWrite(None)
+    if stored.update_time is None:
+        return StatusWrite(0.0)
+    before, after = _essence(stored), _essence(drafted)
+    if before == after:
+        return StatusWrite(max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)))
+    if _basis(before) != _basis(after):
+        return StatusWrite(0.0)
+    return StatusWrite(budget_seconds, is_delayed=budget_seconds > 0)
 
 
 def _without_time(status: RLJobStatus) -> RLJobStatus:
@@ -41,33 +58,41 @@ def _essence(status: RLJobStatus) -> RLJobStatus:
     return _without_time(status).model_copy(update=progress | wording)
 
 
-_PHASES = {
-    ConditionType.COMPLETE: "Complete",
-    ConditionType.FAILED: "Failed",
-    ConditionType.SUSPENDED: "Suspended",
-    ConditionType.RECOVERING: "Recovering",
-    ConditionType.RUNNING: "Running",
-}
-"""The phase is that of the first condition that holds."""
+_REPORTING = (ConditionType.MEMORY_PRESSURE, ConditionType.RECOVERING, ConditionType.READY, ConditionType.STALLED)
+"""Conditions that no decision rests on."""
+
+
+def _basis(essence: RLJobStatus) -> RLJobStatus:
+    """The part of an essence that decisions rest on: not what the trainer alone reports, which is merged again in each
+    reconcile."""
+    conditions = [
+        condition.model_copy(update={"reason": ""}) if condition.type == ConditionType.RUNNING else condition
+        for condition in essence.conditions
+        if condition.type not in _REPORTING
+    ]
+    attempts = [
+        attempt.model_copy(update={"diagnosis": None, "remedy": attempt.remedy and _ANY_REMEDY})
+        for attempt in essence.attempts
+    ]
+    reported: dict[str, Any] = {"plan_changes": [], "adjustments": 0, "last_out_of_memory": None}
+    return essence.model_copy(
+        update={"conditions": conditions, "attempts": attempts, "observed_generation": None} | reported
+    )
+
+
+_ANY_REMEDY = RemedyStatus(setting="", before="", after="")
 
 
 def display(status: RLJobStatus) -> StatusDisplay:
     memory = status.memory
+    ready = condition_of(status, ConditionType.READY)
     return StatusDisplay(
-        phase=phase(status),
+        phase=ready.reason if ready else "",
         step=f"{status.step or 0}/{status.steps}" if status.steps else "",
         reward="" if status.reward is None else f"{status.reward:.4g}",
         peak=_gibibytes(memory.peak_reserved_bytes) if memory else "",
         headroom=_gibibytes(memory.headroom_bytes) if memory else "",
     )
-
-
-def phase(status: RLJobStatus) -> str:
-    for type_, name in _PHASES.items():
-        condition = condition_of(status, type_)
-        if condition is not None and condition.status == "True":
-            return name
-    return "Pending"
 
 
 def _gibibytes(count: int) -> str:

@@ -19,7 +19,7 @@ def deadline_seconds_left(view: JobView) -> float | None:
     allowed, begun = view.spec.active_deadline_seconds, view.status.start_time
     if allowed is None or begun is None or view.holds(ConditionType.SUSPENDED):
         return None
-    for type_ in (ConditionType.SUSPENDED, ConditionType.COMPLETE):
+    for type_ in (ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED):
         condition = condition_of(view.status, type_)
         if condition is not None and condition.status == "False":
             begun = max(begun, condition.last_transition_time)
@@ -54,14 +54,23 @@ def start_problem(view: JobView) -> str | None:
 
 
 def cannot_start(view: JobView) -> AttemptResult | None:
-    """Result of an attempt whose pods did not start in time."""
+    """Result of an attempt whose pods did not start in time.
+
+    Another attempt follows if the job has run before: its pods could start, so a registry or a storage is away.
+    """
     for pod in view.pods:
         never = pod.waiting is not None and pod.waiting.startswith(_PERMANENT)
         if never or _seconds_left(pod, view) == 0.0:
-            return AttemptResult(
-                AttemptReason.POD_CANNOT_START, _sentence(pod, view), Failed(GiveUpReason.POD_CANNOT_START)
-            )
+            final = None if _has_run(view) and not never else GiveUpReason.POD_CANNOT_START
+            return AttemptResult(AttemptReason.POD_CANNOT_START, _sentence(pod, view), Failed(final))
     return None
+
+
+def _has_run(view: JobView) -> bool:
+    """The job has committed a step; or, since another trainer reports none, a container of it ended."""
+    if view.own_trainer:
+        return (view.status.step or 0) > 0
+    return any(attempt.exit_code is not None for attempt in view.status.attempts[:-1])
 
 
 def start_seconds_left(view: JobView) -> float | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus
-from rljob_api.step_report import StepReport
+from rljob_api.step_report import Evidence, StepReportStatus
 from rljob_operator.reconcile.observed import Observed, ObservedPod
 
 
 def trusted_status(
-    stored: RLJobStatus, pods: Sequence[ObservedPod], report: StepReport | None, now: datetime
+    stored: RLJobStatus, pods: Sequence[ObservedPod], report: StepReportStatus | None, now: datetime
 ) -> RLJobStatus:
-    """`stored` without future times, each attempt once, and the attempt of the pods as the latest."""
+    """`stored` without future times and impossible attempts, each attempt once, and that of the pods as the latest."""
     attempts = _adopt(_in_order(stored.attempts, now), stored, pods, report, now)
     return stored.model_copy(
         update={
@@ -25,7 +25,8 @@ def trusted_status(
 
 
 def _in_order(attempts: Sequence[AttemptStatus], now: datetime) -> list[AttemptStatus]:
-    by_number = {attempt.number: attempt for attempt in attempts}
+    # Pods of an attempt beyond that would not be recognized.
+    by_number = {attempt.number: attempt for attempt in attempts if attempt.number < LARGEST_NUMBER}
     return [
         attempt.model_copy(
             update={"start_time": _past(attempt.start_time, now), "end_time": _past(attempt.end_time, now)}
@@ -38,7 +39,7 @@ def _adopt(
     attempts: list[AttemptStatus],
     stored: RLJobStatus,
     pods: Sequence[ObservedPod],
-    report: StepReport | None,
+    report: StepReportStatus | None,
     now: datetime,
 ) -> list[AttemptStatus]:
     """Add a record for an attempt that has pods and whose record was lost."""
@@ -68,22 +69,68 @@ def _past(time: datetime | None, now: datetime) -> datetime | None:
     return min(time if time.tzinfo else time.replace(tzinfo=UTC), now)
 
 
-_LARGEST_ATTEMPT = 1_000_000
+LARGEST_NUMBER = 1_000_000
+"""Of an attempt or a generation: the operator counts on from a reported one."""
+
+_CLOCKS_DIFFER_BY = timedelta(hours=1)
 
 
-def usable_report(observed: Observed, steps: int) -> tuple[StepReport | None, str | None]:
-    """The report, or None and the error in it. An empty report has no error."""
+def possible_times(observed: Observed, now: datetime) -> tuple[datetime, datetime]:
+    """Earliest and latest time that the job's pods can report."""
+    return observed.created_at - _CLOCKS_DIFFER_BY, now + _CLOCKS_DIFFER_BY
+
+
+def usable_report(observed: Observed, steps: int, now: datetime) -> tuple[StepReportStatus | None, str | None]:
+    """The report, or None and the error in it. An empty report has no error, and neither has one from before the first
+    attempt that is known."""
     report = observed.step_report
     if observed.step_report_problem:
         return None, f"cannot parse the StepReport: {observed.step_report_problem}"
     if report is None or report.attempt is None:
         return None, None
+    latest = _latest_attempt(observed)
+    if latest == 0:
+        return None, None
     wanted = max(steps, observed.status.steps or 0, observed.status.step or 0)
     if (report.step or 0) > wanted:
         return None, f"the StepReport has step {report.step}, but the job has {wanted} steps"
-    latest = max(
-        *(attempt.number for attempt in observed.status.attempts), *(pod.attempt for pod in observed.pods), 0, 0
-    )
-    if report.attempt > (latest or _LARGEST_ATTEMPT):
+    if report.attempt > latest:
         return None, f"the StepReport has attempt {report.attempt}, but the latest is {latest}"
-    return report, None
+    if report.plan is not None and report.plan.generation > LARGEST_NUMBER:
+        return None, f"the StepReport has plan generation {report.plan.generation}; at most {LARGEST_NUMBER} is valid"
+    return _with_possible_times(report, *possible_times(observed, now)), None
+
+
+def first_attempt_number(observed: Observed) -> int:
+    """Number of the attempt after those that only the StepReport knows of, because the status was lost."""
+    reported = observed.step_report.attempt if observed.step_report else None
+    return reported + 1 if reported is not None and reported < LARGEST_NUMBER else 1
+
+
+def _latest_attempt(observed: Observed) -> int:
+    """0 if there is neither a record of an attempt nor a pod."""
+    recorded = [attempt.number for attempt in observed.status.attempts]
+    return max([*recorded, *(pod.attempt for pod in observed.pods)], default=0)
+
+
+def _with_possible_times(report: StepReportStatus, earliest: datetime, latest: datetime) -> StepReportStatus:
+    """The report with its times between `earliest` and `latest`."""
+    return report.model_copy(
+        update={
+            "update_time": report.update_time and clipped_time(report.update_time, earliest, latest),
+            "last_evidence": report.last_evidence and with_possible_time(report.last_evidence, earliest, latest),
+            "plan_changes": [
+                change.model_copy(update={"time": clipped_time(change.time, earliest, latest)})
+                for change in report.plan_changes
+            ],
+        }
+    )
+
+
+def with_possible_time(evidence: Evidence, earliest: datetime, latest: datetime) -> Evidence:
+    return evidence.model_copy(update={"time": clipped_time(evidence.time, earliest, latest)})
+
+
+def clipped_time(time: datetime, earliest: datetime, latest: datetime) -> datetime:
+    """`time`, or the nearer of the bounds. A time that is not clipped can be converted to any time zone."""
+    return max(earliest, min(time, latest))

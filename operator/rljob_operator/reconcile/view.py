@@ -7,10 +7,11 @@ from datetime import datetime
 from enum import Enum, auto
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.grown_job import grown_spec
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
-from rljob_api.step_report import PendingExit, StepReport
+from rljob_api.step_report import PendingExit, StepReportStatus
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.observed import Observed, ObservedPod
 from rljob_operator.reconcile.trusted_state import trusted_status, usable_report
@@ -50,7 +51,7 @@ class JobView:
     """Name and role of every pod of an attempt."""
     missing: list[str]
     """Names of missing pods of the latest attempt."""
-    report: StepReport | None
+    report: StepReportStatus | None
     """Report of the trainer, if it is usable."""
     report_problem: str | None
     """Reason why the StepReport is not usable."""
@@ -59,7 +60,8 @@ class JobView:
 
     @property
     def spec(self) -> RLJobSpec:
-        return self.job.spec
+        """The job's, with the policy's size in the memory plan: from it, pods and ranks follow."""
+        return grown_spec(self.job.spec, self.status.plan)
 
     @property
     def layout(self) -> PodLayout:
@@ -81,7 +83,7 @@ class JobView:
         return next((pod for pod in self.pods if pod.role == "controller"), None)
 
     @property
-    def report_of_attempt(self) -> StepReport | None:
+    def report_of_attempt(self) -> StepReportStatus | None:
         """Report of the latest attempt itself."""
         number = self.attempt.number if self.attempt else None
         return self.report if self.report and self.report.attempt == number else None
@@ -116,14 +118,19 @@ class JobView:
 
 
 def build_view(observed: Observed, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
-    report, problem = usable_report(observed, job.spec.algorithm.steps)
+    report, problem = usable_report(observed, job.spec.algorithm.steps, now)
     status = trusted_status(observed.status, observed.pods, report, now)
     attempt = status.attempts[-1] if status.attempts else None
     made_for = (attempt.pods_of_attempt or attempt.number) if attempt else None
     old = [pod for pod in observed.pods if pod.attempt == made_for and _is_to_restart(pod, attempt)]
-    pods = [_as_before_its_restart(pod) if pod in old else pod for pod in observed.pods if pod.attempt == made_for]
+    restarting = {pod.uid for pod in old}
+    pods = [
+        _as_before_its_restart(pod) if pod.uid in restarting else pod
+        for pod in observed.pods
+        if pod.attempt == made_for
+    ]
     names = {pod.name for pod in pods}
-    expected = PodLayout.of(job.spec).pods(observed.name)
+    expected = PodLayout.of(grown_spec(job.spec, status.plan)).pods(observed.name)
     return JobView(
         observed=observed,
         job=job,

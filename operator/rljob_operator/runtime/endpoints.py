@@ -30,6 +30,9 @@ class Watched(Protocol):
         """Time since the last message from the API server."""
 
 
+_OUTAGE_FACTOR = 10.0
+
+
 class Health:
     """State behind the probes. A standby replica has no watches, and is healthy."""
 
@@ -50,14 +53,31 @@ class Health:
             WATCH_AGE_SECONDS.labels(watched.resource.plural).set_function(partial(self._age, watched.resource))
 
     def problem(self) -> str | None:
-        """Reason to replace the process; None if it is healthy."""
-        for watched in self._watches:
-            if not watched.is_unattended and watched.age_seconds > self._stale_watch_seconds:
-                return (
-                    f"the watch of {watched.resource.plural} has been silent for {watched.age_seconds:.0f} s; "
-                    f"expected a message within {self._stale_watch_seconds:.0f} s"
-                )
-        return None
+        """Reason to replace the process; None if it is healthy.
+
+        If all watches are silent, the API server is away, and a new process would not reach it either: that is a
+        reason only after a long time, in case that credentials or connections of this process are the cause.
+        """
+        attended = [watched for watched in self._watches if not watched.is_unattended]
+        silent = [watched for watched in attended if watched.age_seconds > self._stale_watch_seconds]
+        if len(silent) == len(attended):
+            longest = _OUTAGE_FACTOR * self._stale_watch_seconds
+            silent = [watched for watched in silent if watched.age_seconds > longest]
+        return self._silence(silent[0]) if silent else None
+
+    def not_ready(self) -> str | None:
+        """Reason why this replica does not do its part; None if it does."""
+        if not self.ready:
+            return "the caches are not filled, and no other replica is known to lead"
+        attended = (watched for watched in self._watches if not watched.is_unattended)
+        silent = next((watched for watched in attended if watched.age_seconds > self._stale_watch_seconds), None)
+        return self._silence(silent) if silent else None
+
+    def _silence(self, watched: Watched) -> str:
+        return (
+            f"the watch of {watched.resource.plural} has been silent for {watched.age_seconds:.0f} s; "
+            f"expected a message within {self._stale_watch_seconds:.0f} s"
+        )
 
     def _age(self, resource: Resource) -> float:
         watches = (watched for watched in self._watches if watched.resource is resource)
@@ -71,7 +91,7 @@ def probes_app(health: Health) -> web.Application:
         return _answer(health.problem())
 
     async def readyz(_: web.Request) -> web.Response:
-        return _answer(None if health.ready else "the caches are not filled, and no other replica is known to lead")
+        return _answer(health.not_ready())
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)

@@ -13,17 +13,20 @@ import structlog
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.executor import Executor
 from rljob_operator.apply.node_labels import NodeLabels
+from rljob_operator.diagnose.labelled_pods import SELECTOR, LabelledPods
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection
 from rljob_operator.kube.errors import ApiError
 from rljob_operator.kube.lease import LeaderElection, LeadershipLost
+from rljob_operator.kube.resources import PODS, workloads_served
 from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.kube.watch import Key
+from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import LEADER
 from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import Attendance, reflectors
 from rljob_operator.runtime.endpoints import Health
+from rljob_operator.runtime.fair_order import Priority
 from rljob_operator.runtime.kopf_runtime import run_in_kopf
 from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
 from rljob_operator.runtime.work_queue import WorkQueue
@@ -57,16 +60,18 @@ class Leader:
         self._health = health
         guard = election.guard if election else None
         self._client = ApiClient(connection, concurrency=settings.api_concurrency, guard=guard)
-        watches = 1 + 3 * max(1, len(settings.namespaces))  # each keeps a connection
+        watches = 1 + 4 * max(1, len(settings.namespaces))  # each keeps a connection
         self._watch_client = ApiClient(connection, concurrency=watches + 2)
         self._event_client = ApiClient(connection, concurrency=1, retry=RetryPolicy(attempts=2), guard=guard)
-        self._queue = WorkQueue()
+        self._diagnosis_client = ApiClient(connection, concurrency=1, retry=RetryPolicy(attempts=2), guard=guard)
+        self._queue = WorkQueue(self._priority_of)
         self._observer = Observer(settings.gpu_resources, self._wake)
         self._attendance = Attendance((), self._wake_all)
+        self._identity = identity
         self._recorder = EventRecorder(self._event_client, instance=identity)
         self._node_labels = NodeLabels(self._client)
-        executor = Executor(self._client, self._recorder, self._observer.saw)
-        self._loop = ReconcileLoop(settings, self._queue, self._observer, executor, reconcile)
+        self._executor = Executor(self._client, self._recorder, self._observer.saw)
+        self._loop = ReconcileLoop(settings, self._queue, self._observer, self._executor, reconcile)
         self._tasks: list[asyncio.Task[None]] = []
         self._reconciling: asyncio.Task[None] | None = None
         self._api_groups_read = asyncio.Event()
@@ -97,11 +102,25 @@ class Leader:
             self._in_background(self._election.hold())
         for watch in watches:
             self._in_background(watch.run())
-        self._health.watching(watches)
+        labelled_pods = self._watch_labelled_pods() if self._settings.diagnose_pods else []
+        self._health.watching([*watches, *labelled_pods])
+        self._in_background(self._observer.unplaced.run())
         self._in_background(self._recorder.run())
         self._in_background(self._read_api_groups())
         settled = [watch.settled for watch in watches]
         self._reconciling = self._in_background(self._reconcile([*settled, self._api_groups_read]))
+
+    def _watch_labelled_pods(self) -> list[Reflector]:
+        """Watches of the pods of other workloads. Jobs are reconciled without waiting for them."""
+        recorder = EventRecorder(self._diagnosis_client, instance=self._identity)
+        pods = LabelledPods(self._diagnosis_client, recorder)
+        watches = [
+            Reflector(self._watch_client, PODS, pods, namespace=namespace, label_selector=SELECTOR)
+            for namespace in self._settings.namespaces or (None,)
+        ]
+        for work in (pods.run(), recorder.run(), *(watch.run() for watch in watches)):
+            self._in_background(work)
+        return watches
 
     async def _reconcile(self, prerequisites: list[asyncio.Event]) -> None:
         self._health.ready = False
@@ -129,7 +148,7 @@ class Leader:
         if self._election:
             await self._election.release()
         LEADER.set(0)
-        for client in (self._client, self._watch_client, self._event_client):
+        for client in (self._client, self._watch_client, self._event_client, self._diagnosis_client):
             await client.close()
         _log.info("stopped")
 
@@ -141,13 +160,17 @@ class Leader:
             except ApiError as error:
                 _log.warning("cannot read the API groups of the cluster", error=error.message)
             else:
-                self._observer.set_api_groups(groups)
+                self._executor.workloads = workloads_served(groups)
+                self._observer.set_api_groups(frozenset(groups))
                 self._api_groups_read.set()
             self._api_groups_outdated.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_API_GROUPS_READ_EVERY_SECONDS if self._api_groups_read.is_set() else 2.0):
                     await self._api_groups_outdated.wait()
             await asyncio.sleep(_API_GROUPS_READ_AT_MOST_EVERY_SECONDS)
+
+    def _priority_of(self, key: Key) -> Priority:
+        return Priority.RUNNING if self._observer.runs(key) else Priority.PENDING
 
     def _wake(self, key: Key) -> None:
         """Queue the job, if everything about it is known."""

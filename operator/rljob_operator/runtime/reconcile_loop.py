@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from rljob_operator.apply.executor import Executor, JobGone, NameTaken
+from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
 from rljob_operator.apply.ownership import ForeignObject, LeftBehind
 from rljob_operator.kube.errors import (
     ApiError,
@@ -22,7 +22,7 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
-from rljob_operator.metrics import RECONCILE_ERRORS, RECONCILE_SECONDS
+from rljob_operator.metrics import RECONCILE_ERRORS, STATUS_WRITES_DELAYED
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.bug_report import report_bug
 from rljob_operator.reconcile.desired import Desired
@@ -32,6 +32,9 @@ from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
+
+_RESERVED_SHARE = 4
+"""One worker of so many takes running jobs only: pending ones, whose pods are created, keep a worker for long."""
 
 Reconcile = Callable[[Observed, OperatorSettings, datetime], Desired]
 
@@ -55,15 +58,16 @@ class ReconcileLoop:
 
     async def run(self) -> None:
         """Return when the queue is closed and the workers have finished. Raises LeadershipLost."""
+        reserved = self._settings.reconcile_workers // _RESERVED_SHARE
         async with asyncio.TaskGroup() as workers:
-            for _ in range(self._settings.reconcile_workers):
-                workers.create_task(self._work())
+            for number in range(self._settings.reconcile_workers):
+                workers.create_task(self._work(running_only=number < reserved))
 
-    async def _work(self) -> None:
-        while (key := await self._queue.get()) is not None:
+    async def _work(self, *, running_only: bool) -> None:
+        while (key := await self._queue.get(running_only=running_only)) is not None:
             namespace, name = key
             try:
-                with bound_contextvars(namespace=namespace, job=name), RECONCILE_SECONDS.time():
+                with bound_contextvars(namespace=namespace, job=name):
                     await self._reconcile_once(key)
             finally:
                 self._queue.done(key)
@@ -80,6 +84,9 @@ class ReconcileLoop:
             self._retry(key, "Conflict", error)
         except NameTaken as error:
             self._observer.refusals(key).name_taken(error.pod)
+            self._retry(key, "Refused", error)
+        except MissingObject as error:
+            self._observer.refusals(key).missing_object = str(error)
             self._retry(key, "Refused", error)
         except ForeignObject as error:
             self._observer.refusals(key).foreign_object = str(error)
@@ -108,11 +115,20 @@ class ReconcileLoop:
         observation = self._observer.observe(key)
         if observation is None:
             self._executor.forget(key)
+            for workload in self._observer.orphaned_workloads(key):
+                await self._executor.delete_workload(workload, key[0])
             self._queue.requeue(key, None)
         else:
             desired = self._reconcile(observation.observed, self._settings, datetime.now(UTC))
+            if desired.status is not None:
+                self._observer.status_written(key)
+            STATUS_WRITES_DELAYED.inc(desired.is_status_delayed)
+            if desired.verify:
+                self._observer.objects_checked(key, failed=True)  # until it has succeeded
             await self._executor.execute(desired, observation)
-            if desired.apply or desired.create:
+            if desired.verify:
+                self._observer.objects_checked(key)
+            if desired.apply or desired.create or desired.verify:
                 self._observer.accepted(key)
             count(observation.status, desired.status)
             self._queue.requeue(key, desired.requeue_after_seconds)

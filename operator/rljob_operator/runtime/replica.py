@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import uuid
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 import structlog
-from aiohttp import web
 
 from rljob_api.names import GROUP
+from rljob_operator.kube.api_server_ports import api_server_ports
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection, connect
 from rljob_operator.kube.errors import ApiError
 from rljob_operator.kube.lease import LeaderElection
 from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.runtime.certificate import Certificate
 from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
+from rljob_operator.runtime.http_server import serve
 from rljob_operator.runtime.leader import Leader
 from rljob_operator.runtime.reconcile_loop import Reconcile
 from rljob_operator.settings import OperatorSettings
@@ -26,6 +30,12 @@ _log = structlog.get_logger(__name__)
 
 _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 """For the Lease and for reviews of tokens: a late answer is useless."""
+
+_PROBES_PER_SECOND = 1000
+"""Enough for the kubelet's turn within its second or two, even if others flood the port."""
+
+_SCRAPES_PER_SECOND = 50
+"""A TLS handshake takes about a millisecond of the process."""
 
 
 def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
@@ -42,12 +52,21 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
     async with AsyncExitStack() as stack:
         lease_client = _impatient_client(stack, connection)
         health = Health(settings.stale_watch_seconds)
-        await _serve(stack, probes_app(health), settings.probes_port)
+        await serve(stack, probes_app(health), settings.probes_port, connections_per_second=_PROBES_PER_SECOND)
         if settings.metrics_port:
             # Another client than the Lease's: callers without any right cause these requests.
             may_read = TokenCheck(_impatient_client(stack, connection)) if settings.metrics_auth else None
-            await _serve(stack, metrics_app(may_read), settings.metrics_port)
+            await serve(
+                stack,
+                metrics_app(may_read),
+                settings.metrics_port,
+                await _tls(stack, settings),
+                connections_per_second=_SCRAPES_PER_SECOND,
+            )
         await _wait_for_crds(lease_client)
+        if settings.network_policy and not settings.api_server_ports:
+            ports = await api_server_ports(lease_client, connection.server)
+            settings = settings.model_copy(update={"api_server_ports": ports})
         election = _election(settings, connection, lease_client)
         if election:
             await election.acquire(health.standing_by)
@@ -58,6 +77,15 @@ def _impatient_client(stack: AsyncExitStack, connection: Connection) -> ApiClien
     client = ApiClient(connection, concurrency=2, timeout_seconds=5.0, retry=_IMPATIENT)
     stack.push_async_callback(client.close)
     return client
+
+
+async def _tls(stack: AsyncExitStack, settings: OperatorSettings) -> ssl.SSLContext | None:
+    if not settings.metrics_tls:
+        return None
+    directory = Path(settings.metrics_certificate) if settings.metrics_certificate else None
+    certificate = await asyncio.to_thread(Certificate, directory)
+    stack.callback(asyncio.create_task(certificate.follow()).cancel)
+    return certificate.context
 
 
 def _election(settings: OperatorSettings, connection: Connection, client: ApiClient) -> LeaderElection | None:
@@ -93,13 +121,6 @@ async def _wait_for_crds(client: ApiClient) -> None:
             _log.warning("waiting for the API server", reason=problem)
             logged = True
         await asyncio.sleep(2.0)
-
-
-async def _serve(stack: AsyncExitStack, app: web.Application, port: int) -> None:
-    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, port=port).start()
 
 
 def _cancel_on_signal() -> None:

@@ -1,0 +1,122 @@
+"""Reports out-of-memory failures of pods with the label `rljob.dev/diagnose=true`: Events and a metric.
+
+It writes nothing else, and keeps no pods. Any user may label any number of pods, so that everything is bounded: each
+namespace has its own allowance, and the queue, the records of reported failures and the text of an Event are limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from rljob_operator import labels
+from rljob_operator.apply.event_recorder import EventRecorder, Tokens, remembered
+from rljob_operator.diagnose.container_end import ContainerEnd, container_ends
+from rljob_operator.diagnose.explanation import Explanation, explanation_of
+from rljob_operator.diagnose.owners import top_owner
+from rljob_operator.event_note import EventNote, Subject
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import AlreadyExists, ApiError
+from rljob_operator.kube.lease import LeadershipLost
+from rljob_operator.kube.resources import Object
+from rljob_operator.kube.watch import Key
+from rljob_operator.metrics import DIAGNOSED_FAILURES, EVENTS_DROPPED
+
+_log = structlog.get_logger(__name__)
+
+SELECTOR = f"{labels.DIAGNOSE}=true,{labels.MANAGED_BY}!={labels.MANAGED_BY_OPERATOR}"
+"""Pods of RLJobs are reported as failures of their job."""
+REASON = "OutOfMemory"
+
+_MAX_WAITING = 1000
+_MAX_KNOWN = 8192
+_BURST = 100
+_SECONDS_PER_TOKEN = 10.0
+"""Failures of a namespace that are reported: 100 at once, then one every ten seconds."""
+_OLDEST = timedelta(minutes=30)
+"""Older failures were reported when they happened. The Event of a failure, which prevents a second report of it, is
+kept for an hour (the API server's --event-ttl)."""
+
+
+class LabelledPods:
+    """Sink of the watch of labelled pods."""
+
+    def __init__(self, client: ApiClient, recorder: EventRecorder) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._waiting: asyncio.Queue[tuple[ContainerEnd, Explanation]] = asyncio.Queue(_MAX_WAITING)
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._tokens: OrderedDict[str, Tokens] = OrderedDict()
+
+    # --- the watch ---
+
+    def put(self, obj: Object) -> None:
+        for end in container_ends(obj):
+            if end.key not in self._known and not _is_old(end):
+                self._take(end)
+
+    def remove(self, obj: Object) -> None:
+        """A pod that is deleted while it runs shows how its containers ended only in its last state."""
+        self.put(obj)
+
+    def keep_only(self, keys: set[Key], resource_version: str, namespace: str | None) -> None:
+        """Nothing is kept."""
+
+    def _take(self, end: ContainerEnd) -> None:
+        remembered(self._known, end.key, None, _MAX_KNOWN)
+        explanation = explanation_of(end)
+        if explanation is None:
+            return
+        if not remembered(self._tokens, end.namespace, Tokens(_BURST, _SECONDS_PER_TOKEN)).take(time.monotonic()):
+            EVENTS_DROPPED.inc()
+            return
+        try:
+            self._waiting.put_nowait((end, explanation))
+        except asyncio.QueueFull:
+            EVENTS_DROPPED.inc()
+
+    # --- the reports ---
+
+    async def run(self) -> None:
+        """Report failures until cancelled."""
+        while True:
+            end, explanation = await self._waiting.get()
+            try:
+                await self._report(end, explanation)
+            except LeadershipLost:
+                raise
+            except ApiError as error:
+                EVENTS_DROPPED.inc()
+                _log.warning("event not recorded", pod=end.pod, namespace=end.namespace, error=error.message)
+            finally:
+                self._waiting.task_done()
+
+    async def flush(self) -> None:
+        """Return when all failures that were seen are reported or dropped."""
+        await self._waiting.join()
+
+    async def _report(self, end: ContainerEnd, explanation: Explanation) -> None:
+        """Count and report a failure, unless an earlier process of the operator has."""
+        pod = Subject("v1", "Pod", end.namespace, end.pod, end.pod_uid)
+        try:
+            await self._recorder.create(f"{end.pod[:200]}.{end.key}", pod, _note(explanation.message))
+        except AlreadyExists:
+            return
+        top = await top_owner(self._client, end)
+        DIAGNOSED_FAILURES.labels(explanation.class_name, top.kind if top else "Pod").inc()
+        _log.info("out of memory", namespace=end.namespace, pod=end.pod, cause=explanation.class_name)
+        if top:
+            subject = Subject(top.api_version, top.kind, end.namespace, top.name, top.uid)
+            self._recorder.record_about(subject, _note(f"pod {end.pod}: {explanation.message}"))
+
+
+def _note(message: str) -> EventNote:
+    return EventNote("Warning", REASON, message)
+
+
+def _is_old(end: ContainerEnd) -> bool:
+    return end.finished_at is not None and datetime.now(UTC) - end.finished_at > _OLDEST
