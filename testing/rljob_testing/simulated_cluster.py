@@ -10,12 +10,13 @@ from typing import Any
 from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
-from rljob_api.step_report import Evidence, RankMemory, StepReport
+from rljob_api.step_report import Evidence, RankMemory, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ContainerTermination, Observed, ObservedNode, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.reconcile.write_budget import WriteBudget
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.memory_plans import memory_plan
 
@@ -44,7 +45,7 @@ class SimulatedCluster:
     nodes: tuple[ObservedNode, ...] = (CPU_NODE, GPU_NODE)
     status: RLJobStatus | None = None
     pods: dict[str, ObservedPod] = field(default_factory=dict)
-    report: StepReport | None = None
+    report: StepReportStatus | None = None
     now: datetime = START
     generation: int = 1
     finalizer: bool = False
@@ -55,6 +56,7 @@ class SimulatedCluster:
     events: list[str] = field(default_factory=list)
     writes: int = 0
     status_writes: int = 0
+    budget: WriteBudget = field(default_factory=WriteBudget)
     last: Desired = field(default_factory=Desired)
     _uids: int = 0
     _version: int = 0
@@ -78,6 +80,7 @@ class SimulatedCluster:
             step_report=self.report,
             nodes=self.nodes,
             fresh_token="token",
+            status_wait_seconds=self.budget.seconds_left(self.now.timestamp()),
             **self.facts,
         )
 
@@ -98,7 +101,7 @@ class SimulatedCluster:
         """Repeat rounds until nothing is left to do. Returns the last decision."""
         for _ in range(most):
             desired = self.round()
-            if replace(desired, requeue_after_seconds=None) == Desired():
+            if replace(desired, requeue_after_seconds=None, is_status_delayed=False) == Desired():
                 return desired
         raise AssertionError(f"still busy after {most} rounds: {self.last}")
 
@@ -126,6 +129,9 @@ class SimulatedCluster:
             pod = self.pods.get(deletion.name)
             if pod is not None and pod.uid == deletion.uid:
                 self.delete_pod(pod.name, deletion.grace_seconds)
+        if desired.decision is not None and self.report is not None:
+            write()
+            self.report = self.report.model_copy(update={"decision": desired.decision})
         if desired.delete_job:
             write()
             self.delete_job()
@@ -137,6 +143,7 @@ class SimulatedCluster:
             assert stored == desired.status, "the API server would store something else"
             self.set_status(stored)
             self.status_writes += 1
+            self.budget = self.budget.after_write(self.now.timestamp())
         self.events += [note.reason for note in desired.events]
         if desired.finalizer is False:
             write()
@@ -248,10 +255,8 @@ class SimulatedCluster:
     # --- the trainer ---
 
     def reports(self, step: int, *, attempt: int | None = None, reward: float = 0.5, **more: Any) -> None:
-        self.report = StepReport.model_validate(
-            {"metadata": {"name": "demo"}, "attempt": attempt or self.attempt.number, "step": step, "reward": reward}
-            | {"plan": PLAN}
-            | more
+        self.report = StepReportStatus.model_validate(
+            {"attempt": attempt or self.attempt.number, "step": step, "reward": reward} | {"plan": PLAN} | more
         )
 
     # --- what a test asks ---

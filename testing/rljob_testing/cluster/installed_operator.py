@@ -15,6 +15,7 @@ RELEASE, NAMESPACE = "rljob", "rljob-system"
 # Short times, so that a test of what happens after them need not wait.
 VALUES = (
     "trainer.device=cpu",
+    "podDiagnosis.enabled=true",
     "jobs.restartDelaySeconds=1",
     "jobs.statusIntervalSeconds=1",
     "jobs.startTimeoutSeconds=45",

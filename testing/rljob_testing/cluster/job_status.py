@@ -60,7 +60,7 @@ def attempt(job: Object) -> Object:
 
 def at_step(step: int, attempt_number: int = 1) -> Any:
     """Predicate for `Kubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
-    return lambda report: report.get("attempt") == attempt_number and (report.get("step") or 0) >= step
+    return lambda report: status(report).get("attempt") == attempt_number and (status(report).get("step") or 0) >= step
 
 
 def event_reasons(kubectl: Kubectl, job: str) -> list[str]:

@@ -30,13 +30,17 @@ _CORE = {
 _GROUPS = {
     "rljobs": "rljob.dev/v1alpha1",
     "stepreports": "rljob.dev/v1alpha1",
+    "networkpolicies": "networking.k8s.io/v1",
     "roles": "rbac.authorization.k8s.io/v1",
     "rolebindings": "rbac.authorization.k8s.io/v1",
     "clusterroles": "rbac.authorization.k8s.io/v1",
     "clusterrolebindings": "rbac.authorization.k8s.io/v1",
     "customresourcedefinitions": "apiextensions.k8s.io/v1",
+    "validatingadmissionpolicies": "admissionregistration.k8s.io/v1",
+    "validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1",
     "leases": "coordination.k8s.io/v1",
     "podgroups": "scheduling.volcano.sh/v1beta1",
+    "rayclusters": "ray.io/v1",
 }
 _CLUSTER_SCOPED = {
     "namespaces",
@@ -44,6 +48,8 @@ _CLUSTER_SCOPED = {
     "clusterroles",
     "clusterrolebindings",
     "customresourcedefinitions",
+    "validatingadmissionpolicies",
+    "validatingadmissionpolicybindings",
 }
 
 
@@ -115,6 +121,11 @@ class ApiClient:
     def create(self, resource: str, body: Object, namespace: str | None = None) -> Object:
         return self.request("POST", _path(resource, namespace), body=body, params={"fieldValidation": "Strict"})
 
+    def post_text(self, path: str, text: str) -> int:
+        """Post JSON as it is, without validation here; returns the HTTP status."""
+        headers = {"Content-Type": "application/json"}
+        return self._http.post(path, content=text.encode(), headers=headers).status_code
+
     def create_below(self, resource: str, name: str, subresource: str, body: Object, namespace: str) -> Object:
         """Create a subresource such as pods/binding or serviceaccounts/token."""
         return self.request("POST", f"{_path(resource, namespace, name)}/{subresource}", body=body)
@@ -130,11 +141,18 @@ class ApiClient:
         body = {"status": status}
         return self._patch("application/strategic-merge-patch+json", resource, name, body, namespace, "status")
 
-    def apply(self, resource: str, body: Object, namespace: str | None = None, manager: str = "tests") -> Object:
+    def apply(
+        self,
+        resource: str,
+        body: Object,
+        namespace: str | None = None,
+        manager: str = "tests",
+        subresource: str = "",
+    ) -> Object:
         """Server-side apply."""
         params = {"fieldManager": manager, "force": "true"}
         name = body["metadata"]["name"]
-        return self._patch("application/apply-patch+yaml", resource, name, body, namespace, "", params)
+        return self._patch("application/apply-patch+yaml", resource, name, body, namespace, subresource, params)
 
     def delete(self, resource: str, name: str, namespace: str | None = None, grace_seconds: int | None = None) -> None:
         """`grace_seconds` 0: delete at once, as a kubelet does after a pod's processes have ended."""

@@ -13,8 +13,15 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.05
 
 
+EFFECT_SECONDS = 240.0
+"""Limit for one effect: processes of other tests may leave API server and operator a tenth of two cores for a while."""
+
+
 def eventually(
-    look: Callable[[], Result], expected: str, timeout: float = 60.0, context: Callable[[], object] | None = None
+    look: Callable[[], Result],
+    expected: str,
+    timeout: float = EFFECT_SECONDS,
+    context: Callable[[], object] | None = None,
 ) -> Result:
     """The first truthy result of `look`. An AssertionError raised inside it counts as not yet.
 

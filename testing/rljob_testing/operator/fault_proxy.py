@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from rljob_testing.operator.eventually import EFFECT_SECONDS
 from rljob_testing.operator.recorded_request import RecordedRequest, read_request
 from rljob_testing.patience import Deadline
 
@@ -138,7 +139,7 @@ class FaultProxy:
             if namespace in (None, request.namespace)
         )
 
-    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = 60.0) -> None:
+    def wait_until_quiet(self, seconds: float = 1.0, timeout: float = EFFECT_SECONDS) -> None:
         """Wait until no write has arrived for `seconds`. AssertionError, with the last writes, if that does not
         happen."""
         deadline = Deadline(timeout)

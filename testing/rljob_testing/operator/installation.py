@@ -14,31 +14,50 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.repository import CHART
 
 RELEASE = "rljob-operator"
-_RIGHTS = ("serviceaccount", "rbac-operator")
+_RIGHTS = ("serviceaccount", "rbac-operator", "step-report-policy")
 
 
-def rendered_rights(helm: Path, namespace: str, job_namespaces: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """ServiceAccount, roles and bindings as `helm install` creates them. Without `job_namespaces`: cluster-wide."""
+def rendered_rights(
+    helm: Path, namespace: str, job_namespaces: Iterable[str] = (), *, diagnose_pods: bool = False
+) -> list[dict[str, Any]]:
+    """ServiceAccount, roles and bindings, and the policy for StepReports, as `helm install` creates them. Without
+    `job_namespaces`: cluster-wide."""
     only = [argument for name in _RIGHTS for argument in ("--show-only", f"templates/{name}.yaml")]
     watched = f"namespaces={json.dumps(list(job_namespaces))}"
-    command = [str(helm), "template", RELEASE, str(CHART), "--namespace", namespace, "--set-json", watched, *only]
+    diagnosis = f"podDiagnosis.enabled={json.dumps(diagnose_pods)}"
+    values = ("--set-json", watched, "--set", diagnosis)
+    command = [str(helm), "template", RELEASE, str(CHART), "--namespace", namespace, *values, *only]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def install(api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = ()) -> str:
+def install(
+    api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = (), *, diagnose_pods: bool = False
+) -> str:
     """Create the namespace, apply the permissions, and return a token of the operator's ServiceAccount."""
     api.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    rights = rendered_rights(helm, namespace, job_namespaces)
+    rights = rendered_rights(helm, namespace, job_namespaces, diagnose_pods=diagnose_pods)
     for manifest in rights:
-        api.apply(f"{manifest['kind'].lower()}s", manifest, manifest["metadata"].get("namespace"))
+        api.apply(_plural(manifest["kind"]), manifest, manifest["metadata"].get("namespace"))
     [account] = [manifest["metadata"]["name"] for manifest in rights if manifest["kind"] == "ServiceAccount"]
     return token_of(api, namespace, account)
 
 
-def token_of(api: ApiClient, namespace: str, service_account: str) -> str:
-    """A token of the ServiceAccount, valid for an hour, as a kubelet would mount it."""
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+def _plural(kind: str) -> str:
+    return f"{kind.lower().removesuffix('y')}ies" if kind.endswith("y") else f"{kind.lower()}s"
+
+
+def token_of(api: ApiClient, namespace: str, service_account: str, pod: dict[str, Any] | None = None) -> str:
+    """A token of the ServiceAccount, valid for an hour. `pod`: bound to this pod, as a kubelet mounts it."""
+    spec: dict[str, Any] = {"expirationSeconds": 3600}
+    if pod is not None:
+        spec["boundObjectRef"] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": pod["metadata"]["name"],
+            "uid": pod["metadata"]["uid"],
+        }
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     answer = api.create_below("serviceaccounts", service_account, "token", request, namespace)
     return str(answer["status"]["token"])

@@ -42,9 +42,9 @@ def node_status(gpus: int) -> Object:
     return {"capacity": resources, "allocatable": resources, "conditions": [ready]}
 
 
-def step_report(attempt: int, step: int, **fields: Any) -> Object:
-    """The StepReport of a run on one GPU; `fields` replace or add."""
-    return {
+def step_report(name: str, attempt: int, step: int, **fields: Any) -> Object:
+    """The StepReport of a run on one GPU; `fields` replace or add fields of its status."""
+    status = {
         "attempt": attempt,
         "planGeneration": 1,
         "plan": PLAN,
@@ -53,6 +53,7 @@ def step_report(attempt: int, step: int, **fields: Any) -> Object:
         "reward": 0.5,
         **fields,
     }
+    return {"apiVersion": API_VERSION, "kind": "StepReport", "metadata": {"name": name}, "status": status}
 
 
 PLAN: Object = {

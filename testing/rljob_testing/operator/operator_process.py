@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,9 +16,10 @@ from pathlib import Path
 import psutil
 import yaml
 
-from rljob_testing.patience import Deadline
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0
+_LEADERSHIP_LOST = "leadership lost, exiting"
 
 
 @dataclass
@@ -30,10 +32,29 @@ class OperatorProcess:
     metrics_port: int
     settings: Mapping[str, object] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
+    _wanted: bool = False
+    """Started, and neither ended nor awaited to end by the test."""
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, wait: bool = True) -> None:
         """Return when it is ready: its caches are filled, and it is the leader or a standby."""
-        assert not self.running, "the operator runs already"
+        with self._starting:
+            assert not self.running, "the operator runs already"
+            self._spawn()
+            self._wanted = True
+        if wait:
+            self.wait_ready()
+
+    def revive(self) -> bool:
+        """Start it again if it ended because it could not renew its Lease, which happens when the machine is busy. A
+        kubelet would restart it after a crash too; here, a crash must fail the test.
+        """
+        with self._starting:
+            if lost := self.lost_its_lease:
+                self._spawn()
+            return lost
+
+    def _spawn(self) -> None:
         given = {**self.settings, "probes_port": self.probes_port, "metrics_port": self.metrics_port}
         settings = {f"RLJOB_OPERATOR_{name.upper()}": str(value) for name, value in given.items()}
         with self.log.open("ab") as log:
@@ -43,13 +64,11 @@ class OperatorProcess:
                 stdout=log,
                 stderr=log,
             )
-        if wait:
-            self.wait_ready()
 
     def wait_ready(self) -> None:
         deadline = Deadline(START_SECONDS)
         while not deadline.passed:
-            assert self.running, f"the operator ended with code {self.exit_code}; {self.end_of_log()}"
+            assert not self.crashed, f"the operator ended with code {self.exit_code}; {self.end_of_log()}"
             if self.probe("readyz") == 200:
                 return
             time.sleep(0.05)
@@ -70,17 +89,29 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def lost_its_lease(self) -> bool:
+        """It ended because it could not renew its Lease in time, and no test expected that."""
+        return self._wanted and not self.running and _LEADERSHIP_LOST in self.end_of_log(lines=3)
+
+    @property
+    def crashed(self) -> bool:
+        """It ended for another reason than its Lease."""
+        return not self.running and not self.lost_its_lease
+
+    @property
     def exit_code(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
         """Send SIGKILL; the Lease is not released. Returns when the process is dead."""
         assert self._process is not None
+        self._wanted = False
         self._process.kill()
         self._process.wait()
 
-    def wait_ended(self, timeout: float = 60.0) -> int:
+    def wait_ended(self, timeout: float = PATIENCE_SECONDS) -> int:
         """Its exit code. AssertionError if it does not end."""
+        self._wanted = False
         deadline = Deadline(timeout)
         while self.running:
             assert not deadline.passed, f"the operator has not ended after {timeout:g} s; {self.end_of_log()}"
@@ -91,6 +122,7 @@ class OperatorProcess:
     def stop(self) -> int:
         """Send SIGTERM, as a kubelet does; returns the exit code."""
         assert self._process is not None
+        self._wanted = False
         self._process.terminate()
         return self.wait_ended()
 

@@ -12,7 +12,7 @@ from rljob_operator.labels import TRAINER_FIELD_MANAGER
 from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.eventually import EFFECT_SECONDS, eventually
 from rljob_testing.operator.simulated_kubelet import Pod, SimulatedKubelet
 
 Object = dict[str, Any]
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 @dataclass
 class WatchedJob:
-    """An RLJob by namespace and name. Awaited states must be reached within seconds."""
+    """An RLJob by namespace and name. Awaited states must be reached within EFFECT_SECONDS."""
 
     api: ApiClient
     kubelet: SimulatedKubelet
@@ -49,13 +49,9 @@ class WatchedJob:
         return self
 
     def report(self, step: int, attempt: int = 1, **fields: Any) -> None:
-        """Patch the StepReport as the controller pod does."""
-        report = manifests.step_report(attempt, step, **fields) | {
-            "apiVersion": "rljob.dev/v1alpha1",
-            "kind": "StepReport",
-            "metadata": {"name": self.name},
-        }
-        self.api.apply("stepreports", report, self.namespace, manager=TRAINER_FIELD_MANAGER)
+        """Apply the status of the StepReport as the controller pod does."""
+        report = manifests.step_report(self.name, attempt, step, **fields)
+        self.api.apply("stepreports", report, self.namespace, manager=TRAINER_FIELD_MANAGER, subresource="status")
 
     def end_controller(self, exit_code: int, step: int = 10, **ending: Any) -> None:
         """End the controller pod as the trainer does, with a termination message."""
@@ -80,6 +76,11 @@ class WatchedJob:
         return dict(self.object.get("status", {}))
 
     @property
+    def step_report(self) -> Object:
+        """Status of its StepReport."""
+        return dict(self.api.get("stepreports", self.name, self.namespace).get("status", {}))
+
+    @property
     def phase(self) -> str:
         return str(self.status.get("display", {}).get("phase", ""))
 
@@ -97,7 +98,11 @@ class WatchedJob:
         return next((c for c in self.status.get("conditions", []) if c["type"] == type_), {})
 
     def wait_for(
-        self, type_: ConditionType, status: str = "True", reason: ConditionReason | None = None, timeout: float = 60
+        self,
+        type_: ConditionType,
+        status: str = "True",
+        reason: ConditionReason | None = None,
+        timeout: float = EFFECT_SECONDS,
     ) -> Object:
         """The condition, once it has this status, and this reason if one is given."""
 
@@ -124,12 +129,12 @@ class WatchedJob:
     def policy_pod(self, index: int = 0) -> Pod:
         return self.pods[worker_pod_name(self.name, "policy", index)]
 
-    def wait_for_pods(self, count: int = 2, timeout: float = 60) -> dict[str, Pod]:
+    def wait_for_pods(self, count: int = 2, timeout: float = EFFECT_SECONDS) -> dict[str, Pod]:
         """Wait until it has exactly `count` pods."""
         eventually(lambda: len(self.pods) == count, f"{count} pods", timeout, lambda: (list(self.pods), self.status))
         return self.pods
 
-    def wait_gone(self, timeout: float = 60) -> None:
+    def wait_gone(self, timeout: float = EFFECT_SECONDS) -> None:
         eventually(
             lambda: self.api.find("rljobs", self.name, self.namespace) is None, f"{self.name} to be gone", timeout
         )

@@ -14,10 +14,16 @@ from rljob_cluster import machine
 from rljob_cluster.commands import run
 from rljob_cluster.errors import ClusterError
 from rljob_cluster.layout import NODES, Node
+from rljob_operator.names import SHARED_ACCOUNT
 from rljob_testing.soak import processes
 from rljob_testing.soak.cluster import NAMESPACE, SoakCluster, claim_of, folder_of
 
-_EVERY_NAMESPACE_HAS = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+_SHARED_BY_JOBS = (
+    f"serviceaccount/{SHARED_ACCOUNT}",
+    f"role.rbac.authorization.k8s.io/{SHARED_ACCOUNT}",
+    f"rolebinding.rbac.authorization.k8s.io/{SHARED_ACCOUNT}",
+)
+_STAY_IN_A_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default", *_SHARED_BY_JOBS}
 _POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
@@ -79,7 +85,7 @@ def ids_in(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 def _objects(cluster: SoakCluster) -> set[str]:
     kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
-    return set(cluster.kubectl("get", listed, "-o", "name").split()) - _EVERY_NAMESPACE_HAS
+    return set(cluster.kubectl("get", listed, "-o", "name").split()) - _STAY_IN_A_NAMESPACE
 
 
 def _volumes(cluster: SoakCluster) -> Iterator[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_testing.cluster.job_status import condition, holds, status
@@ -49,6 +49,8 @@ class Soak:
     leaks: Sequence[str]
     """Leaks that remained minutes after the last job was deleted."""
     kubernetes: str
+    hostile_objects: Mapping[str, int] = field(default_factory=dict)
+    """Objects that a hostile tenant stored meanwhile, by kind; empty without one."""
 
 
 def problems(soak: Soak) -> list[str]:
@@ -83,6 +85,7 @@ def row(soak: Soak) -> Row:
         "plan_changes": dict(Counter(change["remedy"]["setting"] for change in changes)),
         "recovery_seconds_by_fault": _by((fault["kind"], fault["seconds_to_next_step"]) for fault in faults),
         "recovery_seconds_by_level": _by((change["level"], change.get("secondsToRecover")) for change in changes),
+        "hostile_objects": dict(soak.hostile_objects),
         "leaks": list(soak.leaks),
         "problems": problems(soak),
         "disk_bytes": [soak.before.disk_bytes, soak.after.disk_bytes],

@@ -15,6 +15,7 @@ from rljob_testing.soak.job_stream import JobStream
 from rljob_testing.soak.leaks import find_leaks, used_bytes
 from rljob_testing.soak.report import Footprint, Soak
 from rljob_testing.soak.schedule import PlannedFault, planned_faults
+from rljob_testing.soak.tenant import HostileTenant
 
 _LAST_START_SECONDS = 60.0
 """No job starts in the last minute of the faults."""
@@ -36,6 +37,8 @@ class SoakSettings:
     """Jobs at a time."""
     folder: Path
     """Folder for the status and ledger of each job."""
+    hostile_tenant: bool = False
+    """Let a tenant store hostile objects in another namespace meanwhile."""
 
 
 def run_soak(settings: SoakSettings, cluster: SoakCluster, log: Callable[[str], None]) -> Soak:
@@ -45,11 +48,15 @@ def run_soak(settings: SoakSettings, cluster: SoakCluster, log: Callable[[str], 
     before, leaked_before = _footprint(cluster), find_leaks(cluster)
     began = time.monotonic()
     ends = began + 60 * settings.minutes
-    with ThreadPoolExecutor(settings.streams) as threads:
+    with ThreadPoolExecutor(settings.streams + 1) as threads:
+        tenant = (
+            threads.submit(HostileTenant(cluster, settings.seed, ends, log).run) if settings.hostile_tenant else None
+        )
         streams = [threads.submit(stream.run) for stream in _streams(settings, cluster, ends, log)]
         faults = _inject_all(planned_faults(settings.seed, 60 * settings.minutes), began, cluster, log)
         log("no more faults")
         outcomes = [outcome for stream in streams for outcome in stream.result()]
+        hostile = dict(tenant.result()) if tenant else {}
     left = _settled_leaks(leaked_before, cluster)
     soak = Soak(
         seed=settings.seed,
@@ -62,6 +69,7 @@ def run_soak(settings: SoakSettings, cluster: SoakCluster, log: Callable[[str], 
         after=_footprint(cluster),
         leaks=left,
         kubernetes=cluster.version(),
+        hostile_objects=hostile,
     )
     cluster.delete_namespace()
     return soak

@@ -1,0 +1,48 @@
+"""Compares the log-probabilities of an engine with those of the policy that sends it weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rljob_trainer.rollout.colocated_engine import ColocatedEngine
+from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout_batch import Completion
+
+
+class EngineHost(ColocatedEngine):
+    """Builds one engine after another in one process: importing vLLM is what takes long."""
+
+    def __init__(self) -> None:
+        self._llm = None
+
+    def restart(self, config: RolloutConfig) -> None:
+        self.shutdown()
+        super().__init__(0, config)
+        self.start()
+
+
+def perturb(policy: torch.nn.Module, seed: int) -> None:
+    """Change every weight, so that an engine which keeps its former ones is noticed."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=random))
+
+
+def largest_difference(
+    policy: torch.nn.Module, prompts: Sequence[Sequence[int]], completions: Sequence[Completion], temperature: float
+) -> float:
+    """Largest |log-probability of the engine − of the policy|, in nats, over all tokens of all completions.
+
+    `policy`: a model of transformers. `completions`: group-major, equally many for each prompt.
+    """
+    largest, group_size = 0.0, len(completions) // len(prompts)
+    for index, completion in enumerate(completions):
+        prompt, response = list(prompts[index // group_size]), list(completion.token_ids)
+        with torch.no_grad():
+            logits = policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        largest = max(largest, float((expected - torch.tensor(completion.logprobs)).abs().max()))
+    return largest

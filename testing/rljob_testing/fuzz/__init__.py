@@ -1,0 +1,1 @@
+"""Fuzz targets: every parser that reads what others write."""

@@ -1,0 +1,93 @@
+"""A Hugging Face hub with one model, for tests: the parts of its HTTP interface that downloads use.
+
+    python hub_server.py DIRECTORY PORT
+
+Depends on the standard library only, so that the file can be run in any image. `GET /downloads` returns the number of
+downloads by file name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import MappingProxyType
+
+REPOSITORY = "tests/tiny"
+COMMIT = "a" * 40
+
+
+class HubServer(ThreadingHTTPServer):
+    """Serves the files of `directory` as the repository `tests/tiny`."""
+
+    daemon_threads = True
+
+    def __init__(self, directory: Path, port: int = 0, host: str = "127.0.0.1", delay_seconds: float = 0.0) -> None:
+        """`delay_seconds`: of each download, so that concurrent ones meet."""
+        super().__init__((host, port), _Handler)
+        self.directory = directory
+        self.delay_seconds = delay_seconds
+        self.downloads: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        files = {file.name: file for file in self.server.directory.iterdir() if file.is_file()}
+        if path == "/downloads":
+            self._send(json.dumps(self.server.downloads).encode())
+        elif path.startswith(f"/api/models/{REPOSITORY}/tree/"):
+            tree = [
+                {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
+                for name, file in files.items()
+            ]
+            self._send(json.dumps(tree).encode())
+        elif path.startswith(f"/api/models/{REPOSITORY}"):
+            siblings = [{"rfilename": name} for name in files]
+            self._send(json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode())
+        elif path.startswith(f"/{REPOSITORY}/resolve/") and (name := path.rpartition("/")[2]) in files:
+            if self.command == "GET":
+                self.server.downloads[name] += 1
+                time.sleep(self.server.delay_seconds)
+            headers = {"ETag": f'"{_etag(files[name])}"', "X-Repo-Commit": COMMIT}
+            self._send(files[name].read_bytes(), headers=headers)
+        else:
+            self._send(b"{}", 404, {"X-Error-Code": "EntryNotFound" if REPOSITORY in path else "RepoNotFound"})
+
+    def _send(self, body: bytes, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def _etag(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    HubServer(Path(sys.argv[1]), int(sys.argv[2]), "0.0.0.0").serve_forever()
