@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rljob_trainer.roles.policy_actor import PolicyActor
+from rljob_trainer.roles.policy_actor import ColocatedPolicyActor
 
 
-class MeasuredPolicy(PolicyActor):
+class MeasuredPolicy(ColocatedPolicyActor):
     """A policy rank whose micro-batches can change size while its allocator keeps its cache."""
 
     def use_budget(self, micro_batch_tokens: int) -> None:

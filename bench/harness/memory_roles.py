@@ -20,11 +20,12 @@ import numpy as np
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
+from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
+from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
@@ -163,14 +164,16 @@ class Roles:
 
     def __enter__(self) -> Self:
         from bench.harness.measured_policy import MeasuredPolicy
-        from rljob_trainer.roles.rollout_actor import RolloutActor
+        from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 
         gpu = self._device == "cuda"
-        start_local_ray(cpus=4, gpus=int(gpu), object_store_bytes=object_store_bytes(512 * MIB))
+        start_local_ray(
+            cpus=4, gpus=int(gpu), object_store_bytes=object_store_bytes(512 * MIB, "cuda" if gpu else "cpu")
+        )
         allocator = {role: allocator_environment(role, torch_version()) for role in ("policy", "rollout")}
         engine_environment_here = engine_environment(self._device) | allocator["rollout"]
         self._policy = _actor(MeasuredPolicy, gpu, allocator["policy"]).remote(0, 1, self._policy_config)
-        self._engine = _actor(RolloutActor, gpu, engine_environment_here).remote(
+        self._engine = _actor(ColocatedRolloutActor, gpu, engine_environment_here).remote(
             0, self._rollout_config, self._policy_config.output_dir
         )
         _result(self._policy.connect.remote(*_result(self._policy.rendezvous.remote())))

@@ -57,7 +57,9 @@ def installed_operator(plane: ControlPlane, base_port: int, url: str | None = No
         "trainer_image": "localhost/rljob/trainer",
         "trainer_torch_version": "2.13.0",
         "lease_namespace": OPERATOR_NAMESPACE,
+        "shared_account": True,
         "metrics_auth": False,
+        "metrics_tls": False,
     }
     return OperatorProcess(kubeconfig, plane.directory / "operator.log", base_port, base_port + 1, settings)
 

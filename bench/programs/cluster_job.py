@@ -34,7 +34,7 @@ def measure() -> Object:
     kubectl("apply", "-f", str(EXAMPLE))
     pods = until(lambda: pods_of_job() if len(pods_of_job()) == 2 else None)
     created = max(moment(pod["metadata"]["creationTimestamp"]) for pod in pods)
-    until(lambda: (get("stepreport") or {}).get("step"))
+    until(lambda: ((get("stepreport") or {}).get("status") or {}).get("step"))
     first_step = time.time()
     job = until(lambda: job if (job := get("rljob")) and completed_at(job) else None)
     containers = [pod["status"]["containerStatuses"][0]["state"] for pod in pods_of_job()]

@@ -1,10 +1,11 @@
 """Seconds per step and peak memory of `rljob run` and of TRL's GRPO on one GPU, with the workload of h200_step.yaml.
 
-    python -m bench.programs.h200_step
+    python -m bench.programs.h200_step [--profile]
 
 Records `bench/results/h200_step.json`. If TRL is not installed, only RLJob runs and the record is
 `h200_step_alone.json`. Peak GPU memory counts all processes and is sampled from the driver every 20 ms. The first two
-steps of each arm are warm-up and are not counted.
+steps of each arm are warm-up and are not counted. `--profile` records nothing: it runs RLJob alone, and writes a trace
+of one update to `profile/` of the output directory.
 """
 
 from __future__ import annotations
@@ -12,23 +13,31 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.harness.device_memory import DevicePeak
 from bench.harness.record import RESULTS, record
+from rljob_trainer.policy.profile import PROFILE_STEP
 
 MANIFEST = Path(__file__).parent / "h200_step.yaml"
 WARM_UP_STEPS = 2
 COMPLETIONS, RESPONSE_TOKENS = 128, 512
 
 
-def main(output: Path, results: Path) -> None:
+def main(output: Path, results: Path, profile: bool) -> None:
+    if profile:
+        rljob_arm(output, {PROFILE_STEP: str(WARM_UP_STEPS + 1)})
+        for table in sorted((output / "profile").glob("*.txt")):
+            print(table, table.read_text(), sep="\n")
+        return
     rows = [rljob_arm(output)]
     if importlib.util.find_spec("trl"):
         rows.append(trl_arm())
@@ -41,11 +50,15 @@ def main(output: Path, results: Path) -> None:
         )
 
 
-def rljob_arm(output: Path) -> dict[str, Any]:
+def rljob_arm(output: Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
     begun = time.perf_counter()
     with DevicePeak() as peak:
-        subprocess.run([sys.executable, "-m", "rljob_trainer", "run", MANIFEST, "--output", output], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "rljob_trainer", "run", MANIFEST, "--output", output],
+            check=True,
+            env={**os.environ, **(environment or {})},
+        )
     lines = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
     seconds = statistics.median(step["total_seconds"] for step in steps)
@@ -78,5 +91,6 @@ def trl_arm() -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("runs/h200-step"), help="of the run (replaced)")
+    parser.add_argument("--profile", action="store_true", help="profile one update instead of recording")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

@@ -28,14 +28,15 @@ from rljob_api.manifest import load_manifest
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.checkpoint import load_tokenizer
-from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
+from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.tasks.build import build_task
 
 job = load_manifest(Path({str(MANIFEST)!r}))
 gpus = len(this_machine().gpu_memory_bytes)
 task = build_task(job.spec.task, load_tokenizer(resolve_model(job.spec.model.uri)), 16, Path("."), 0)
 task.prompts(1, 16)
-start_local_ray(cpus=2, gpus=gpus, object_store_bytes=object_store_bytes(1 << 28))
+start_local_ray(cpus=2, gpus=gpus, object_store_bytes=object_store_bytes(1 << 28, "cuda" if gpus else "cpu"))
 assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "the controller must not see the GPUs"
 """
 SYNCHRONIZE = "import torch\ntorch.cuda.synchronize()\n"

@@ -18,8 +18,8 @@ from bench.harness.memory_roles import Device, Row, arm, rollout_config, workloa
 from bench.harness.record import RESULTS, record
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
+from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import engine_environment
-from rljob_trainer.rollout.engine import RolloutEngine
 
 
 def main(device: Device, output: Path) -> None:
@@ -28,7 +28,7 @@ def main(device: Device, output: Path) -> None:
     rows: list[Row] = []
     before = device_used_bytes()
     try:
-        engine = RolloutEngine(0, rollout_config(workload, device, generated_tokens=16, cuda_graphs=False))
+        engine = ColocatedEngine(0, rollout_config(workload, device, generated_tokens=16, cuda_graphs=False))
         with arm(rows, "engine alone") as row:
             engine.start()
             row |= _awake_and_asleep(engine, before)
@@ -42,7 +42,7 @@ def main(device: Device, output: Path) -> None:
         print(record("memory_rollout_role", rows, note, output))
 
 
-def _awake_and_asleep(engine: RolloutEngine, before: int) -> Row:
+def _awake_and_asleep(engine: ColocatedEngine, before: int) -> Row:
     awake = device_used_bytes() - before
     engine.sleep()
     asleep = device_used_bytes() - before

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
+from bench.harness.many_jobs import in_parallel, seconds_after, small_job, transition, wait_until_all
 from bench.harness.operator_cluster import (
     NAMESPACE,
     MemoryWatch,
@@ -30,21 +26,14 @@ from bench.harness.operator_cluster import (
     writes,
 )
 from bench.harness.record import record
+from bench.harness.simulated_nodes import kwok, make_nodes
 from rljob_api.exit_codes import ExitCode
-from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import ROLE
-from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, Object
-from rljob_testing.operator.go_modules import module_files
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 BASE_PORT = 24100
-KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"
-KWOK_STAGES = "kustomize/stage/{}/*.yaml"
-CLIENTS = 8
-_LOOK_SECONDS = 5.0
-"""Each poll lists all jobs; it is rare so that it does not affect the measurement."""
 
 
 def main() -> None:
@@ -102,46 +91,6 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def kwok(plane: ControlPlane) -> Iterator[None]:
-    """KWOK simulates the kubelets of all nodes, with the stages of its own module."""
-    stages = [
-        argument
-        for folder in ("node/fast", "node/heartbeat-with-lease", "pod/fast")
-        for file in module_files(KWOK_MODULE, KWOK_STAGES.format(folder))
-        if file.name != "kustomization.yaml"
-        for argument in ("--config", str(file))
-    ]
-    program = plane.kubectl.with_name("kwok")
-    command = [str(program), "--kubeconfig", str(plane.kubeconfig), "--manage-all-nodes", *stages]
-    with (plane.directory / "kwok.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def make_nodes(api: ApiClient, count: int) -> None:
-    for number in range(count):
-        api.create("nodes", manifests.node(f"node-{number}", {"type": "kwok"}))
-    while not all(is_ready(node) for node in api.list("nodes")):
-        time.sleep(_LOOK_SECONDS)
-
-
-def is_ready(node: Object) -> bool:
-    conditions = node.get("status", {}).get("conditions", [])
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
-
-
-def small_job(name: str) -> Object:
-    """A job with one controller and one worker, without a GPU, on an existing volume."""
-    return manifests.job(
-        name, policy={"gpusPerReplica": 0}, checkpoint={"volume": {"nfs": {"server": "nfs.example", "path": "/jobs"}}}
-    )
-
-
 def end(api: ApiClient, name: str) -> None:
     """Last acts of a job's controller: its report and its termination message."""
     job = WatchedJob(api, SimulatedKubelet(api), NAMESPACE, name)
@@ -149,34 +98,8 @@ def end(api: ApiClient, name: str) -> None:
     job.end_controller(ExitCode.COMPLETE, step=10)
 
 
-def in_parallel(work: Callable[[Any], object], items: Any) -> None:
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(work, items))
-
-
-def wait_until_all(api: ApiClient, count: int, condition: str) -> list[Object]:
-    """The jobs, once the condition is true for `count` of them."""
-    while True:
-        there = [job for job in api.list("rljobs", NAMESPACE) if transition(job, condition)]
-        print(f"{condition}: {len(there)}/{count}", flush=True)
-        if len(there) == count:
-            return there
-        time.sleep(_LOOK_SECONDS)
-
-
-def transition(job: Object, condition: str) -> str:
-    """Time at which the condition became true; empty if it is not."""
-    conditions = job.get("status", {}).get("conditions", [])
-    return next((c["lastTransitionTime"] for c in conditions if c["type"] == condition and c["status"] == "True"), "")
-
-
 def job_pods(api: ApiClient) -> list[Object]:
     return api.list("pods", NAMESPACE, ROLE)
-
-
-def seconds_after(began: float, timestamp: str) -> float:
-    """Kubernetes stores whole seconds, so the result may be up to one second too small."""
-    return datetime.fromisoformat(timestamp).timestamp() - began
 
 
 def by_name(requests: Counter[tuple[str, str]]) -> dict[str, int]:

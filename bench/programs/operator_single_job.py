@@ -122,8 +122,8 @@ def reconcile_seconds(operator: OperatorProcess) -> dict[str, float]:
     """Count and mean of all reconciles, including their writes, from the operator's metrics."""
     text = httpx.get(f"http://127.0.0.1:{operator.metrics_port}/metrics").raise_for_status().text
     values = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
-    count = values["rljob_operator_reconcile_seconds_count"]
-    return {"reconciles": count, "reconcile_mean_seconds": values["rljob_operator_reconcile_seconds_sum"] / count}
+    count = values["workqueue_work_duration_seconds_count"]
+    return {"reconciles": count, "reconcile_mean_seconds": values["workqueue_work_duration_seconds_sum"] / count}
 
 
 if __name__ == "__main__":

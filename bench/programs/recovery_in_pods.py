@@ -79,6 +79,7 @@ def operator(cluster: OneNodeCluster) -> OperatorProcess:
         "trainer_torch_version": torch_version(),
         "leader_election": False,
         "metrics_auth": False,
+        "metrics_tls": False,
         "status_interval_seconds": 1,
         "log_format": "text",
     }

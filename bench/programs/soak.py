@@ -1,7 +1,7 @@
 """Random faults over several jobs on this machine's cluster; fails if a job does not complete or anything leaks.
 
     make demo-cluster    # the cluster, the images, the operator
-    .venv/bin/python -m bench.programs.soak [--minutes 60] [--seed 1] [--jobs 2] [--output runs/soak]
+    .venv/bin/python -m bench.programs.soak [--minutes 60] [--seed 1] [--jobs 2] [--hostile-tenant] [--output runs/soak]
 
 Processes, pods, kubelets, containerd, the API server and the operator are killed or stopped at times drawn from the
 seed, while the jobs have injected failures of their own. Exit code 1: a job is not complete or something leaked; the
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="determines the faults, their times and the jobs")
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
     parser.add_argument("--output", type=Path, default=Path("runs/soak"), help="folder for soak.json and the jobs'")
+    parser.add_argument("--hostile-tenant", action="store_true", help="store hostile objects in another namespace")
     arguments = parser.parse_args()
 
     began = time.monotonic()
@@ -34,7 +35,10 @@ def main() -> int:
     def log(line: str) -> None:
         print(f"{time.monotonic() - began:7.1f}  {line}", flush=True)
 
-    settings = SoakSettings(arguments.seed, arguments.minutes, arguments.jobs, arguments.output / "jobs")
+    folder = arguments.output / "jobs"
+    settings = SoakSettings(
+        arguments.seed, arguments.minutes, arguments.jobs, folder, hostile_tenant=arguments.hostile_tenant
+    )
     soak = run_soak(settings, SoakCluster.of_this_machine(), log)
     print(record("soak", [row(soak)], _NOTE, directory=arguments.output))
     for problem in problems(soak):

@@ -1,8 +1,8 @@
 """Seconds per step and peak memory of TRL's GRPOTrainer, colocated with vLLM, on the workload of h200_step.yaml.
 
-The second arm of bench/programs/h200_step.py, on the same GPU as `rljob run`: same model directory, prompts and number
-of completions and tokens, float32 weights with bfloat16 compute, the engine asleep during the update. Prints one JSON
-line.
+The second arm of bench/programs/h200_step.py and large_models.py, on the same GPU as `rljob run`: the same model,
+prompts and number of completions and tokens, float32 weights with bfloat16 compute (or `--dtype bfloat16`), the engine
+asleep during the update. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,16 @@ class StepClock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.begun)
 
 
-def main(model_dir: str, steps: int, prompts: int, group_size: int, response_tokens: int, micro_batch: int) -> None:
+def main(
+    model_dir: str,
+    steps: int,
+    prompts: int,
+    group_size: int,
+    response_tokens: int,
+    micro_batch: int,
+    dtype: str,
+    gradient_checkpointing: bool,
+) -> None:
     begun = time.perf_counter()
     completions = prompts * group_size
     config = GRPOConfig(
@@ -51,8 +60,8 @@ def main(model_dir: str, steps: int, prompts: int, group_size: int, response_tok
         learning_rate=1e-6,
         beta=0.0,
         bf16=True,
-        model_init_kwargs={"dtype": "float32"},
-        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": dtype},
+        gradient_checkpointing=gradient_checkpointing,
         use_vllm=True,
         vllm_mode="colocate",
         vllm_enable_sleep_mode=True,
@@ -99,4 +108,6 @@ if __name__ == "__main__":
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--response-tokens", type=int, default=512)
     parser.add_argument("--micro-batch", type=int, default=16)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
     main(**vars(parser.parse_args()))

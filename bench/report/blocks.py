@@ -9,28 +9,54 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from bench.report import confusion_matrix, freed_bytes, mitigations, operator, recoveries, soak, training
+from bench.report import (
+    adapter_recovery,
+    confusion_matrix,
+    freed_bytes,
+    host_memory,
+    large_models,
+    load_memory,
+    mitigations,
+    operator,
+    public_failures,
+    recoveries,
+    soak,
+    supported_models,
+    training,
+)
 from bench.report.markdown import Result, read
 
 Render = Callable[[Result], str]
 
 BLOCKS: Mapping[str, Render] = {
     "h200_step": training.step,
+    "large_models": large_models.block,
+    "host_memory": host_memory.block,
+    "load_memory": load_memory.block,
     "smollm2_chain_sum": training.chain_sum,
     "smollm2_chain_sum_cpu": training.chain_sum_cpu,
     "overhead": training.overhead,
     "probe_overhead": training.probe,
+    "adapter_recovery": adapter_recovery.block,
     "memory_telemetry": training.telemetry,
     "operator_scale": operator.scale,
+    "operator_duel": operator.duel,
+    "operator_large": operator.large,
     "operator_single_job": operator.single_job,
     "cluster_job": operator.cluster_job,
     "recovery_in_pods": recoveries.recovery_in_pods,
     "recovered_jobs": recoveries.recovered_jobs,
     "recovered_jobs: freed bytes": freed_bytes.block,
+    "ranks_recover_cpu": recoveries.ranks_recover,
     "recovery_time": recoveries.recovery_time,
     "recovery_time_h200": recoveries.recovery_time,
     "soak": soak.block,
+    "supported_models": supported_models.block,
     "induced_failures": confusion_matrix.block,
+    "public_failures_first": public_failures.block,
+    "public_failures_second": public_failures.block,
+    "public_failures_third": public_failures.block,
+    "public_failures_fourth": public_failures.block,
     "memory_mitigation_cost": mitigations.costs,
     "memory_cache": mitigations.cache,
     "memory_retained": mitigations.retained,

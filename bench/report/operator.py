@@ -1,8 +1,10 @@
-"""Blocks on the operator: many jobs at once, one job alone, one job with real kubelets."""
+"""Blocks on the operator: many jobs at once, beside KubeRay, ten thousand jobs, one job alone, real kubelets."""
 
 from __future__ import annotations
 
-from bench.report.markdown import Result, facts, source
+from collections.abc import Callable
+
+from bench.report.markdown import Result, Row, facts, source, table
 
 
 def scale(result: Result) -> str:
@@ -24,6 +26,46 @@ def scale(result: Result) -> str:
         ("CPU time of the operator until all run", f"{row['operator_cpu_seconds_until_running']:.0f} s"),
         ("resident memory of the operator, idle", f"{row['operator_idle_bytes'] / 1e6:.0f} MB"),
         ("resident memory of the operator, peak", f"{peak['operator'] / 1e6:.0f} MB"),
+        ("resident memory of the API server, peak", f"{peak['kube-apiserver'] / 1e9:.1f} GB"),
+    ]
+    return f"{source(result, versions=False)}\n{facts(rows)}"
+
+
+def duel(result: Result) -> str:
+    header = ("", *(row["operator"] for row in result["rows"]))
+    rows = [
+        ("last pod created after", _each(result, lambda row: f"{row['last_pod_created_seconds']:.0f} s")),
+        ("median until all pods of a job run", _each(result, lambda row: f"{row['median_running_seconds']:.0f} s")),
+        ("all jobs run after", _each(result, lambda row: f"{row['all_running_seconds']:.0f} s")),
+        ("writes per job until all run", _each(result, lambda row: f"{row['writes_per_job_until_running']:.1f}")),
+        ("CPU time until all run", _each(result, lambda row: f"{row['operator_cpu_seconds_until_running']:.0f} s")),
+        ("resident memory, peak", _each(result, lambda row: f"{row['peak_bytes']['operator'] / 1e6:.0f} MB")),
+    ]
+    return f"{source(result, versions=False)}\n{table(header, [(name, *cells) for name, cells in rows])}"
+
+
+def _each(result: Result, cell: Callable[[Row], str]) -> list[str]:
+    return [cell(row) for row in result["rows"]]
+
+
+def large(result: Result) -> str:
+    [row] = result["rows"]
+    peak = row["peak_bytes"]
+    rows = [
+        ("jobs, of two pods each", f"{row['jobs']:,}"),
+        ("of these pending, since no node fits", f"{row['pending_jobs']:,}"),
+        ("nodes, simulated by KWOK", f"{row['nodes']:,}"),
+        ("all pods created, half of the jobs `Running`", f"after {row['start_seconds'] / 60:.0f} minutes"),
+        ("nodes cordoned and uncordoned, then", f"{row['node_changes'] / row['seconds']:.0f} a second"),
+        (
+            "from a StepReport to the step in the RLJob's status",
+            f"median {row['reaction_p50_seconds']:.2f} s, p99 {row['reaction_p99_seconds']:.2f} s, "
+            f"of {row['reports']:,} reports",
+        ),
+        ("p99 of the time in the queue, running jobs", f"at most {row['queue_p99_seconds_at_most']:g} s"),
+        ("p99 of the time in the queue, pending jobs", f"at most {row['queue_pending_p99_seconds_at_most']:g} s"),
+        ("CPU use of the operator meanwhile", f"{100 * row['operator_cpu_share']:.0f} % of a core"),
+        ("resident memory of the operator, peak", f"{peak['operator'] / (1 << 20):.0f} MiB"),
         ("resident memory of the API server, peak", f"{peak['kube-apiserver'] / 1e9:.1f} GB"),
     ]
     return f"{source(result, versions=False)}\n{facts(rows)}"

@@ -70,6 +70,20 @@ def recovery_time(result: Result) -> str:
     return f"{source(result, versions=False)}{note}\n{markdown.table(header, rows)}"
 
 
+def ranks_recover(result: Result) -> str:
+    """One line for each failure, with the seconds that its step took longer, by arm."""
+    rows = [row for row in result["rows"] if "failed" not in row]
+    lines = []
+    for failure in dict.fromkeys(row["failure"] for row in rows):
+        found = {row["arm"]: row for row in rows if row["failure"] == failure}
+        arms = (found.get("restart", found.get("killed")), found.get("live"))
+        cells = (f"{row['seconds_lost']:.1f} s; {markdown.parts(row.get('parts', {}))}" if row else "–" for row in arms)
+        lines.append((failure, *cells))
+    note = f"{result['note'][0].upper()}{result['note'][1:]}.\n"
+    header = ("rank 1 fails in", "processes restarted; parts", "live; parts")
+    return f"{source(result, versions=False)}{note}\n{markdown.table(header, lines)}"
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown with one line for each job that ran with recovery."""
     lines = [

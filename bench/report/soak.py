@@ -10,17 +10,22 @@ from bench.report.markdown import Result, facts, source, table
 
 def block(result: Result) -> str:
     [row] = result["rows"]
+    hostile = row.get("hostile_objects", {})
     others = {reason: count for reason, count in row["attempts"].items() if reason != "AllStepsCommitted"}
     disk = [size / 1e3 for size in row["disk_bytes"]]
     operator = [size / 1e6 for size in row["operator_bytes"]]
     rows = [
-        ("options", f"`--minutes {row['minutes_of_faults']:.0f} --seed {row['seed']}`"),
+        (
+            "options",
+            f"`--minutes {row['minutes_of_faults']:.0f} --seed {row['seed']}{' --hostile-tenant' if hostile else ''}`",
+        ),
         ("Kubernetes", row["kubernetes"]),
         ("jobs at a time", str(row["streams"])),
         ("**complete**", f"**{row['complete']} of {row['jobs']} jobs**"),
         ("steps, each committed once", f"{row['steps']:,}"),
         ("injected failures", _counted(row["injected_failures"])),
         ("attempts that did not end with the last step", _counted(others)),
+        *([("objects of a hostile tenant, stored meanwhile", _counted(hostile))] if hostile else []),
         ("leaked pods, objects, volumes, containers, processes, mounts, networks", _leaked(row["leaks"])),
         ("disk of nodes and volumes, without images", f"{disk[0]:,.0f} kB before, {disk[1]:,.0f} kB after"),
         ("resident memory of the operator", f"{operator[0]:.0f} MB before, {operator[1]:.0f} MB after"),

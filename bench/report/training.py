@@ -94,6 +94,7 @@ def probe(result: Result) -> str:
     without, _, added = result["rows"]
     rows = [
         ("added to the start of a process", f"{1e3 * added['start_seconds']:.1f} ms"),
+        ("the same without compiled files, as in pods", f"{1e3 * added['start_in_pods_seconds']:.1f} ms"),
         ("fastest step of a run without the probe", f"{1e6 * without['step_seconds']:.0f} µs"),
         ("difference with the probe", f"{1e6 * added['step_seconds']:.1f} µs"),
     ]

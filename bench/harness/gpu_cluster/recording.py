@@ -62,7 +62,7 @@ class Recording:
     def _take_snapshot(self) -> JobSnapshot:
         return JobSnapshot(
             job=self._get(f"{_RLJOB_PATHS}/rljobs/{self.job}"),
-            report=self._get(f"{_RLJOB_PATHS}/stepreports/{self.job}"),
+            report=self._get(f"{_RLJOB_PATHS}/stepreports/{self.job}").get("status") or {},
             pods=self._get(f"{_POD_PATHS}?labelSelector=rljob.dev/job-name={self.job}").get("items", []),
         )
 

@@ -1,4 +1,4 @@
-"""The job, its StepReport and its pods at one time. Pure."""
+"""The job, the status of its StepReport and its pods at one time. Pure."""
 
 from __future__ import annotations
 

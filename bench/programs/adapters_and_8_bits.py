@@ -1,0 +1,182 @@
+"""Jobs with low-rank adapters and with an engine in 8 bits: seconds by phase, peak GPU memory, engine against policy.
+
+    python -m bench.programs.adapters_and_8_bits ARM... [--steps N]
+
+Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat16, rank 16 on all linear layers):
+
+    8b             Qwen3-8B's shape, adapters
+    8b-fp8         the same with `rollout.quantization: Fp8PerTensor`
+    8b-fp8-block   the same with Fp8PerBlock
+    8b-fp8-kv      the same with Fp8PerTensor and `kvCacheDtype: Fp8`
+    8b-40gib       Qwen3-8B's shape, adapters, where another process holds all but 40 GiB of the GPU and the memory plan
+                   is that of such a GPU, with a KV cache of 3 GiB; 64 responses of 512 tokens
+    8b-40gib-fp8   the same with Fp8PerTensor, which leaves the KV cache to the plan
+    32b            Qwen3-32B's shape, adapters, a KV cache of 8 GiB; its weights take 61 GiB of disk, and as much host
+                   memory while they load
+    32b-fp8        the same with Fp8PerTensor, which leaves the KV cache to the plan
+
+Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it already has. An arm that
+fails is recorded with its message. The first step of each arm is warm-up and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.harness.device_memory import DevicePeak
+from bench.harness.record import RESULTS, record
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_settings import MemorySettings
+from rljob_memory.plan import Hardware, first_plan
+from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.sizes import GIB
+from rljob_testing.ballast import ballast
+from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.models.checkpoint import model_dimensions
+from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.runtime.role_settings import shape_for_plan
+
+NAME = "adapters_and_8_bits"
+WARM_UP_STEPS = 1
+SHAPES = {
+    "8b": "hidden=4096&intermediate=12288&layers=36&heads=32",
+    "32b": "hidden=5120&intermediate=25600&layers=64&heads=64",
+}
+ROLLOUTS: dict[str, dict[str, str]] = {
+    "8b-fp8": {"quantization": "Fp8PerTensor"},
+    "8b-fp8-block": {"quantization": "Fp8PerBlock"},
+    "8b-fp8-kv": {"quantization": "Fp8PerTensor", "kvCacheDtype": "Fp8"},
+    "8b-40gib-fp8": {"quantization": "Fp8PerTensor"},
+    "32b-fp8": {"quantization": "Fp8PerTensor"},
+}
+MEMORY: dict[str, dict[str, str]] = {"8b-40gib": {"kvCache": "3Gi"}, "32b": {"kvCache": "8Gi"}}
+"""Two copies of the weights leave little: the plan, which keeps a tenth of the GPU free, has room for one sequence."""
+ARMS = ["8b", "8b-fp8", "8b-fp8-block", "8b-fp8-kv", "8b-40gib", "8b-40gib-fp8", "32b", "32b-fp8"]
+SMALL_CARD_BYTES = 40 * GIB
+
+
+def main(arms: list[str], steps: int, output: Path, results: Path) -> None:
+    file = results / f"{NAME}.json"
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    for arm in arms:
+        row = run_arm(arm, steps, output / arm)
+        rows = [*(other for other in rows if other["arm"] != arm), row]
+        note = "Qwen3 shapes, random weights, 128 responses of 1,024 tokens a step (40gib: 64 of 512), rank 16"
+        print(json.dumps(row, indent=2))
+        print(record(NAME, rows, note, results))
+
+
+def run_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
+    small = "40gib" in arm
+    manifest = manifest_of(arm, steps, small)
+    shutil.rmtree(output, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    resolve_model(manifest["spec"]["model"]["uri"])  # written first, so that the start-up time does not count it
+    if small:
+        manifest["spec"]["memory"] = pinned_to_a_small_card(manifest) | MEMORY.get(arm, {})
+    path = output.parent / f"{arm}.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
+    begun = time.perf_counter()
+    with ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(), DevicePeak() as peak:
+        done = subprocess.run([sys.executable, "-m", "rljob_trainer", "run", path, "--output", output], check=False)
+    return {"arm": arm, "exit_code": done.returncode, "device_peak_bytes": peak.peak_bytes} | measured(
+        output, time.perf_counter() - begun
+    )
+
+
+def manifest_of(arm: str, steps: int, small: bool) -> dict[str, Any]:
+    shape = SHAPES[arm.partition("-")[0]]
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": f"bench-{arm}"},
+        "spec": {
+            "model": {
+                "uri": f"random://qwen3?{shape}&kvHeads=8&headDim=128&vocabulary=151936&tied=false&dtype=bfloat16"
+            },
+            "task": {"name": "digits", "reward": "spread_rewards:spread"},
+            "policy": {"lora": {"rank": 16, "alpha": 32}},
+            "rollout": ROLLOUTS.get(arm, {}),
+            "memory": MEMORY.get(arm, {}),
+            "algorithm": {
+                "steps": steps,
+                "promptsPerStep": 8 if small else 16,
+                "groupSize": 8,
+                "maxPromptTokens": 16,
+                "maxResponseTokens": 512 if small else 1024,
+                "ignoreEndOfSequence": True,
+                "learningRate": 1.0e-5,
+            },
+            "checkpoint": {"everySteps": 1000},
+        },
+    }
+
+
+def pinned_to_a_small_card(manifest: dict[str, Any]) -> dict[str, Any]:
+    """`spec.memory` with the plan of a GPU of 40 GiB, since the driver reports the memory of the whole GPU."""
+    from rljob_api.job import RLJobSpec
+
+    spec = RLJobSpec.model_validate(manifest["spec"])
+    directory = resolve_model(spec.model.uri)
+    parameters = adapter_parameters(adapted_layers(directory, (), 16), 16)
+    shape = shape_for_plan(model_dimensions(directory), spec, "cuda", parameters)
+    hardware = Hardware("cuda", SMALL_CARD_BYTES, this_machine().host_memory_bytes, torch_version())
+    plan = first_plan(MemorySettings(), hardware, shape, workload_of(spec))
+    return pins_of(plan)
+
+
+def pins_of(plan: MemoryPlan) -> dict[str, Any]:
+    return {
+        "kvCache": str(plan.kv_cache_bytes),
+        "microBatchTokens": plan.micro_batch_tokens,
+        "logprobChunkTokens": plan.logprob_chunk_tokens,
+        "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
+        "syncBucketSize": str(plan.sync_bucket_bytes),
+    }
+
+
+def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
+    """The medians of the steps after the warm-up, or the message of a run without them."""
+    ledger, summary = output / "ledger.jsonl", output / "summary.json"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
+    row: dict[str, Any] = {"whole_seconds": whole_seconds}
+    if summary.exists():
+        told = json.loads(summary.read_text())
+        row |= {"start_up_seconds": told.get("startup_seconds"), "message": told.get("exit_reason")}
+    if plans := [line["plan"] for line in lines if line["kind"] == "attempt"]:
+        row["plan"] = plans[0]
+    if not steps:
+        return row
+    names = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "grad_norm", "micro_batches")
+    return row | {
+        "steps": len(steps),
+        "seconds_per_step": statistics.median(step["total_seconds"] for step in steps),
+        "seconds_by_phase": {
+            phase: statistics.median(step["seconds"][phase] for step in steps) for phase in steps[0]["seconds"]
+        },
+        "torch_peak_reserved_bytes": max(step["memory_bytes"]["policy-0"]["update"] for step in steps),
+        "metrics": {name: [step["metrics"][name] for step in steps] for name in names},
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", nargs="+", choices=ARMS, metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--steps", type=int, default=4, help="steps of each arm, the warm-up included")
+    parser.add_argument("--output", type=Path, default=Path("runs/adapters-and-8-bits"), help="of the runs (replaced)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
+    main(**vars(parser.parse_args()))

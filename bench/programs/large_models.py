@@ -1,0 +1,217 @@
+"""Full fine-tuning of large models on one GPU: seconds by phase and peak GPU memory, RLJob and TRL.
+
+    python -m bench.programs.large_models ARM... [--steps N] [--smoke]
+
+Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
+    0.6b           the optimizer's state on the GPU
+    8b             the state where the memory plan puts it
+    8b-bfloat16    the same with `policy.optimizer.moments: bfloat16`
+    8b-80gib       where another process holds all but 79 GiB, with the memory plan of such a GPU
+    14b            `moments: bfloat16`, for the host's memory
+    0.6b-trl       TRL's GRPOTrainer, colocated with vLLM, float32 weights
+    8b-trl         the same in bfloat16 with gradient checkpointing, since float32 weights do not fit
+
+Records one row for each arm in `bench/results/large_models.json`, after those that it already has. An arm that fails is
+recorded with its message. The first two steps of an arm are warm-up and are not counted. `--smoke` runs a tiny model on
+any device instead, and records nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.harness.device_memory import DevicePeak
+from bench.harness.record import RESULTS, record
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_settings import MemorySettings
+from rljob_memory.plan import Hardware, first_plan
+from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.sizes import GIB
+from rljob_testing.ballast import ballast
+from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.models.checkpoint import model_dimensions
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.runtime.role_settings import shape_for_plan
+
+NAME = "large_models"
+WARM_UP_STEPS = 2
+COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
+SHAPES = {
+    "smoke": "hidden=64&layers=2&dtype=bfloat16",
+    "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{COMMON}",
+    "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{COMMON}",
+    "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{COMMON}",
+}
+ARMS = ["0.6b", "8b", "8b-bfloat16", "8b-80gib", "14b", "0.6b-trl", "8b-trl"]
+SMALL_CARD_BYTES = 79 * GIB
+"""Memory that CUDA reports for an H100 of 80 GB."""
+
+
+def main(arms: list[str], steps: int, smoke: bool, output: Path, results: Path) -> None:
+    file = results / f"{NAME}.json"
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    for arm in ["smoke"] if smoke else arms:
+        row = trl_arm(arm, steps) if arm.endswith("-trl") else rljob_arm(arm, steps, output / arm)
+        print(json.dumps(row, indent=2), flush=True)
+        if not smoke:
+            rows = [*(other for other in rows if other["arm"] != arm), row]
+            note = "Qwen3 shapes, random weights, all weights trained, 128 responses of 1,024 tokens a step (0.6b: 512)"
+            print(record(NAME, rows, note, results), flush=True)
+
+
+def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
+    manifest = manifest_of(arm, steps)
+    shutil.rmtree(output, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    resolve_model(manifest["spec"]["model"]["uri"])  # written first, so that the start-up time does not count it
+    small = arm.endswith("-80gib")
+    if small:
+        manifest["spec"]["memory"] = pinned_to_a_small_card(manifest)
+    path = output.parent / f"{arm}.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
+    begun = time.perf_counter()
+    with ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(), DevicePeak() as peak:
+        message = run_steps([sys.executable, "-m", "rljob_trainer", "run", path, "--output", output], output, steps)
+    return {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes} | measured(
+        output, time.perf_counter() - begun
+    )
+
+
+def run_steps(command: list[str | Path], output: Path, steps: int) -> str:
+    """Run a job and kill it after `steps` steps, since its last checkpoint would take up to 165 GiB of disk."""
+    job = subprocess.Popen(command, start_new_session=True)
+    try:
+        while job.poll() is None:
+            if len(steps_of(output)) >= steps:
+                return "all steps are committed"
+            time.sleep(0.2)
+        return f"exit code {job.returncode}"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def steps_of(output: Path) -> list[dict[str, Any]]:
+    return [line for line in ledger_of(output) if line["kind"] == "step"]
+
+
+def ledger_of(output: Path) -> list[dict[str, Any]]:
+    file = output / "ledger.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def manifest_of(arm: str, steps: int) -> dict[str, Any]:
+    shape = arm.partition("-")[0]
+    moments = "bfloat16" if arm in ("14b", "8b-bfloat16") else "float32"
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": f"bench-{arm.replace('.', '-')}"},
+        "spec": {
+            "model": {"uri": f"random://qwen3?{SHAPES[shape]}"},
+            "task": {"name": "digits", "reward": "spread_rewards:spread"},
+            "policy": {"optimizer": {"moments": moments}},
+            "algorithm": {
+                "steps": steps + 1,  # it is killed before the last, which would write a checkpoint
+                "promptsPerStep": 2 if arm == "smoke" else 16,
+                "groupSize": 4 if arm == "smoke" else 8,
+                "maxPromptTokens": 16,
+                "maxResponseTokens": response_tokens(shape),
+                "ignoreEndOfSequence": True,
+            },
+            "checkpoint": {"everySteps": 1000},
+        },
+    }
+
+
+def response_tokens(shape: str) -> int:
+    return {"smoke": 8, "0.6b": 512}.get(shape, 1024)
+
+
+def pinned_to_a_small_card(manifest: dict[str, Any]) -> dict[str, Any]:
+    """`spec.memory` with the plan of a GPU of 80 GB, since the driver reports the memory of the whole GPU."""
+    spec = RLJobSpec.model_validate(manifest["spec"])
+    shape = shape_for_plan(model_dimensions(resolve_model(spec.model.uri)), spec, "cuda")
+    hardware = Hardware("cuda", SMALL_CARD_BYTES, this_machine().host_memory_bytes, torch_version())
+    return pins_of(first_plan(MemorySettings(), hardware, shape, workload_of(spec), fused=True))
+
+
+def pins_of(plan: MemoryPlan) -> dict[str, Any]:
+    return {
+        "kvCache": str(plan.kv_cache_bytes),
+        "microBatchTokens": plan.micro_batch_tokens,
+        "logprobChunkTokens": plan.logprob_chunk_tokens,
+        "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
+        "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
+        "syncBucketSize": str(plan.sync_bucket_bytes),
+    }
+
+
+def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
+    """The medians of the steps after the warm-up, or the message of a run without them."""
+    lines, all_steps = ledger_of(output), steps_of(output)
+    row: dict[str, Any] = {"whole_seconds": whole_seconds}
+    if ready := [line["seconds"] for line in lines if line["kind"] == "ready"]:
+        row |= {"start_up_seconds": sum(ready[0].values()), "start_up_by_part": ready[0]}
+    if plans := [line["plan"] for line in lines if line["kind"] == "attempt"]:
+        row["plan"] = plans[0]
+    row["all_seconds"] = [step["total_seconds"] for step in all_steps]
+    steps = all_steps[WARM_UP_STEPS:]
+    if not steps:
+        return row
+    return row | {
+        "seconds_per_step": statistics.median(step["total_seconds"] for step in steps),
+        "seconds_by_phase": {
+            phase: statistics.median(step["seconds"][phase] for step in steps) for phase in steps[0]["seconds"]
+        },
+        "torch_peak_reserved_bytes": max(step["memory_bytes"]["policy-0"]["update"] for step in steps),
+        "micro_batches": steps[-1]["metrics"]["micro_batches"],
+        "grad_norms": [step["metrics"]["grad_norm"] for step in all_steps],
+    }
+
+
+def trl_arm(arm: str, steps: int) -> dict[str, Any]:
+    shape = arm.partition("-")[0]
+    model = resolve_model(f"random://qwen3?{SHAPES[shape]}")
+    options = ["--dtype", "bfloat16", "--gradient-checkpointing", "--micro-batch", "8"] if shape == "8b" else []
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "bench.programs.trl_steps",
+        model,
+        "--steps",
+        str(steps),
+        *options,
+    ]
+    command += ["--response-tokens", str(response_tokens(shape))]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        return {"arm": arm, "exit_code": done.returncode}
+    return {"arm": arm, "exit_code": 0, **json.loads(done.stdout.splitlines()[-1])}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument("--steps", type=int, default=6, help="steps of each arm, the warm-up included")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on any device; records nothing")
+    parser.add_argument("--output", type=Path, default=Path("runs/large-models"), help="of the runs (replaced)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
+    main(**vars(parser.parse_args()))

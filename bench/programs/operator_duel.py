@@ -1,0 +1,175 @@
+"""RLJob's operator beside KubeRay's, one after the other on the same control plane: seconds, writes, memory, CPU time.
+
+    git clone https://github.com/ray-project/kuberay && git -C kuberay checkout v1.7.0
+    python -m bench.programs.operator_duel --kuberay kuberay [--jobs 1000] [--nodes 50]
+
+Each RLJob and each RayCluster has two pods, one of them the head or the controller, that request the same. KWOK starts
+the pods. KubeRay's manager is built from its repository and runs with its defaults, without leader election.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.harness.many_jobs import in_parallel, seconds_after, transition, wait_until_all
+from bench.harness.operator_cluster import NAMESPACE, MemoryWatch, control_plane, kubectl
+from bench.harness.record import record
+from bench.harness.simulated_nodes import kwok, make_nodes
+from bench.programs.operator_scale import measure as measure_rljob
+from rljob_cluster.control_plane import ControlPlane
+from rljob_testing.operator.api_client import ApiClient, Object
+
+BASE_PORT = 24300
+METRICS_PORT, PROBES_PORT = BASE_PORT + 90, BASE_PORT + 91
+_WRITES = ("POST", "PUT", "PATCH", "DELETE")
+_COMPARED = (
+    "jobs",
+    "submitted_seconds",
+    "last_pod_created_seconds",
+    "median_running_seconds",
+    "all_running_seconds",
+    "writes_per_job_until_running",
+    "operator_cpu_seconds_until_running",
+    "peak_bytes",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kuberay", type=Path, required=True, help="checkout of KubeRay's repository")
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=50)
+    arguments = parser.parse_args()
+    repository = arguments.kuberay.resolve()
+    kuberay = measure_kuberay(build_manager(repository), repository, arguments.jobs, arguments.nodes)
+    rljob = measure_rljob(arguments.jobs, arguments.nodes)
+    rows = [
+        {"operator": f"KubeRay {version_of(repository)}", **kuberay},
+        {"operator": "RLJob", **{name: rljob[name] for name in _COMPARED}},
+    ]
+    name = "operator_duel" if arguments.jobs == 1000 else f"operator_duel_{arguments.jobs}"
+    print(record(name, rows, f"{arguments.jobs} jobs of two pods at once on {arguments.nodes} KWOK nodes"))
+
+
+def build_manager(repository: Path) -> Path:
+    """Build KubeRay's manager, outside its repository."""
+    program = repository.parent / "kuberay-manager"
+    subprocess.run(["go", "build", "-o", program, "."], cwd=repository / "ray-operator", check=True)
+    return program
+
+
+def version_of(repository: Path) -> str:
+    command = ["git", "describe", "--tags", "--always"]
+    return subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def measure_kuberay(manager: Path, repository: Path, jobs: int, nodes: int) -> dict[str, Any]:
+    with control_plane(BASE_PORT, scheduler=True) as plane, kwok(plane):
+        kubectl(plane, "create", "-f", str(repository / "ray-operator" / "config" / "crd" / "bases"))
+        kubectl(plane, "wait", "--for=condition=Established", "crd", "--all")
+        api = ApiClient.from_kubeconfig(plane.kubeconfig)
+        make_nodes(api, nodes)
+        with running(manager, plane) as process, MemoryWatch({"operator": process}) as memory:
+            began = time.time()
+            in_parallel(lambda number: create_cluster(api, f"cluster-{number}"), range(jobs))
+            submitted = time.time() - began
+            provisioned = wait_until_all(api, jobs, "RayClusterProvisioned", "rayclusters")
+            until_running = requests()
+            times = process.cpu_times()
+            pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in api.list("pods", NAMESPACE)]
+    ready = [seconds_after(began, transition(cluster, "RayClusterProvisioned")) for cluster in provisioned]
+    return {
+        "jobs": jobs,
+        "submitted_seconds": submitted,
+        "last_pod_created_seconds": max(pods),
+        "median_running_seconds": statistics.median(ready),
+        "all_running_seconds": max(ready),
+        "writes_per_job_until_running": sum(until_running[method] for method in _WRITES) / jobs,
+        "operator_cpu_seconds_until_running": times.user + times.system,
+        "peak_bytes": memory.peak_bytes,
+    }
+
+
+@contextmanager
+def running(manager: Path, plane: ControlPlane) -> Iterator[psutil.Process]:
+    """The manager, ready to reconcile."""
+    command = [
+        str(manager),
+        "--enable-leader-election=false",
+        f"--metrics-addr=:{METRICS_PORT}",
+        f"--health-probe-bind-address=:{PROBES_PORT}",
+        f"--kubeconfig={plane.kubeconfig}",
+    ]
+    with (plane.directory / "kuberay.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_ready(process)
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_ready(process: subprocess.Popen[bytes]) -> None:
+    """Return when the manager is ready and had time to fill its caches."""
+    while True:
+        assert process.poll() is None, f"KubeRay's manager exited with {process.returncode}"
+        try:
+            if httpx.get(f"http://127.0.0.1:{PROBES_PORT}/readyz").status_code == 200:
+                break
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    time.sleep(5.0)
+
+
+def create_cluster(api: ApiClient, name: str) -> None:
+    api.create("rayclusters", ray_cluster(name), NAMESPACE)
+
+
+def ray_cluster(name: str) -> Object:
+    """One head and one worker, which request what the pods of `small_job` request."""
+    worker = {"groupName": "workers", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, "rayStartParams": {}}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "rayVersion": "2.52.0",
+            "headGroupSpec": {"rayStartParams": {}, "template": template("ray-head", "500m", "2Gi")},
+            "workerGroupSpecs": [{**worker, "template": template("ray-worker", "1", "4Gi")}],
+        },
+    }
+
+
+def template(container: str, cpu: str, memory: str) -> Object:
+    resources = {"requests": {"cpu": cpu, "memory": memory}}
+    image = "registry.example/ray:2.52.0"
+    return {"spec": {"containers": [{"name": container, "image": image, "resources": resources}]}}
+
+
+def requests() -> Counter[str]:
+    """Requests sent by the manager, by HTTP method, from its metrics."""
+    text = httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics").raise_for_status().text
+    counted: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "rest_client_requests_total":
+                counted[sample.labels["method"]] += int(sample.value)
+    return counted
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Seconds lost to the failure of one of two policy ranks: ranks that recover live, beside restarted processes.
+
+    python -m bench.programs.ranks_recover [--manifest FILE] [--steps N] [--arm ARM …]
+    python -m bench.programs.ranks_recover --smoke
+
+Three runs of one job with two policy ranks and two engines, one after the other. Rank 1 runs out of memory in an
+update, in an optimizer step and in a sync, each in a step of its own:
+
+- `live`: the ranks leave the collective, restore their state and form a new group.
+- `restart`: the same, but the controller is made to believe that ranks do not leave, so that it replaces the policy's
+  processes, as it did before ranks could recover.
+
+A third run, `killed`, loses an engine while it generates, and later a policy rank in an update.
+
+Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
+beyond the median of the steps without a failure, by part, the processes that were started, and the freed bytes without
+those that the fault itself held. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of
+Qwen3-0.6B's shape, on two GPUs, 10 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from bench.harness.record import RESULTS, record
+from rljob_testing.repository import EXAMPLES, ROOT
+
+ARMS = ("restart", "live", "killed")
+TIMEOUT_SECONDS = 900
+OUT_OF_MEMORY = {
+    "update": {"class": "ActivationSpike", "phase": "update", "step": 3, "rank": 1},
+    "optimizer step": {"class": "OptimizerState", "phase": "optimizer", "step": 5, "rank": 1},
+    "sync": {"class": "WeightSyncSpike", "phase": "sync", "step": 7, "rank": 1},
+}
+KILLED = {
+    "engine killed": {"class": "WorkerLost", "phase": "rollout", "step": 3, "rank": 1},
+    "policy rank killed": {"class": "WorkerLost", "phase": "update", "step": 5, "rank": 1},
+}
+PINNED = {
+    "optimizerOffload": "Disabled",
+    "weightExport": "SwitchSegments",
+    "activationCheckpointing": "Disabled",
+    "rolloutSleep": "Level2",
+}
+"""Changes of other settings need new processes in both arms."""
+ROOM = {"kvCache": 64 << 20, "microBatchTokens": 512, "syncBucketSize": 64 << 20}
+"""Of the first plan with `--smoke`: that of a tiny model has nothing left to shrink."""
+
+SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
+"""Its 4 MB of weights can be sent in two halves."""
+
+_RLJOB = "from rljob_trainer.__main__ import main; main()"
+_WITHOUT_LIVE = (
+    "from rljob_trainer.roles import policy_ranks; policy_ranks.all_returned = lambda *_, **__: False; " + _RLJOB
+)
+_HELD = re.compile(r"the fault held (\d+) bytes")
+
+
+def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    name = "ranks_recover_cpu" if smoke else "ranks_recover"
+    with tempfile.TemporaryDirectory() as scratch:
+        for arm in arms:
+            rows.extend(rows_of(arm, manifest, steps, Path(scratch) / arm, smoke))
+            # After each arm, so that its result is kept if a later one fails.
+            path = record(name, rows, f"{manifest.name}, {steps} steps, two ranks", directory)
+    for row in rows:
+        print(json.dumps(row))
+    print(path)
+
+
+def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
+    """A row for each failure of the arm's run. A run that fails is recorded with its end."""
+    folder.mkdir()
+    faults = KILLED if arm == "killed" else OUT_OF_MEMORY
+    write_job(manifest, steps, list(faults.values()), folder / "job.yaml", smoke)
+    command: list[str | Path] = [
+        sys.executable,
+        "-c",
+        _WITHOUT_LIVE if arm == "restart" else _RLJOB,
+        "run",
+        folder / "job.yaml",
+    ]
+    command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
+    if smoke:
+        (folder / "plan.json").write_text(json.dumps(first_plan()))
+        command += ["--plan", folder / "plan.json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "bench" / "programs"), *sys.path])}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return [{"arm": arm, "failed": f"not done within {TIMEOUT_SECONDS} s"}]
+    if done.returncode != 0:
+        return [{"arm": arm, "failed": (done.stdout + done.stderr)[-2_000:]}]
+    ledger = [json.loads(line) for line in (folder / "run" / "ledger.jsonl").read_text().splitlines()]
+    return [row(arm, name, fault, ledger, folder / "run" / "logs") for name, fault in faults.items()]
+
+
+def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
+    job = yaml.safe_load(manifest.read_text())
+    spec = job["spec"]
+    spec["policy"] = {
+        **spec.get("policy", {}),
+        **({"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}),
+    }
+    spec["algorithm"]["steps"] = steps
+    spec["checkpoint"] = {"everySteps": 2}
+    spec["recovery"] = {"maxAdjustments": 20}
+    spec["faultInjection"] = {"enabled": True, "faults": faults}
+    if smoke:
+        spec["model"] = {"uri": SMOKE_MODEL}
+    else:
+        spec["memory"] = PINNED
+    path.write_text(yaml.safe_dump(job))
+
+
+def first_plan() -> dict[str, Any]:
+    return {
+        "generation": 1,
+        "emptyCache": False,
+        "expandableSegments": False,
+        "rolloutSleep": "Disabled",
+        "logprobChunkTokens": 8192,
+        "activationCheckpointing": False,
+        "optimizerOffload": False,
+        **ROOM,
+    }
+
+
+def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]], logs: Path) -> dict[str, Any]:
+    steps = [line for line in ledger if line["kind"] == "step"]
+    failing = {each["step"] for each in (*OUT_OF_MEMORY.values(), *KILLED.values())}
+    calm = median(step["total_seconds"] for step in steps if step["step"] > 1 and step["step"] not in failing)
+    [step] = [step for step in steps if step["step"] == fault["step"]]
+    [before] = [step for step in steps if step["step"] == fault["step"] - 1]
+    found = {
+        "arm": arm,
+        "failure": name,
+        "seconds_lost": round(step["committed_at"] - before["committed_at"] - calm, 3),
+        "calm_step_seconds": round(calm, 3),
+        "new_attempt": step["attempt"] != before["attempt"],
+        "processes_started": processes_started(logs),
+    }
+    changes = [line for line in ledger if line["kind"] == "plan_change" and line["change"]["step"] == fault["step"]]
+    if not changes:
+        return found
+    change, evidence = changes[-1]["change"], changes[0]["evidence"]
+    freed, held = change["remedy"]["observedBytes"], _HELD.search(evidence["message"])
+    return found | {
+        "level": change["level"],
+        "change": f"{change['remedy']['setting']} {change['remedy']['before']} → {change['remedy']['after']}",
+        "parts": {part: round(seconds, 3) for part, seconds in changes[-1]["seconds"].items()},
+        "freed_bytes": None if freed is None else freed - (int(held[1]) if held else 0),
+    }
+
+
+def processes_started(logs: Path) -> dict[str, int]:
+    """Number of processes of each rank and engine in the whole run, from the first lines of their logs."""
+    return {
+        log.stem: log.read_text(errors="replace").count(f"{log.stem} starts as process")
+        for log in sorted(logs.glob("*.log"))
+        if log.stem.startswith(("policy-", "rollout-"))
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--manifest", type=Path, help="default: that of h200_step; with --smoke the digits example")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
+    options = parser.parse_args()
+    chosen = options.manifest or (
+        EXAMPLES / "digits.yaml" if options.smoke else ROOT / "bench" / "programs" / "h200_step.yaml"
+    )
+    main(chosen, options.steps, options.arm or list(ARMS), options.output, options.smoke)

@@ -1,0 +1,27 @@
+"""Attempts of another trainer whose options an adapter changes, from records of bench/programs/adapter_recovery.py."""
+
+from __future__ import annotations
+
+from bench.report.markdown import Result, Row, source, table
+
+
+def block(result: Result) -> str:
+    """A line for each attempt: the options that the adapter changed, the steps, and how the attempt ended."""
+    rows = [
+        [row["attempt"], _options(row), row["steps"], f"{row['seconds']:.0f}", _outcome(row)] for row in result["rows"]
+    ]
+    header = ["attempt", "options changed by the adapter", "steps", "seconds", "outcome"]
+    note = f"{result['note'][0].upper()}{result['note'][1:]}"
+    return f"{source(result)}{note}; TRL {result['versions']['trl']}.\n\n{table(header, rows)}"
+
+
+def _options(row: Row) -> str:
+    return "; ".join(f"`{line.partition(': ')[2] or line}`" for line in row["adapter"]) or "none"
+
+
+def _outcome(row: Row) -> str:
+    if row["exit_code"] == 0:
+        return "completed"
+    if "class" in row:
+        return f"out of memory ({row['class']}); next plan: `{row['setting']}: {row['after']}`"
+    return "failed; no change was left"
