@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a real cluster on this machine, and a namespace of one's own in it."""
+"""Shared by the end-to-end tests: a real cluster on this machine, with a namespace for each test."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BUILDAH_ENVIRONMENT = os.environ | {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLAT
 
 
 def missing() -> str | None:
-    """What this machine lacks to run containers; None where it lacks nothing."""
+    """The prerequisite of containers that this machine lacks; None if it lacks nothing."""
     if os.geteuid() != 0:
         return "running containers needs root"
     absent = [program for program in NEEDED_PROGRAMS if shutil.which(program) is None]

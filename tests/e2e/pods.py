@@ -48,7 +48,7 @@ def phase(pod: dict[str, Any]) -> str:
 
 
 def terminated(pod: dict[str, Any]) -> dict[str, Any] | None:
-    """How the pod's first container ended; None where it has not."""
+    """The terminated state of the pod's first container; None while it runs."""
     statuses = pod["status"].get("containerStatuses") or [{}]
     ended: dict[str, Any] | None = statuses[0].get("state", {}).get("terminated")
     return ended

@@ -1,4 +1,4 @@
-"""What the tests of the operator count on the cluster for."""
+"""Properties of the cluster that tests of the operator rely on."""
 
 from __future__ import annotations
 

@@ -19,12 +19,13 @@ def test_a_micro_batch_of_another_length_compiles_no_layer(lengths: tuple[int, .
     from torch._dynamo.utils import counters
 
     from rljob_trainer.models.resolve import resolve_model
-    from rljob_trainer.policy.model import fuse_kernels, read_policy_model
+    from rljob_trainer.policy.compiled_layers import compile_layers
+    from rljob_trainer.policy.model import read_policy_model
 
     torch.compiler.reset()
     counters.clear()
     model = read_policy_model(resolve_model(MODEL), temperature=1.0, chunk_tokens=256).to("cuda", torch.bfloat16)
-    fuse_kernels(model)
+    compile_layers(model.decoder_layers)
     for tokens in lengths:
         hidden = torch.randn(1, tokens, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         positions = torch.arange(tokens, device="cuda")[None]

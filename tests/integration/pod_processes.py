@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.termination_message import TerminationMessage, read_termination_message
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import RLJOB
@@ -75,6 +76,9 @@ class Pods:
     manifest: Path
     workers: int
     variables: dict[str, str] = field(default_factory=dict)
+    plan: MemoryPlan | None = None
+    rollouts: int = 0
+    """Of the workers, those with engines of their own; the others are of the policy."""
 
     @property
     def output(self) -> Path:
@@ -82,10 +86,24 @@ class Pods:
 
     def start(self, attempt: int) -> Attempt:
         self.output.mkdir(exist_ok=True)
-        variables = {"RLJOB_ATTEMPT": str(attempt)}
+        settings = self.directory / "attempt.json"
+        plan = self.plan.model_dump(mode="json", by_alias=True) if self.plan else None
+        settings.write_text(json.dumps({"attempt": attempt, "memoryPlan": plan}))
+        variables = {
+            "RLJOB_ATTEMPT": str(attempt),
+            "RLJOB_PLAN_GENERATION": str(self.plan.generation if self.plan else 1),
+            "RLJOB_ATTEMPT_SETTINGS": str(settings),
+        }
+        policy = self.workers - self.rollouts
+        places = [("policy", index) for index in range(policy)] + [("rollout", index) for index in range(self.rollouts)]
         workers = [
-            self._pod(f"policy-{index}", 1 + index, ["worker"], variables | {"RLJOB_INDEX": str(index)})
-            for index in range(self.workers)
+            self._pod(
+                f"{role}-{index}",
+                1 + number,
+                ["worker"],
+                variables | {"RLJOB_ROLE": role, "RLJOB_INDEX": str(index)},
+            )
+            for number, (role, index) in enumerate(places)
         ]
         controller = self._pod("controller", 0, ["controller"], variables | self.variables)
         return Attempt(controller, workers, self.output / "ledger.jsonl")
@@ -99,6 +117,7 @@ class Pods:
         address = _own_address()
         environment = {
             "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "RLJOB_NAME": "digits",
             "RLJOB_NAMESPACE": "default",
             "RLJOB_WORKERS": str(self.workers),

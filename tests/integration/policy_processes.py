@@ -45,13 +45,22 @@ class PolicyProcesses:
         self._pipes = pipes
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send((function, args))
-        results = [pipe.recv() for pipe in self._pipes]
+        results = self.outcomes(function, *args)
         for result in results:
             if isinstance(result, Exception):
                 raise result
         return results
+
+    def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """The result of each rank, or its exception."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        return [pipe.recv() for pipe in self._pipes]
+
+    def rejoin(self, *, undo_update: bool) -> None:
+        """Form the group of the ranks anew, as the controller does after a failure."""
+        address = PolicyProcesses(self._pipes[:1]).call("rendezvous")[0]
+        self.run(_rejoin, *address, undo_update)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         return self.run(_call_method, method, *args)
@@ -97,6 +106,10 @@ def _serve(pipe: Connection, rank: int, ranks: int, config: PolicyConfig) -> Non
 
 def _call_method(policy: PolicyRank, method: str, *args: Any) -> Any:
     return getattr(policy, method)(*args)
+
+
+def _rejoin(policy: PolicyRank, host: str, port: int, undo_update: bool) -> None:
+    policy.rejoin(host, port, undo_update)
 
 
 def parameters(policy: PolicyRank) -> dict[str, np.ndarray]:

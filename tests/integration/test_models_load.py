@@ -1,4 +1,4 @@
-"""What `random://` writes is what transformers expects of the architecture, weight for weight."""
+"""`random://` writes the weights that transformers expects of the architecture."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.metadata import Metadata
-from rljob_api.step_report import StepReport
+from rljob_api.step_report import StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.control_plane import ControlPlane
@@ -43,8 +42,8 @@ class Cluster:
         self.kubectl("apply", "-f", str(ROOT / "crds" / "manifests"))
         self.kubectl("wait", "--for=condition=Established", "crd/stepreports.rljob.dev")
         self.kubectl("create", "serviceaccount", "trainer")
-        report = ["--resource=stepreports.rljob.dev", "--resource-name=digits"]
-        self.kubectl("create", "role", "trainer", "--verb=get,patch", *report)
+        report = ["--resource=stepreports.rljob.dev/status", "--resource-name=digits"]
+        self.kubectl("create", "role", "trainer", "--verb=patch", *report)
         self.kubectl("create", "rolebinding", "trainer", "--role=trainer", "--serviceaccount=default:trainer")
         empty = {"apiVersion": "rljob.dev/v1alpha1", "kind": "StepReport", "metadata": {"name": "digits"}}
         self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(empty))
@@ -52,8 +51,9 @@ class Cluster:
         (service_account / "ca.crt").write_bytes(control_plane.ca.read_bytes())
         (service_account / "token").write_text(self.kubectl("create", "token", "trainer"))
 
-    def report(self) -> StepReport:
-        return StepReport.model_validate_json(self.kubectl("get", "stepreport", "digits", "-o", "json"))
+    def report(self) -> StepReportStatus:
+        found = StepReport.model_validate_json(self.kubectl("get", "stepreport", "digits", "-o", "json"))
+        return found.status or StepReportStatus()
 
     def field_managers(self) -> dict[str, Any]:
         shown = self.kubectl("get", "stepreport", "digits", "-o", "json", "--show-managed-fields")
@@ -84,7 +84,7 @@ class Ended:
     message: TerminationMessage
     worker_exit_codes: list[int | None]
     steps: int
-    report: StepReport
+    report: StepReportStatus
     log: str
 
 
@@ -156,9 +156,7 @@ def stopped(lost_worker: Ended, pods: Pods, cluster: Cluster) -> Ended:
 @pytest.fixture(scope="module")
 def completed(stopped: Ended, pods: Pods, cluster: Cluster) -> Ended:
     assert stopped.report.plan is not None
-    pods.variables["RLJOB_MEMORY_PLAN"] = stopped.report.plan.model_copy(update={"generation": 4}).model_dump_json(
-        by_alias=True
-    )
+    pods.plan = stopped.report.plan.model_copy(update={"generation": 4})
     attempt = pods.start(3)
     try:
         return ended(attempt, cluster)
@@ -176,23 +174,18 @@ def report_client(cluster: Cluster, service_account: Path, name: str) -> StepRep
     return StepReportClient(ApiServer(host, port, service_account), "default", name)
 
 
-def report_named(name: str, **fields: Any) -> StepReport:
-    return StepReport(metadata=Metadata(name=name), **fields)
-
-
 class TestTheReportsClient:
     def test_what_an_apply_leaves_out_is_taken_back(self, client: StepReportClient, cluster: Cluster) -> None:
-        client.apply(report_named("digits", attempt=1, step=3, reward=0.5))
-        client.apply(report_named("digits", attempt=1, step=4))
+        client.apply(StepReportStatus(attempt=1, step=3, reward=0.5))
+        client.apply(StepReportStatus(attempt=1, step=4))
         read = client.read()
         assert read is not None
         assert (read.step, read.reward) == (4, None)
-        assert read.metadata.uid is not None
 
     def test_a_refusal_is_told_in_the_servers_words(self, cluster: Cluster) -> None:
         other = report_client(cluster, cluster.service_account, "other")
         with pytest.raises(NoAnswer, match=r'403: stepreports.* "other" is forbidden'):
-            other.apply(report_named("other", attempt=1))
+            other.apply(StepReportStatus(attempt=1))
 
     def test_a_token_that_was_replaced_is_read_again(self, cluster: Cluster, tmp_path: Path) -> None:
         (tmp_path / "ca.crt").write_bytes((cluster.service_account / "ca.crt").read_bytes())
@@ -206,7 +199,7 @@ class TestTheReportsClient:
     def test_an_api_server_that_is_away_is_told_as_such(self, cluster: Cluster) -> None:
         away = StepReportClient(ApiServer("127.0.0.1", "1", cluster.service_account), "default", "digits")
         with pytest.raises(NoAnswer, match="cannot be reached"):
-            away.apply(report_named("digits"))
+            away.apply(StepReportStatus())
 
 
 def test_a_lost_worker_ends_the_attempt_which_says_whose_it_was(lost_worker: Ended) -> None:
@@ -233,7 +226,7 @@ def test_the_first_attempt_reports_the_plan_that_it_worked_out(lost_worker: Ende
     assert all(memory.peak_rss_bytes > 2**28 for memory in report.memory)
 
 
-def test_a_worker_of_a_drained_node_works_on_until_the_controller_has_committed(stopped: Ended) -> None:
+def test_a_drained_worker_works_until_the_controller_has_committed(stopped: Ended) -> None:
     assert stopped.exit_code == ExitCode.TERMINATED, stopped.log
     assert stopped.message.exit_code == ExitCode.TERMINATED
     assert stopped.worker_exit_codes == [ExitCode.COMPLETE, ExitCode.COMPLETE]
@@ -262,7 +255,7 @@ def test_a_plan_that_is_given_is_the_one_that_is_used(completed: Ended, pods: Po
 def test_the_end_is_reported(completed: Ended, cluster: Cluster) -> None:
     assert (completed.report.attempt, completed.report.step) == (3, STEPS)
     assert completed.report.reward is not None
-    assert "f:step" in cluster.field_managers()["rljob-trainer"]
+    assert "f:step" in cluster.field_managers()["rljob-trainer"]["f:status"]
 
 
 def test_the_log_has_a_line_a_step_and_nothing_of_the_libraries(completed: Ended, stopped: Ended) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
+from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_trainer.roles.ray_driver import start_local_ray
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("CUDA_VISIBLE_DEVICES", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
         monkeypatch.delenv(name)
-    start_local_ray(cpus=2, gpus=1, object_store_bytes=object_store_bytes(1 << 20))
+    start_local_ray(cpus=2, gpus=1, object_store_bytes=object_store_bytes(1 << 20, "cpu"))
     yield
     ray.shutdown()
 

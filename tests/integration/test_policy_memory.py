@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,16 +33,16 @@ def test_an_update_that_raised_can_be_run_again_with_the_same_result(tmp_path: P
     undisturbed = digest_after_update(config)
     with policy_processes(1, config) as policy:
         policy.run(_run_out_of_memory, scored_batch(1), where)
-        assert policy.call("parameters_touched") == [False]
+        assert policy.call("can_undo_update") == [True]
         policy.call("update", scored_batch(1))
-        assert policy.call("parameters_touched") == [True]
+        assert policy.call("can_undo_update") == [False]
         assert policy.call("weights_digest") == [undisturbed]
 
 
-def test_an_update_that_raised_in_its_optimizer_step_says_that_it_cannot_be_run_again(tmp_path: Path) -> None:
+def test_an_update_that_failed_in_its_optimizer_step_cannot_be_repeated(tmp_path: Path) -> None:
     with policy_processes(1, policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")) as policy:
         policy.run(_run_out_of_memory, scored_batch(1), "optimizer step")
-        assert policy.call("parameters_touched") == [True]
+        assert policy.call("can_undo_update") == [False]
 
 
 def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> None:
@@ -63,7 +64,7 @@ def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> N
 
     hooks = [projection.register_forward_hook(in_the_second_forward)]
     if where == "optimizer step":
-        hooks.append(policy._optimizer.register_step_pre_hook(out_of_memory))
+        policy._optimizer.before_step = out_of_memory
     with pytest.raises(torch.OutOfMemoryError):
         policy.update(batch)
     for hook in hooks:
@@ -72,16 +73,17 @@ def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> N
 
 
 @pytest.mark.parametrize("detached", [True, False])
-def test_metrics_that_are_not_detached_keep_every_micro_batch_until_the_update_ends(
-    tmp_path: Path, detached: bool
-) -> None:
+def test_attached_metrics_keep_every_micro_batch_until_the_update_ends(tmp_path: Path, detached: bool) -> None:
     memory = MEMORY.model_copy(update={"detach_metrics": detached})
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", memory=memory)
     with policy_processes(1, config) as policy:
         [kept] = policy.run(_saved_tensors_kept, scored_batch(1))
         assert policy.call("weights_digest") == [digest_after_update(replace(config, memory=MEMORY))]
     assert len(kept) > 2
-    assert kept == ([0] * len(kept) if detached else [kept[0] * number for number in range(1, len(kept) + 1)])
+    if detached:
+        assert kept == [0] * len(kept)
+    else:  # each adds its own, of which there are more with more sequences
+        assert min(later - earlier for earlier, later in pairwise([0, *kept])) >= 0.9 * kept[0] > 0
 
 
 class _Saved:
@@ -92,7 +94,7 @@ class _Saved:
 
 
 def _saved_tensors_kept(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
-    """How many tensors graphs keep after the backward of each micro-batch."""
+    """The number of tensors that graphs keep after the backward of each micro-batch."""
     saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
     kept: list[int] = []
 
@@ -153,5 +155,4 @@ def test_the_optimizers_whole_state_exists_before_the_first_update(tmp_path: Pat
 
 
 def _optimizer_state_bytes(policy: PolicyRank) -> int:
-    values = [value for state in policy._optimizer.state.values() for value in state.values()]
-    return sum(getattr(value, "_local_tensor", value).nbytes for value in values)
+    return policy._optimizer.state.nbytes

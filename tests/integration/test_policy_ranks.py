@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import weakref
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +39,13 @@ class PlainTraining:
         self.config = config
         self.model = AutoModelForCausalLM.from_pretrained(config.model_dir, dtype=torch.float32)
         self.reference = copy.deepcopy(self.model)
+        embedding = self.model.get_input_embeddings().weight
+        decaying = [each for each in self.model.parameters() if each.dim() >= 2 and each is not embedding]
+        others = [each for each in self.model.parameters() if each.dim() < 2 or each is embedding]
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            [{"params": decaying, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
         )
         self.gradient_was_rounding = {name: np.zeros(p.shape, bool) for name, p in self.model.named_parameters()}
         """Of each weight, in any update."""
@@ -130,6 +134,7 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         updates_per_step=updates_per_step,
         temperature=0.7,
         max_grad_norm=0.5,
+        memory=memory_plan(micro_batch_tokens=20, logprob_chunk_tokens=7),
     )
     plain = PlainTraining(config)
     with policy_processes(ranks, config) as policy:
@@ -150,6 +155,52 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         np.testing.assert_allclose(trained[name][~rounding], wanted[~rounding], rtol=0, atol=1e-6, err_msg=name)
         np.testing.assert_allclose(trained[name], wanted, rtol=0, atol=config.learning_rate, err_msg=name)
     assert trained.keys() == dict(plain.model.named_parameters()).keys()
+
+
+def test_completions_without_advantage_are_skipped_without_effect(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", updates_per_step=2)
+    batch = scored_batch(1, prompts=8)
+    advantages = batch.advantages.copy()
+    advantages[9:21] = 0
+    batch = batch.scored(batch.rewards, advantages)
+    with policy_processes(1, config) as policy:
+        [all_gradients], [gradients] = (policy.run(_gradients, batch, skip) for skip in (False, True))
+        [forwards] = policy.run(_forwards, batch)
+        [result] = policy.call("update", batch)
+        [again] = policy.call("update", replace(batch.scored(batch.rewards, 0 * advantages), step=2))
+    largest = max(np.abs(gradient).max() for gradient in all_gradients.values())
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, all_gradients[name], rtol=0, atol=1e-6 * largest, err_msg=name)
+    assert result.metrics["skipped_tokens"] == sum(map(len, batch.response_ids[9:21]))
+    # In the first update, the policy's log-probabilities before the step are those of its own forward passes.
+    assert forwards["without"] == forwards["micro_batches_of_second_update"] > 0
+    assert forwards["with_gradient"] == result.metrics["micro_batches"] > forwards["without"]
+    # Nothing has an advantage: one completion an update is left, so that there are metrics.
+    assert again.metrics["micro_batches"] == 2
+    assert again.metrics["grad_norm"] == 0
+    assert again.metrics["entropy"] > 0
+
+
+def _gradients(policy: PolicyRank, batch: RolloutBatch, skip: bool) -> dict[str, np.ndarray]:
+    for micro_batch in chain.from_iterable(policy._update.micro_batches(batch, only_with_gradient=skip)):
+        policy._update._backward(micro_batch, None)
+    gradients = {name: parameter.grad.numpy().copy() for name, parameter in policy._model.named_parameters()}
+    policy._optimizer.gradients.clear()
+    return gradients
+
+
+def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
+    """The number of forward passes of an update with and without gradient, and of micro-batches in the second part."""
+    counts = {"with_gradient": 0, "without": 0}
+
+    def count(_module: object, _arguments: object, _output: object) -> None:
+        counts["with_gradient" if torch.is_grad_enabled() else "without"] += 1
+
+    hook = policy._model.register_forward_hook(count)
+    second = policy._update.micro_batches(batch, only_with_gradient=True)[1]
+    policy._update.run(batch)
+    hook.remove()
+    return {**counts, "micro_batches_of_second_update": len(second)}
 
 
 def test_token_logprobs_are_those_of_the_whole_logits_whatever_the_ranks(tmp_path: Path) -> None:

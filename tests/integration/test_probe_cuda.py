@@ -57,7 +57,7 @@ def program(tmp_path: Path) -> ProbedProgram:
     return ProbedProgram(tmp_path)
 
 
-def test_an_uncaught_error_is_told_with_torchs_words_and_the_allocators_numbers(program: ProbedProgram) -> None:
+def test_an_uncaught_error_is_reported_with_the_allocators_numbers(program: ProbedProgram) -> None:
     assert program.run(TOO_MUCH_FORWARD).exit_code == 1
     message = program.message
     assert message is not None

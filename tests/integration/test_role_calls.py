@@ -11,14 +11,16 @@ import psutil
 import pytest
 import ray
 
-from rljob_trainer.errors import TrainerError, WorkerLost
+from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
 from rljob_trainer.roles.calls import wait_for
-from rljob_trainer.roles.ray_driver import object_store_bytes, start_local_ray
+from rljob_trainer.roles.ray_driver import start_local_ray
+from rljob_trainer.roles.time_limit import time_limit
 
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    start_local_ray(cpus=2, gpus=0, object_store_bytes=object_store_bytes(1 << 20))
+    start_local_ray(cpus=2, gpus=0, object_store_bytes=object_store_bytes(1 << 20, "cpu"))
     yield
     ray.shutdown()
 
@@ -68,6 +70,14 @@ def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, An
         wait_for(calls, "updating")
     assert failed.value.actor == "policy-0"
     assert not ray.wait([calls["policy-1"]], timeout=0)[0], "the peer is still at it"
+
+
+def test_a_call_that_hangs_ends_at_the_time_limit(ranks: dict[str, Any]) -> None:
+    calls = {name: rank.wait_for_peers.remote(600.0) for name, rank in ranks.items()}
+    message = "policy-0, policy-1 did not finish updating within 1 s"
+    with time_limit(1), pytest.raises(PhaseDeadlineExceeded, match=message) as late:
+        wait_for(calls, "updating")
+    assert late.value.actor == "policy-0"
 
 
 def test_a_run_starts_only_those_processes_of_rays_that_it_uses() -> None:

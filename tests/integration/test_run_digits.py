@@ -20,7 +20,8 @@ from rljob_testing.runs import RLJOB, Run, rljob_run
 from rljob_trainer.rollout.config import engine_environment
 
 _GENERATE = """
-import json, sys
+import gc, json, sys
+gc.disable()
 from vllm import LLM, SamplingParams
 engine = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=16, kv_cache_memory_bytes=64 << 20)
 prompts = [f"{digit}:" for digit in range(10)]
@@ -100,7 +101,7 @@ def test_it_is_drawn(digits: Run) -> None:
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 
-def test_more_steps_train_on_and_another_job_is_refused(digits: Run, tmp_path: Path) -> None:
+def test_another_job_is_refused(digits: Run, tmp_path: Path) -> None:
     job = yaml.safe_load((ROOT / "examples" / "digits.yaml").read_text())
     job["spec"]["algorithm"]["groupSize"] = 4
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(job))
@@ -108,8 +109,23 @@ def test_more_steps_train_on_and_another_job_is_refused(digits: Run, tmp_path: P
     assert refused.exit_code == ExitCode.OUTPUT_UNAVAILABLE
     assert "algorithm.groupSize: 8 in the run, 4 in the manifest" in refused.printed
 
-    job["spec"]["algorithm"] |= {"groupSize": 8, "steps": 62}
-    (tmp_path / "longer.yaml").write_text(yaml.safe_dump(job))
-    longer = rljob_run(tmp_path / "longer.yaml", digits.output)
-    assert longer.exit_code == ExitCode.COMPLETE, longer.printed
-    assert [step["step"] for step in longer.steps] == list(range(1, 63))
+
+def test_adapters_reach_the_engine_and_are_exported_alone(tmp_path: Path) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "digits.yaml").read_text())
+    job["spec"]["algorithm"] |= {"steps": 3, "learningRate": 1.0e-2}
+    job["spec"]["policy"] = {"lora": {"rank": 4, "export": "Adapter"}}
+    (tmp_path / "lora.yaml").write_text(yaml.safe_dump(job))
+    run = rljob_run(tmp_path / "lora.yaml", tmp_path / "run")
+    assert run.exit_code == ExitCode.COMPLETE, run.printed
+    assert max(step["metrics"]["logprob_diff_max"] for step in run.steps) <= 1e-4
+    assert run.steps[-1]["metrics"]["grad_norm"] > 0
+    assert {path.name for path in (run.output / "model").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+    job["spec"]["policy"]["lora"]["rank"] = 8
+    (tmp_path / "lora.yaml").write_text(yaml.safe_dump(job))
+    refused = rljob_run(tmp_path / "lora.yaml", run.output)
+    assert refused.exit_code == ExitCode.OUTPUT_UNAVAILABLE
+    assert "policy.lora.rank: 4 in the run, 8 in the manifest" in refused.printed

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import yaml
 from safetensors.numpy import load_file
 
 from rljob_api.exit_codes import ExitCode
@@ -24,7 +25,7 @@ JOB: dict[str, dict[str, Any]] = {
     "algorithm": {"steps": STEPS, "promptsPerStep": 4, "groupSize": 4, "learningRate": 1.0e-4},
     "checkpoint": {"everySteps": 2},
     "faultInjection": {"enabled": True},
-    "recovery": {"maxAdjustments": 20},
+    "recovery": {"maxAdjustments": 20, "phaseDeadlineSeconds": 30},
 }
 FIRST_PLAN = {
     "empty_cache": False,
@@ -102,17 +103,54 @@ def test_with_the_same_micro_batches_failures_change_not_a_bit(
         np.testing.assert_array_equal(weights(run)[name], expected, err_msg=name)
 
 
-def test_changed_micro_batches_and_lost_processes_change_nothing_that_matters(
+def test_engines_of_their_own_give_the_same_bits_whatever_fails(
+    plan: Path, without_failure: Run, tmp_path: Path
+) -> None:
+    memory = {"microBatchTokens": FIRST_PLAN["micro_batch_tokens"]}
+    manifest = write_manifest(tmp_path / "job.yaml", **JOB, memory=memory)
+    job = yaml.safe_load(manifest.read_text())
+    job["spec"]["topology"] = "Disaggregated"
+    manifest.write_text(yaml.safe_dump(job))
+    faults = [
+        "KVCacheOversized@rollout:2",
+        "KVCacheOversized@load:2",
+        "ActivationSpike@checkpoint:2",
+        "WeightSyncSpike@sync:3",
+        "KVCacheOversized@sync:4",
+        "OptimizerState@optimizer:4",
+        "WorkerLost@sync:5",
+    ]
+    run = rljob_run(manifest, tmp_path / "run", "--plan", plan, *(f"--fault={fault}" for fault in faults))
+
+    assert run.exit_code == ExitCode.COMPLETE, run.printed
+    assert len([record for record in run.ledger if record["kind"] == "fault"]) == len(faults)
+    assert len(run.attempts) == 2, "only the lost process costs an attempt"
+    assert run.attempts[0]["processes"].keys() == {"controller", "policy-0", "rollout-0"}
+    settings = {record["change"]["remedy"]["setting"] for record in plan_changes(run)}
+    assert settings.isdisjoint({"rolloutSleep", "emptyCache", "weightExport"})
+    assert rewards(run) == rewards(without_failure)
+    for name, expected in weights(without_failure).items():
+        np.testing.assert_array_equal(weights(run)[name], expected, err_msg=name)
+    for step, expected in zip(run.steps, without_failure.steps, strict=True):
+        of_algorithm = ("reward", "response", "tokens", "weights_version")
+        assert [step[name] for name in of_algorithm] == [expected[name] for name in of_algorithm]
+        assert step["metrics"]["loss"] == expected["metrics"]["loss"]
+
+
+def test_changed_micro_batches_lost_and_hanging_processes_keep_the_result(
     manifest: Path, plan: Path, without_failure: Run, tmp_path: Path
 ) -> None:
-    faults = ["ActivationSpike@update:2x2", "WorkerLost@update:3"]
+    faults = ["ActivationSpike@update:2x2", "WorkerLost@update:3", "Hang@update:4"]
     run = rljob_run(manifest, tmp_path / "run", "--plan", plan, *(f"--fault={fault}" for fault in faults))
 
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     assert "microBatchTokens 192 → 96 (generation 2" in run.printed
     assert "Recovered: resumed at step 2 after" in run.printed
     assert "Restarting: policy-0 died while updating (restart 1 of 3)" in run.printed
-    assert [attempt["plan"]["generation"] for attempt in run.attempts] == [1, 3], "the changed plan is gone on with"
+    hung = "policy-0 did not finish updating within 30 s (recovery.phaseDeadlineSeconds); it was in _hang (faults.py:"
+    assert f"Restarting: {hung}" in " ".join(run.printed.split())
+    assert "=== policy-0\n" in (run.output / "logs" / "stacks-step-4-update.txt").read_text()
+    assert [attempt["plan"]["generation"] for attempt in run.attempts] == [1, 3, 3], "the changed plan is gone on with"
     assert [step["step"] for step in run.steps] == list(range(1, STEPS + 1))
     assert [reward for _, reward in rewards(run)] == pytest.approx([r for _, r in rewards(without_failure)], abs=1e-6)
     for name, expected in weights(without_failure).items():

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.patience import PATIENCE_SECONDS, Deadline, wait_for_end
+from rljob_testing.patience import wait_for_end
 from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
+from tests.integration.stopped_runs import assert_same_end, stop_at
 
 STEPS = 14
 JOB: dict[str, dict[str, Any]] = {
@@ -25,35 +22,6 @@ JOB: dict[str, dict[str, Any]] = {
     # A lost process ends the run, as it does where somebody else begins the next attempt.
     "recovery": {"maxRestarts": 0},
 }
-
-
-def stop_at(step: int, who: str, how: signal.Signals, manifest: Path, output: Path) -> tuple[int, str]:
-    """Run until `step` is committed, send `how` to the process of `who`, and wait for the end."""
-    process = start_rljob("run", manifest, "--output", output, "--device", "cpu")
-    ledger, deadline = output / "ledger.jsonl", Deadline(PATIENCE_SECONDS)
-    while not (lines := _lines(ledger)) or lines[-1].get("step", 0) < step or lines[-1]["kind"] != "step":
-        assert process.poll() is None, process.communicate()[0]
-        assert not deadline.passed, f"step {step} was not reached"
-        time.sleep(0.01)
-    processes = [line for line in lines if line["kind"] == "attempt"][-1]["processes"]
-    os.kill(processes[who], how)
-    printed = wait_for_end(process, 120)
-    return process.returncode, printed
-
-
-def _lines(ledger: Path) -> list[dict[str, Any]]:
-    if not ledger.exists():
-        return []
-    whole_lines = ledger.read_text().rpartition("\n")[0].splitlines()
-    return [json.loads(line) for line in whole_lines]
-
-
-def assert_same_end(run: Run, other: Run) -> None:
-    weights, expected = (load_file(r.output / "model" / "model.safetensors") for r in (run, other))
-    assert weights.keys() == expected.keys()
-    for name in weights:
-        np.testing.assert_array_equal(weights[name], expected[name], err_msg=name)
-    assert [s["reward"]["mean"] for s in run.steps] == [s["reward"]["mean"] for s in other.steps]
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +90,6 @@ def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, 
         assert_same_end(finished, uninterrupted)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-def test_a_lost_rank_ends_its_peers_and_the_run_goes_on(tmp_path: Path) -> None:
-    manifest = write_manifest(tmp_path / "job.yaml", **{**JOB, "policy": {"replicas": 2}})
-    code, printed = stop_at(3, "policy-1", signal.SIGKILL, manifest, tmp_path / "run")
-    assert code == ExitCode.WORKER_LOST, printed
-    assert "policy-1" in printed
-
-    finished = rljob_run(manifest, tmp_path / "run")
-    assert finished.exit_code == ExitCode.COMPLETE, finished.printed
-    assert [step["step"] for step in finished.steps] == list(range(1, STEPS + 1))
 
 
 def test_ctrl_c_during_start_up_stops_at_once(manifest: Path, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import psutil
 import pytest
 import ray
 
+from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.ray_node import worker_resource
 from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
-from rljob_trainer.roles.ray_driver import connect, object_store_bytes, wait_longer_for_raylets
+from rljob_trainer.roles.ray_driver import connect, wait_longer_for_raylets
 
 WORKERS = 2
 PATIENCE = 120.0
@@ -26,7 +27,7 @@ def local_ray() -> Iterator[None]:
         "local",
         num_cpus=0,
         resources={worker_resource(worker): 1 for worker in range(WORKERS)},
-        object_store_memory=object_store_bytes(1 << 20),
+        object_store_memory=object_store_bytes(1 << 20, "cpu"),
         include_dashboard=False,
     )
     yield

@@ -1,4 +1,4 @@
-"""What the tests of jobs in pods share: images on the nodes, the operator installed, and jobs to look at."""
+"""Shared by tests of jobs in pods: images on the nodes, the installed operator, and jobs."""
 
 from __future__ import annotations
 

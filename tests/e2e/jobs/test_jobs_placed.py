@@ -1,4 +1,4 @@
-"""Where the pods of a job go, what it says where they cannot go, and what it says where they cannot start."""
+"""Placement of a job's pods, and reports of pods that cannot be placed or cannot start."""
 
 from __future__ import annotations
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from rljob_cluster.layout import ClusterLayout
+from rljob_testing import hub_server
 from rljob_testing.cluster.installed_operator import NAMESPACE, InstalledOperator
-from rljob_testing.cluster.job_status import at_step, attempt, digits, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import at_step, attempt, condition, digits, event_reasons, finished, holds, status
 from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.hub_server import REPOSITORY
 from rljob_testing.patience import PATIENCE_SECONDS
+from tests.e2e.test_built_images import TRAINER
 
 
-def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgraded(
+def test_the_example_trains_while_the_operator_is_upgraded(
     jobs: Kubectl, operator: InstalledOperator, kubectl: Kubectl
 ) -> None:
     jobs.apply(digits())
@@ -39,13 +45,43 @@ def test_the_example_reaches_its_reward_while_the_operator_is_killed_and_upgrade
     assert "60/60" in listed
 
 
+REWARDS = """
+import os
+
+TOKEN = os.environ["JUDGE_TOKEN"]
+
+
+def share(answer, record):
+    return answer.count(record["answer"]) / max(len(answer), 1)
+"""
+FILES = {
+    "prompts.jsonl": "\n".join(f'{{"prompt": "{digit}:", "answer": "{digit}"}}' for digit in range(10)),
+    "rewards.py": REWARDS,
+}
+"""Files of the task, as the tutorial has them, with a reward that needs a token."""
+
+
 def test_a_deleted_worker_and_a_drained_node_cost_no_step(
-    jobs: Kubectl, cluster: ClusterLayout, kubectl: Kubectl
+    jobs: Kubectl, cluster: ClusterLayout, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     steps = 150
-    jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}))
-    jobs.wait("rljob", "digits", holds("Scheduled"))
+    task = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:share"}
+    task["files"] = {"configMap": "my-task"}
+    start_hub(jobs)
+    hub = {"name": "HF_ENDPOINT", "value": f"http://hub.{jobs.namespace}.svc:6443"}
+    token = {"name": "JUDGE_TOKEN", "valueFrom": {"secretKeyRef": {"name": "judge", "key": "token"}}}
+    spec = {"task": task, "env": [token, hub], "model": {"uri": f"hf://{REPOSITORY}"}}
+    jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}, **spec))
+    jobs.wait("rljob", "digits", lambda job: condition(job, "Scheduled").get("reason") == "MissingObject")
+    assert "my-task" in condition(jobs.get("rljob", "digits"), "Scheduled")["message"]
+    jobs.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "my-task"}, "data": FILES})
+    jobs.wait("rljob", "digits", lambda job: condition(job, "Running").get("reason") == "PodCannotStart")
+    assert 'secret "judge" not found' in condition(jobs.get("rljob", "digits"), "Running")["message"]
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "judge"}, "stringData": {"token": "sesame-7"}}
+    jobs.apply(secret)
     jobs.wait("stepreport", "digits", at_step(20), PATIENCE_SECONDS)
+    assert "sesame-7" not in jobs("logs", "digits-controller")
+    assert "sesame-7" not in jobs("get", "configmaps,pods,rljobs", "-o", "yaml")
     jobs("delete", "pod", "digits-policy-0", "--wait=false")
 
     jobs.wait("stepreport", "digits", at_step(40, attempt_number=2), PATIENCE_SECONDS)
@@ -64,8 +100,80 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
         "PodsDisrupted",
         "AllStepsCommitted",
     ]
+    counts = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:6443/downloads').read().decode())"
+    downloads = json.loads(jobs("exec", "hub", "--", "python", "-c", counts))
+    assert downloads["model.safetensors"] == 1, "three attempts of two pods share one download"
     committed = [record["step"] for record in _ledger(jobs) if record["kind"] == "step"]
     assert committed == list(range(1, steps + 1))
+    fetched = fetch(cluster, jobs, "digits", tmp_path / "model")
+    assert fetched.returncode == 0, fetched.stderr
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    jobs("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=rljob-fetch", "--timeout=60s", check=False)
+    assert "fetch" not in jobs("get", "pods", "-o", "name")
+
+
+def test_engines_in_pods_of_their_own_train_and_one_is_lost(jobs: Kubectl) -> None:
+    steps = 60
+    policy = {"gpusPerReplica": 0, "template": on_node("gpu-node")}
+    rollout = {"replicas": 1, "gpusPerReplica": 0, "template": on_node("cpu-node")}
+    jobs.apply(digits(topology="Disaggregated", algorithm={"steps": steps}, policy=policy, rollout=rollout))
+    jobs.wait("stepreport", "digits", at_step(10), PATIENCE_SECONDS)
+    nodes = {name: jobs.get("pod", f"digits-{name}-0")["spec"]["nodeName"] for name in ("policy", "rollout")}
+    assert nodes == {"policy": "gpu-node", "rollout": "cpu-node"}
+    jobs("delete", "pod", "digits-rollout-0", "--wait=false")
+    job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
+
+    assert holds("Complete")(job), status(job)
+    assert [ended["reason"] for ended in status(job)["attempts"]] == ["PodsDisrupted", "AllStepsCommitted"]
+    records = _ledger(jobs)
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, steps + 1))
+    assert status(job)["reward"] > 0.9
+
+
+def on_node(name: str) -> dict[str, object]:
+    """A pod template that only this node satisfies."""
+    return {"spec": {"nodeSelector": {"kubernetes.io/hostname": name}, "tolerations": [{"operator": "Exists"}]}}
+
+
+def fetch(cluster: ClusterLayout, jobs: Kubectl, job: str, output: Path) -> subprocess.CompletedProcess[str]:
+    """`rljob fetch` in the namespace of the test."""
+    command = [sys.executable, "-m", "rljob_trainer", "fetch", job, "-n", jobs.namespace, "-o", str(output)]
+    path = f"{cluster.binaries}{os.pathsep}{os.environ['PATH']}"
+    variables = os.environ | {"KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
+
+
+MODEL = digits()["spec"]["model"]["uri"]
+
+
+def start_hub(jobs: Kubectl) -> None:
+    """A hub with a tiny model in the test's namespace."""
+    make = f"from rljob_trainer.models.resolve import resolve_model as r; print(r('{MODEL}'))"
+    script = f'exec python /hub/hub_server.py "$(python -c "{make}")" 6443'
+    source = Path(hub_server.__file__).read_text()
+    jobs.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "hub"}, "data": {"hub_server.py": source}}
+    )
+    container = {
+        "name": "hub",
+        "image": TRAINER,
+        "command": ["sh", "-c", script],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "readinessProbe": {"tcpSocket": {"port": 6443}, "periodSeconds": 1},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "hub", "mountPath": "/hub"}],
+    }
+    spec = {
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+        "nodeSelector": {"kubernetes.io/hostname": "cpu-node"},
+        "containers": [container],
+        "volumes": [{"name": "hub", "configMap": {"name": "hub"}}],
+    }
+    metadata = {"name": "hub", "labels": {"app": "hub"}}
+    jobs.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    service = {"selector": {"app": "hub"}, "ports": [{"port": 6443}]}
+    jobs.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hub"}, "spec": service})
+    jobs("wait", "--for=condition=Ready", "pod/hub", "--timeout=180s")
 
 
 def _ledger(kubectl: Kubectl) -> list[dict[str, object]]:

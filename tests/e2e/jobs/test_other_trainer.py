@@ -28,7 +28,7 @@ def trl(operator: InstalledOperator, cluster: ClusterLayout) -> Object:
     return job
 
 
-def test_trl_is_killed_for_its_memory_gets_more_and_goes_on_from_its_checkpoint(jobs: Kubectl, trl: Object) -> None:
+def test_trl_gets_more_host_memory_and_resumes_from_its_checkpoint(jobs: Kubectl, trl: Object) -> None:
     jobs.apply(trl)
     job = jobs.wait("rljob", "trl", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
@@ -58,6 +58,10 @@ def test_what_the_probe_tells_of_a_trainer_reaches_the_status(jobs: Kubectl, trl
     assert "4.00 GiB more did not fit" in condition(ended, "Failed")["message"]
 
 
+def container_with(memory: str) -> Object:
+    return {"resources": {"requests": {"cpu": "500m"}, "limits": {"memory": memory}}}
+
+
 def _steps_of_the_second_attempt(kubectl: Kubectl) -> list[int]:
     """Steps that the pod's trainer did itself, by TRL's own record, which a checkpoint takes along."""
     claim = kubectl.get("pvc", "trl-checkpoints")
@@ -68,3 +72,24 @@ def _steps_of_the_second_attempt(kubectl: Kubectl) -> list[int]:
     lines = kubectl("logs", "trl-policy-0").splitlines()
     done = sum("'loss':" in line and "train_loss" not in line for line in lines)
     return list(range(9 - done, 9))
+
+
+def test_an_adapter_makes_trl_fit_its_memory_limit(jobs: Kubectl, trl: Object) -> None:
+    """The same script and limit: the operator may raise no limit, so that the adapter has to."""
+    spec = {
+        **trl["spec"],
+        "trainer": {**trl["spec"]["trainer"], "adapter": "TRL"},
+        "env": [{"name": "GRADIENT_CHECKPOINTING", "value": "0"}],  # most memory is then that of the micro-batch
+        "policy": {"gpusPerReplica": 0, "template": {"spec": {"containers": [container_with(memory="1050Mi")]}}},
+        "recovery": {"maxAdjustments": 3, "maxRestarts": 0},
+    }
+    jobs.apply({**trl, "metadata": {"name": "adapted"}, "spec": spec})
+    job = jobs.wait("rljob", "adapted", finished, PATIENCE_SECONDS)
+    assert holds("Complete")(job), status(job)
+    *failed, last = status(job)["attempts"]
+    assert failed
+    assert {attempt["remedy"]["setting"] for attempt in failed} == {"microBatchTokens"}
+    assert last["reason"] == "AllStepsCommitted"
+    container = jobs.get("pod", "adapted-policy-0")["spec"]["containers"][0]
+    assert container["resources"]["limits"]["memory"] == "1050Mi"
+    assert "rljob: GRPOConfig: per_device_train_batch_size 8 -> " in jobs("logs", "adapted-policy-0")

@@ -1,4 +1,4 @@
-"""Three minutes of the soak, with a seed that is always the same."""
+"""Three minutes of the soak, beside a hostile tenant, with a seed that is always the same."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def soaked(operator: InstalledOperator, cluster: ClusterLayout) -> Iterator[Soak
 
 @pytest.mark.timeout(1200)
 def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: SoakCluster, tmp_path: Path) -> None:
-    soak = run_soak(SoakSettings(SEED, minutes=3, streams=2, folder=tmp_path), soaked, print)
+    settings = SoakSettings(SEED, minutes=3, streams=2, folder=tmp_path, hostile_tenant=True)
+    soak = run_soak(settings, soaked, print)
     assert problems(soak) == []
     recorded = row(soak)
     assert recorded["complete"] == recorded["jobs"] >= 2
     assert len(recorded["each_fault"]) >= 4
     assert recorded["injected_failures"]
+    assert sum(recorded["hostile_objects"].values()) > 50

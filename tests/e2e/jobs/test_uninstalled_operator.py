@@ -1,4 +1,4 @@
-"""What is left when the operator is uninstalled, and that it takes up its jobs when it is installed again."""
+"""Uninstalling the operator keeps its jobs; installing it again resumes them."""
 
 from __future__ import annotations
 

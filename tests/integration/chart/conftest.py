@@ -45,7 +45,7 @@ class CommandLine:
         return found
 
     def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
-        """Whether the API server would let `user` do that. `resource` may name a subresource: pods/exec."""
+        """Ask the API server if `user` may do that. `resource` may name a subresource: pods/exec."""
         resource, _, subresource = resource.partition("/")
         question = [
             "auth",
@@ -60,12 +60,12 @@ class CommandLine:
             user,
         ]
         command = [str(self.binaries / "kubectl"), *question]
-        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        answer = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         return answer.stdout.strip() == "yes"
 
     def serves(self, resource: str) -> bool:
         command = [str(self.binaries / "kubectl"), "get", resource, "--all-namespaces"]
-        return subprocess.run(command, env=self.environment, capture_output=True, timeout=60).returncode == 0
+        return subprocess.run(command, env=self.environment, capture_output=True).returncode == 0
 
     def release_jobs(self) -> None:
         """Take all finalizers off all jobs, so that nothing holds up their deletion."""
@@ -113,7 +113,7 @@ def installed(command_line: CommandLine) -> Iterator[Install]:
 
     def install(*arguments: str, chart: Path = CHART) -> None:
         command_line.helm("install", RELEASE, str(chart), *arguments)
-        command_line.kubectl("wait", "--for=condition=Established", "--timeout=20s", *CRDS)
+        command_line.kubectl("wait", "--for=condition=Established", "--timeout=240s", *CRDS)
         eventually(lambda: command_line.serves("rljobs"), "the API server to serve RLJobs")
 
     yield install

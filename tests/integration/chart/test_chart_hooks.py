@@ -1,4 +1,4 @@
-"""What `helm uninstall` runs after it has deleted the operator."""
+"""Hooks that `helm uninstall` runs after it has deleted the operator."""
 
 from __future__ import annotations
 

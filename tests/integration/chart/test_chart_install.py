@@ -1,4 +1,4 @@
-"""What `helm install`, `helm upgrade` and `helm uninstall` do to a cluster, and to the jobs in it."""
+"""Effects of `helm install`, `helm upgrade` and `helm uninstall` on a cluster and its jobs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,37 @@ def test_a_restricted_namespace_accepts_the_operators_pods(command_line: Command
     assert all(pod["spec"]["serviceAccountName"] == NAMES for pod in pods())
 
 
+def test_the_operators_network_policy_has_the_ports_of_the_api_server(
+    command_line: CommandLine, installed: Install
+) -> None:
+    """An API server that listens on 127.0.0.1, like this one, does not maintain the object itself."""
+    endpoints = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "kubernetes", "namespace": "default"},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.1"]}],
+        "ports": [{"name": "https", "port": 16443, "protocol": "TCP"}],
+    }
+    command_line.apply(endpoints)
+    try:
+        installed("--set", "replicas=0")
+        policy = command_line.get("networkpolicy", NAMES, "-n", RELEASE_NAMESPACE)["spec"]
+    finally:
+        command_line.kubectl("delete", "endpointslice", "kubernetes", "-n", "default")
+    assert {port["port"] for port in policy["egress"][1]["ports"]} == {443, 16443}
+
+
 @pytest.mark.parametrize(
     "values",
     [
         [],
-        ["--set", "replicas=3,networkPolicy.enabled=true,dashboard.enabled=true"],
+        ["--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"],
         ["--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"],
         ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
+        ["--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"],
     ],
-    ids=["defaults", "replicas", "two namespaces", "metrics reader"],
+    ids=["defaults", "replicas", "two namespaces", "metrics reader", "admission policy"],
 )
 def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine, values: list[str]) -> None:
     manifests = command_line.helm("template", RELEASE, str(CHART), *values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ def test_it_runs_a_job_and_nothing_is_forbidden(command_line: CommandLine, opera
         return found
 
     eventually(lambda: len(pods()) == 2, "controller and worker to be made", context=operator.end_of_log)
+    policy = command_line.get("networkpolicy", "runs-rljob", "-n", "team-a")["spec"]
+    assert METRICS_PORT - 11 in {port["port"] for rule in policy["egress"] for port in rule.get("ports", [])}
     eventually(lambda: "rljob.dev/has-gpus" in labels_of_node(command_line), "the node to be labelled")
     operator.stop()
     operator.start()  # what it made it finds, or makes its own
@@ -84,8 +87,10 @@ def test_its_metrics_are_for_those_who_may_read_them(command_line: CommandLine, 
 
 def scrape(token: str) -> str:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://127.0.0.1:{METRICS_PORT}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate is self-signed
+    request = urllib.request.Request(f"https://127.0.0.1:{METRICS_PORT}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
         return str(answer.read().decode())
 
 

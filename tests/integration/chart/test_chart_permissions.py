@@ -1,4 +1,4 @@
-"""Who may do what once the chart is installed: the operator, its users, and nobody else."""
+"""Permissions after the chart is installed: of the operator, its users, and nobody else."""
 
 from __future__ import annotations
 
@@ -57,7 +57,12 @@ def test_the_operator_may_not(everywhere: CommandLine, verb: str, resource: str)
 
 
 def test_the_operator_can_grant_a_job_its_step_report_and_nothing_more(everywhere: CommandLine) -> None:
-    own = {"apiGroups": ["rljob.dev"], "resources": ["stepreports"], "resourceNames": ["x"], "verbs": ["get", "patch"]}
+    own = {
+        "apiGroups": ["rljob.dev"],
+        "resources": ["stepreports/status"],
+        "resourceNames": ["x"],
+        "verbs": ["patch"],
+    }
     everywhere.kubectl(*APPLY, stdin=yaml.safe_dump(role(own)))
     secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
     with pytest.raises(AssertionError, match="attempting to grant RBAC permissions not currently held"):

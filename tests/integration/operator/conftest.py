@@ -20,7 +20,7 @@ from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.operator.ports import BLOCK, port_block
-from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader
+from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader, kept_running, restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.repository import ROOT
@@ -65,7 +65,7 @@ def namespace(api: ApiClient) -> Iterator[str]:
     api.create("namespaces", manifests.namespace(name))
     # The controller manager makes it, and takes its time after a test in which the API server was away.
     found = partial(api.find, "serviceaccounts", "default", name)
-    eventually(found, "the namespace's default ServiceAccount", timeout=90.0)
+    eventually(found, "the namespace's default ServiceAccount")
     yield name
     if api.find("namespaces", name):
         api.delete("namespaces", name)
@@ -100,14 +100,17 @@ SETTINGS: dict[str, object] = {
     "trainer_image": "localhost/rljob/trainer:test",
     "trainer_torch_version": "2.11.0",
     "lease_namespace": OPERATOR_NAMESPACE,
+    "shared_account": True,
     "termination_grace_seconds": 5,
-    "placement_timeout_seconds": 2,
     "placement_retry_seconds": 1,
-    "start_timeout_seconds": 3,
     "restart_delay_seconds": 0.2,
     "status_interval_seconds": 0.2,
+    "diagnose_pods": True,
 }
-"""What is minutes in an installation is seconds here."""
+"""Seconds in place of the minutes of an installation, except for limits that a busy machine may exceed."""
+
+SHORT_LIMITS: dict[str, object] = {"placement_timeout_seconds": 2, "start_timeout_seconds": 3}
+"""For tests of pods that no node takes, or that do not start."""
 
 
 @pytest.fixture(scope="session")
@@ -133,18 +136,19 @@ def operator_kubeconfig(
     control_plane: ControlPlane, api: ApiClient, proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The operator's way to the API server: the chart's rights, through the proxy."""
-    token = install(api, control_plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
+    token = install(api, control_plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE, diagnose_pods=True)
     return write_kubeconfig(tmp_path_factory.mktemp("operator") / "kubeconfig", proxy.url, token)
 
 
 @pytest.fixture(scope="session")
 def shared_operator(
-    operator_kubeconfig: Path, kubelet: SimulatedKubelet, ports: Iterator[int]
+    operator_kubeconfig: Path, api: ApiClient, kubelet: SimulatedKubelet, ports: Iterator[int]
 ) -> Iterator[OperatorProcess]:
     operator = OperatorProcess(
         operator_kubeconfig, operator_kubeconfig.with_name("log"), next(ports), next(ports), SETTINGS
     )
-    yield operator
+    with kept_running(operator, api):
+        yield operator
     if operator.running:
         operator.stop()
 
@@ -156,6 +160,16 @@ def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProces
         forget_leader(api)
         shared_operator.start()
     return shared_operator
+
+
+@pytest.fixture
+def short_limits(operator: OperatorProcess, api: ApiClient) -> Iterator[None]:
+    """The operator has SHORT_LIMITS during the test."""
+    usual, operator.settings = operator.settings, {**operator.settings, **SHORT_LIMITS}
+    restart(operator, api)
+    yield
+    operator.settings = usual
+    restart(operator, api)
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ def rules(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
         yield path, rule
     for name, below in schema.get("properties", {}).items():
         yield from rules(below, f"{path}.{name}".removeprefix("."))
+    if isinstance(schema.get("items"), dict):
+        yield from rules(schema["items"], f"{path}[]")
 
 
 def at(value: Object, path: str) -> Any:
-    """What lies at the path; None where a part of it is absent."""
+    """The value at the path; None if a part of it is absent."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None  # type: ignore[assignment]
     return value

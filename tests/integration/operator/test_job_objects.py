@@ -22,7 +22,7 @@ SETTINGS = OperatorSettings(
     trainer_image="localhost/rljob/trainer:test",
     trainer_torch_version="2.13.0",
     image_pull_secrets=("registry",),
-    network_policy=True,
+    network_policy_egress=['{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], "ports": [{"port": 3128}]}'],
     pod_labels={"team": "rl"},
 )
 TEMPLATE: Object = {
@@ -50,6 +50,18 @@ JOBS: dict[str, Object] = {
     "without GPUs": {"policy": {"gpusPerReplica": 0}},
     "with a model in an image": {"model": {"uri": "oci://localhost/models/m:1"}},
     "with a model in a claim": {"model": {"uri": "pvc://models/qwen/3"}},
+    "with files of the task": {"task": {"name": "digits", "files": {"configMap": "my-task"}}},
+    "with files on a claim": {
+        "task": {"name": "digits", "files": {"persistentVolumeClaim": "data", "path": "maths/train"}}
+    },
+    "with variables from Secrets": {
+        "env": [
+            {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+            {"name": "XDG_CACHE_HOME", "value": "/tmp/cache"},
+        ],
+        "envFrom": [{"secretRef": {"name": "judge"}, "prefix": "JUDGE_"}],
+    },
+    "with a model cache": {"model": {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "m", "path": "a/b"}}},
     "with templates": {"policy": {"replicas": 2, "template": TEMPLATE}, "controller": {"template": TEMPLATE}},
     "with rollouts of their own": {"topology": "Disaggregated", "rollout": {"replicas": 2, "template": TEMPLATE}},
     "in a queue": {"queueName": "gpus"},

@@ -1,4 +1,4 @@
-"""What a job's own pods may do at the API server: get and patch their StepReport, get their RLJob, and nothing else."""
+"""Rights of a job's pods at the API server: patch the status of their StepReport."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import TRAINER_FIELD_MANAGER
-from rljob_operator.names import controller_pod_name, ray_token_secret_name, service_account_name, worker_pod_name
+from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, ray_token_secret_name, worker_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually
@@ -18,17 +18,28 @@ from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
 REPORT = {"apiVersion": "rljob.dev/v1alpha1", "kind": "StepReport", "metadata": {"name": "job"}}
+FINALIZER = {"metadata": {"name": "job", "finalizers": ["example.com/forever"]}}
 
 Attempt = Callable[[ApiClient, str], Any]
 
 FORBIDDEN: dict[str, Attempt] = {
     "list step reports": lambda pod, namespace: pod.list("stepreports", namespace),
     "read another job's report": lambda pod, namespace: pod.get("stepreports", "other", namespace),
-    "patch another job's report": lambda pod, namespace: pod.merge("stepreports", "other", {"step": 99}, namespace),
+    "patch another job's report": lambda pod, namespace: pod.merge(
+        "stepreports", "other", {"status": {"step": 99}}, namespace, subresource="status"
+    ),
+    "get its report": lambda pod, namespace: pod.get("stepreports", "job/status", namespace),
+    "read its whole report": lambda pod, namespace: pod.get("stepreports", "job", namespace),
+    "patch its report's metadata": lambda pod, namespace: pod.merge("stepreports", "job", FINALIZER, namespace),
+    "apply its report's metadata": lambda pod, namespace: pod.apply("stepreports", REPORT | FINALIZER, namespace),
     "create a report": lambda pod, namespace: pod.create(
         "stepreports", REPORT | {"metadata": {"name": "new"}}, namespace
     ),
     "delete its report": lambda pod, namespace: pod.delete("stepreports", "job", namespace),
+    "read another job's report by a patch": lambda pod, namespace: pod.merge(
+        "stepreports", "other", {}, namespace, subresource="status"
+    ),
+    "read its own RLJob": lambda pod, namespace: pod.get("rljobs", "job", namespace),
     "read another RLJob": lambda pod, namespace: pod.get("rljobs", "other", namespace),
     "patch its own RLJob": lambda pod, namespace: pod.merge("rljobs", "job", {"spec": {"suspend": True}}, namespace),
     "patch its own status": lambda pod, namespace: pod.merge(
@@ -36,18 +47,13 @@ FORBIDDEN: dict[str, Attempt] = {
     ),
     "list pods": lambda pod, namespace: pod.list("pods", namespace),
     "delete its worker": lambda pod, namespace: pod.delete("pods", worker_pod_name("job", "policy", 0), namespace),
-    "read the Ray token": lambda pod, namespace: pod.get("secrets", ray_token(pod, namespace), namespace),
+    "read a Ray token": lambda pod, namespace: pod.get("secrets", ray_token_secret_name("job", "0" * 8), namespace),
     "list secrets": lambda pod, namespace: pod.list("secrets", namespace),
     "list config maps": lambda pod, namespace: pod.list("configmaps", namespace),
     "list nodes": lambda pod, namespace: pod.list("nodes"),
     "list reports elsewhere": lambda pod, namespace: pod.list("stepreports", "default"),
-    "make itself a token": lambda pod, namespace: token_of(pod, namespace, service_account_name("job")),
+    "make itself a token": lambda pod, namespace: token_of(pod, namespace, SHARED_ACCOUNT),
 }
-
-
-def ray_token(pod: ApiClient, namespace: str) -> str:
-    uid = pod.get("rljobs", "job", namespace)["metadata"]["uid"]
-    return ray_token_secret_name("job", uid)
 
 
 @pytest.fixture
@@ -56,22 +62,85 @@ def pod_client(job: WatchedJob, api: ApiClient, control_plane: ControlPlane, kub
     WatchedJob(api, kubelet, job.namespace, "other").create()
     pod = job.create().wait_for_pods(2) and job.controller_pod()
     eventually(lambda: api.find("stepreports", "other", job.namespace), "the other job's report")
-    assert pod["spec"]["serviceAccountName"] == service_account_name("job")
-    token = token_of(api, job.namespace, pod["spec"]["serviceAccountName"])
-    return api.as_token(token, control_plane.ca)
+    assert pod["spec"]["serviceAccountName"] == SHARED_ACCOUNT
+    return api.as_token(token_of(api, job.namespace, SHARED_ACCOUNT, pod), control_plane.ca)
 
 
 def test_a_pod_reports_to_its_own_object_and_may_do_nothing_else(
     pod_client: ApiClient, api: ApiClient, namespace: str
 ) -> None:
-    assert pod_client.get("stepreports", "job", namespace)["metadata"]["name"] == "job"
-    report = REPORT | manifests.step_report(attempt=1, step=1)
-    pod_client.apply("stepreports", report, namespace, manager=TRAINER_FIELD_MANAGER)
-    assert api.get("stepreports", "job", namespace)["step"] == 1
-    assert pod_client.get("rljobs", "job", namespace)["metadata"]["name"] == "job"
+    pod_client.apply(
+        "stepreports",
+        manifests.step_report("job", attempt=1, step=1),
+        namespace,
+        manager=TRAINER_FIELD_MANAGER,
+        subresource="status",
+    )
+    assert api.get("stepreports", "job", namespace)["status"]["step"] == 1
+    before = api.get("stepreports", "job", namespace)
+    read = pod_client.merge("stepreports", "job", {}, namespace, subresource="status")
+    assert read["status"]["step"] == 1
+    assert api.get("stepreports", "job", namespace) == before, "an empty patch is a read"
 
     answers = {what: refusal(ask, pod_client, namespace) for what, ask in FORBIDDEN.items()}
     assert {what: error and error.status for what, error in answers.items()} == dict.fromkeys(FORBIDDEN, 403)
+
+
+def test_only_the_token_of_the_controller_pod_writes_its_report(
+    job: WatchedJob, api: ApiClient, control_plane: ControlPlane, namespace: str
+) -> None:
+    """RBAC lets the account write every report of the namespace: the policy asks for the pod of the token."""
+    borrowed = {"template": {"spec": {"serviceAccountName": SHARED_ACCOUNT, "automountServiceAccountToken": True}}}
+    pods = job.create(policy=borrowed).wait_for_pods(2)
+    tokens = {
+        "of the controller": token_of(api, namespace, SHARED_ACCOUNT, pods[controller_pod_name("job")]),
+        "of a worker": token_of(api, namespace, SHARED_ACCOUNT, pods[worker_pod_name("job", "policy", 0)]),
+        "of no pod": token_of(api, namespace, SHARED_ACCOUNT),
+    }
+    for whose, token in tokens.items():
+        client = api.as_token(token, control_plane.ca)
+        refused = refusal(client.merge, "stepreports", "job", {"status": {"step": 1}}, namespace, "status")
+        if whose == "of the controller":
+            assert refused is None
+        else:
+            assert refused is not None
+            assert refused.status == 403
+            assert "only the controller pod job-controller may write the StepReport job" in refused.message
+
+
+def test_a_write_of_the_status_changes_nothing_else(pod_client: ApiClient, api: ApiClient, namespace: str) -> None:
+    def told() -> dict[str, Any]:
+        names = ("finalizers", "ownerReferences", "labels", "annotations")
+        metadata = api.get("stepreports", "job", namespace)["metadata"]
+        return {name: metadata.get(name) for name in names}
+
+    before = told()
+    hostile = {
+        "finalizers": ["example.com/forever"],
+        "ownerReferences": [],
+        "labels": {"app.kubernetes.io/managed-by": None},
+        "annotations": {"a": "b"},
+    }
+    pod_client.merge("stepreports", "job", {"metadata": hostile, "status": {"step": 1}}, namespace, "status")
+    assert told() == before
+
+
+def test_the_api_server_refuses_reports_beyond_the_bounds(pod_client: ApiClient, namespace: str) -> None:
+    diagnosis = {"class": "HostMemory", "confidence": 1, "message": "m"}
+    pressure = {"role": "policy", "stepsLeft": 1}
+    beyond: dict[str, dict[str, Any]] = {
+        "a size": {"memory": [{"role": "policy", "rank": 0, "peakRssBytes": 2**53 + 1}]},
+        "a generation": {"planGeneration": 2**63 - 1},
+        "a duration": {"seconds": {"rollout": 1e300}},
+        "a number": {"memoryPressure": pressure | {"diagnosis": diagnosis | {"numbers": {"n": 2**60}}}},
+        "a name": {"memoryPressure": pressure | {"diagnosis": diagnosis | {"numbers": {"n" * 65: 1}}}},
+        "a time": {"updateTime": f"2026-01-01T00:00:00.{'0' * 100}Z"},
+    }
+    answers = {
+        what: refusal(pod_client.merge, "stepreports", "job", {"status": status}, namespace, "status")
+        for what, status in beyond.items()
+    }
+    assert {what: error and error.status for what, error in answers.items()} == dict.fromkeys(beyond, 422)
 
 
 def test_only_the_controller_pod_carries_a_token(job: WatchedJob) -> None:

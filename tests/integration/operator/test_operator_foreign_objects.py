@@ -30,7 +30,7 @@ def test_an_object_of_a_user_survives_the_job_of_its_name(
     name = manifest["metadata"]["name"]
     before = api.create(resource, manifest, namespace)
     job.create(checkpoint={})
-    scheduled = eventually(lambda: condition(job, "ForeignObject"), "the condition", 30, lambda: job.status)
+    scheduled = eventually(lambda: condition(job, "ForeignObject"), "the condition", context=lambda: job.status)
     assert name in scheduled["message"]
     assert not job.pods
     holds_for(1.0, lambda: owners(api, resource, name, namespace) == [], "the object to be left alone")
@@ -44,10 +44,10 @@ def test_an_object_of_a_user_survives_the_job_of_its_name(
 def test_the_job_starts_when_the_foreign_object_is_gone(job: WatchedJob, api: ApiClient, namespace: str) -> None:
     api.create("configmaps", CONFIG, namespace)
     job.create()
-    eventually(lambda: condition(job, "ForeignObject"), "the condition", 30, lambda: job.status)
+    eventually(lambda: condition(job, "ForeignObject"), "the condition", context=lambda: job.status)
     api.delete("configmaps", "job-rljob", namespace)
     job.kubelet.follow(namespace)
-    job.wait_for(ConditionType.RUNNING, timeout=90)
+    job.wait_for(ConditionType.RUNNING)
 
 
 def test_a_job_of_a_deleted_jobs_name_waits_for_what_that_left(
@@ -58,6 +58,30 @@ def test_a_job_of_a_deleted_jobs_name_waits_for_what_that_left(
     job.wait_gone()
     job.create(checkpoint={}).run()
     job.complete()
+
+
+def test_a_retained_claim_outlives_its_job_and_serves_the_next_one(
+    job: WatchedJob, api: ApiClient, namespace: str
+) -> None:
+    job.create(checkpoint={"retain": True}).run()
+    claim = api.get("persistentvolumeclaims", "job-checkpoints", namespace)
+    assert claim["metadata"]["labels"]["rljob.dev/retained"] == "true"
+    job.delete()
+    job.wait_gone()
+    holds_for(3.0, lambda: not deleted(api, "job-checkpoints", namespace), "the claim to be left by garbage collection")
+    job.create(checkpoint={"retain": True})
+    scheduled = eventually(lambda: condition(job, "ForeignObject"), "the condition", context=lambda: job.status)
+    assert "create the job with checkpoint: {volume: {persistentVolumeClaim:" in scheduled["message"]
+    job.delete()
+    job.wait_gone()
+    job.create(checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}}).run()
+    job.complete()
+    after = api.get("persistentvolumeclaims", "job-checkpoints", namespace)
+    assert after["metadata"]["uid"] == claim["metadata"]["uid"]
+
+
+def deleted(api: ApiClient, claim: str, namespace: str) -> bool:
+    return "deletionTimestamp" in api.get("persistentvolumeclaims", claim, namespace)["metadata"]
 
 
 def owners(api: ApiClient, resource: str, name: str, namespace: str) -> list[Any]:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from rljob_api.conditions import ConditionType
+from rljob_cluster.control_plane import ControlPlane
+from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE
+from rljob_testing.hostile_tenant import HostileObject, Victim, hostile_objects
 from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import Kubectl
+from tests.integration.operator.conftest import Kubectl, run_kubectl
 
-FAILED_MESSAGE = 'jsonpath={.status.conditions[?(@.type=="Failed")].message}'
+STALLED_MESSAGE = 'jsonpath={.status.conditions[?(@.type=="Stalled")].message}'
 
 
 @pytest.fixture(autouse=True)
 def the_operator_survives(operator: OperatorProcess) -> Iterator[None]:
     yield
-    assert operator.running, operator.end_of_log()
-    assert operator.probe("healthz") == 200
+    assert not operator.crashed, operator.end_of_log()
+    eventually(lambda: operator.probe("healthz") == 200, "a healthy operator")
 
 
 @pytest.mark.parametrize("levels", [400, 1_200, 5_000])
@@ -33,14 +44,14 @@ def test_a_deeply_nested_job_stops_no_other_job(
     job.create()
     job.run()
     message = eventually(
-        lambda: kubectl("get", "rljob", "hostile", "-o", FAILED_MESSAGE).stdout, "a condition on the hostile job", 30
+        lambda: kubectl("get", "rljob", "hostile", "-o", STALLED_MESSAGE).stdout, "a condition on the hostile job", 30
     )
     assert "levels of nesting" in message
     job.complete()
-    kubectl("delete", "rljob", "hostile", "--timeout=20s")
+    kubectl("delete", "rljob", "hostile", "--timeout=240s")
 
 
-def test_a_deeply_nested_job_that_is_listed_at_the_start_stops_no_other_job(
+def test_a_deeply_nested_job_listed_at_the_start_stops_no_other(
     job: WatchedJob, kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     hostile = json.dumps(manifests.job("hostile", policy={"template": {"spec": {"affinity": "DEEP"}}}))
@@ -50,4 +61,99 @@ def test_a_deeply_nested_job_that_is_listed_at_the_start_stops_no_other_job(
     job.create()
     job.run()
     job.complete()
-    kubectl("delete", "rljob", "hostile", "--timeout=20s")
+    kubectl("delete", "rljob", "hostile", "--timeout=240s")
+
+
+HOSTILE_OBJECTS = 500
+
+
+def test_a_hostile_tenant_delays_no_honest_job(
+    job: WatchedJob, api: ApiClient, namespace: str, control_plane: ControlPlane
+) -> None:
+    """500 objects in a namespace of its own, while an honest job runs to its end in another."""
+    tenant = f"{namespace}-tenant"
+    api.create("namespaces", manifests.namespace(tenant))
+    eventually(lambda: api.find("serviceaccounts", "default", tenant), "the tenant's namespace")
+    job.create().run(step=1)
+    victim = Victim(job.name, job.object["metadata"]["uid"])
+    stored: Counter[str] = Counter()
+
+    def store(hostile: HostileObject) -> None:
+        if api.post_text(hostile.path(tenant), hostile.text) == 201:
+            stored[hostile.kind] += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        storing = [pool.submit(store, hostile) for hostile in list(hostile_objects(1, HOSTILE_OBJECTS, victim))]
+        job.report(5)
+        eventually(lambda: job.status.get("step") == 5, "the report of the honest job")
+        for done in storing:
+            done.result()
+    job.complete()
+    assert [attempt["number"] for attempt in job.attempts] == [1]
+    later = WatchedJob(api, job.kubelet, namespace, "later").create().run()
+    later.complete()
+    assert {"deep", "number", "time", "type", "large", "name", "pod"} == stored.keys()
+    assert stored.total() > HOSTILE_OBJECTS / 3, stored
+    run_kubectl(control_plane, "delete", "rljobs", "--all", "--namespace", tenant, "--timeout=240s")
+    api.delete("namespaces", tenant)
+
+
+def test_a_flood_of_reports_delays_no_other_job(
+    job: WatchedJob, api: ApiClient, proxy: FaultProxy, namespace: str
+) -> None:
+    """One job reports as fast as it can: memory pressure that comes and goes, plans, and reports that are too large."""
+    flooding = WatchedJob(api, job.kubelet, namespace, "flooding").create().run()
+    stop, sent = threading.Event(), [0]
+
+    def flood() -> None:
+        while not stop.is_set():
+            sent[0] += 1
+            status = manifests.step_report("flooding", 1, 1)["status"] | CONTENTS[sent[0] % len(CONTENTS)]
+            api.merge("stepreports", "flooding", {"status": status}, namespace, subresource="status")
+
+    def status_writes() -> int:
+        return sum(write.resource == "rljobs/status" for write in proxy.writes(namespace))
+
+    thread = threading.Thread(target=flood)
+    before, began = status_writes(), time.monotonic()
+    thread.start()
+    try:
+        job.create()
+        job.run()
+        job.complete()
+        eventually(lambda: sent[0] >= 80, "a flood", context=lambda: sent)
+    finally:
+        stop.set()
+        thread.join()
+    of_the_honest_job = 15
+    bound = of_the_honest_job + BURST + (time.monotonic() - began) / SECONDS_PER_WRITE
+    assert status_writes() - before <= bound, f"after {sent[0]} reports in {time.monotonic() - began:.1f} s"
+    # The flood may end with a pressure, which an applied report leaves, since another manager of the field has set it.
+    api.merge("stepreports", "flooding", {"status": {"memoryPressure": None}}, namespace, subresource="status")
+    flooding.report(7)
+    flooding.wait_for(ConditionType.MEMORY_PRESSURE, "False")
+    eventually(
+        lambda: flooding.status.get("step") == 7, "the last report in the status", context=lambda: flooding.status
+    )
+
+
+DIAGNOSIS = {"class": "Fragmentation", "confidence": 1, "message": "m" * 2048, "numbers": {}}
+PRESSURE = {"role": "policy", "stepsLeft": 1, "diagnosis": DIAGNOSIS}
+RANK = {"role": "policy", "phase": "update"} | {
+    name: 2**53
+    for name in ("allocatedBytes", "reservedBytes", "peakAllocatedBytes", "peakReservedBytes", "deviceFreeBytes")
+}
+EVIDENCE = {
+    "time": "0001-01-01T00:00:00+14:00",
+    "attempt": 1,
+    "role": "policy",
+    "rank": 0,
+    "step": 1,
+    "message": "é" * 4096,
+}
+CONTENTS: list[dict[str, Any]] = [
+    {"memoryPressure": PRESSURE, "updateTime": "0001-01-01T00:00:00+14:00"},
+    {"memoryPressure": None, "updateTime": "9999-12-31T23:59:59-14:00", "step": 2**53},
+    {"memory": [RANK | {"rank": rank} for rank in range(256)], "lastEvidence": EVIDENCE},
+    {"memory": [], "reward": 1e308, "plan": manifests.PLAN | {"excludedNodes": ["n" * 253] * 16}},
+]

@@ -10,7 +10,7 @@ import pytest
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator import labels
-from rljob_operator.names import controller_pod_name, worker_pod_name
+from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, worker_pod_name
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
@@ -51,12 +51,14 @@ WRITTEN_ONCE = (
     "patch rljobs",
     "create configmaps",
     "create services",
-    "create serviceaccounts",
-    "create roles",
-    "create rolebindings",
     "create secrets",
     "create stepreports",
+    "create networkpolicies",
 )
+
+
+SHARED = ("create serviceaccounts", "create roles", "create rolebindings")
+"""By the first job of a namespace."""
 
 
 def test_few_writes_bring_a_job_to_running_and_none_keep_it_there(
@@ -65,8 +67,8 @@ def test_few_writes_bring_a_job_to_running_and_none_keep_it_there(
     job.kubelet.follow(namespace)
     job.create().wait_for(ConditionType.RUNNING)
     until_running = Counter(f"{write.verb} {write.resource}" for write in proxy.writes(namespace))
-    assert set(until_running) - {"create events"} == {*WRITTEN_ONCE, "create pods", "patch rljobs/status"}
-    assert all(until_running[write] == 1 for write in WRITTEN_ONCE), until_running
+    assert set(until_running) == {*WRITTEN_ONCE, *SHARED, "create pods", "patch rljobs/status"}
+    assert all(until_running[write] == 1 for write in (*WRITTEN_ONCE, *SHARED)), until_running
     assert until_running["create pods"] == 2
     # Two; on a busy machine the pods start one after the other, and it is written in between.
     assert until_running["patch rljobs/status"] <= 4
@@ -80,7 +82,7 @@ def test_few_writes_bring_a_job_to_running_and_none_keep_it_there(
 def test_children_are_labelled_owned_and_gone_with_their_job(job: WatchedJob, api: ApiClient, namespace: str) -> None:
     job.create().run()
     uid = job.object["metadata"]["uid"]
-    kinds = ("pods", "services", "configmaps", "secrets", "serviceaccounts", "roles", "rolebindings", "stepreports")
+    kinds = ("pods", "services", "configmaps", "secrets", "networkpolicies", "stepreports")
     for kind in kinds:
         owned = api.list(kind, namespace, f"{labels.JOB_UID}={uid}")
         assert owned, kind
@@ -148,6 +150,22 @@ def test_two_jobs_at_once_do_not_meet(
     other.wait_for(ConditionType.FAILED)
     job.complete()
     assert (job.phase, other.phase) == ("Complete", "Failed")
+
+
+def test_a_failed_job_resumes_after_an_edit(job: WatchedJob, kubectl: Kubectl) -> None:
+    job.create()
+    job.run()
+    job.end_controller(ExitCode.BAD_INPUT)
+    job.wait_for(ConditionType.FAILED)
+    job.change(ttlSecondsAfterFinished=86400)
+    for type_ in ("Failed", "Stalled", "Ready=False"):
+        kubectl("wait", "rljob/job", f"--for=condition={type_}", "--timeout=240s")
+    job.change(retry=1)
+    job.wait_for(ConditionType.RUNNING)
+    assert [attempt["number"] for attempt in job.attempts] == [1, 2]
+    for type_ in ("Ready", "Stalled=False", "Failed=False"):
+        kubectl("wait", "rljob/job", f"--for=condition={type_}", "--timeout=240s")
+    job.complete(attempt=2)
 
 
 def test_more_steps_continue_a_complete_job(job: WatchedJob) -> None:
@@ -219,3 +237,25 @@ def test_a_job_that_runs_too_long_fails(job: WatchedJob) -> None:
     job.change(activeDeadlineSeconds=round((datetime.now(UTC) - started).total_seconds()) + 2)
     assert job.wait_for(ConditionType.FAILED)["reason"] == ConditionReason.DEADLINE_EXCEEDED
     eventually(lambda: POLICY not in job.pods, "the workers to be gone")
+
+
+def test_objects_that_running_pods_need_are_created_again(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+    job.create().run(step=2)
+    names = {
+        "services": "job-controller",
+        "configmaps": "job-rljob",
+        "serviceaccounts": SHARED_ACCOUNT,
+        "roles": SHARED_ACCOUNT,
+        "rolebindings": SHARED_ACCOUNT,
+        "stepreports": "job",  # last: its deletion is seen at once, that of the others within half an hour
+    }
+    deleted = {resource: api.get(resource, name, namespace)["metadata"]["uid"] for resource, name in names.items()}
+    for resource, name in names.items():
+        api.delete(resource, name, namespace)
+
+    def still_gone() -> list[str]:
+        found = {resource: api.find(resource, name, namespace) for resource, name in names.items()}
+        return [resource for resource, obj in found.items() if not obj or obj["metadata"]["uid"] == deleted[resource]]
+
+    eventually(lambda: not still_gone(), "new objects", context=still_gone)
+    job.complete()

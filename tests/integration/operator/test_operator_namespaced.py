@@ -72,8 +72,11 @@ def test_a_namespace_that_is_lost_stops_no_other_namespace(
     operator = OperatorProcess(kubeconfig, tmp_path / "log", next(ports), next(ports), settings)
     operator.start()
     try:
+        lost = WatchedJob(api, kubelet, "lost").create()
+        lost.wait_for_pods(2)
+        assert "finalizers" not in lost.object["metadata"]
         api.delete("namespaces", "lost")
-        eventually(lambda: api.find("namespaces", "lost") is None, "the namespace to be gone", 60)
+        eventually(lambda: api.find("namespaces", "lost") is None, "the namespace to be gone")
         operator.stop()
         operator.start()
         assert operator.probe("healthz") == 200

@@ -38,6 +38,7 @@ def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, oper
     return install
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
     job: WatchedJob, kubelet: SimulatedKubelet, api: ApiClient, namespace: str, installed: Install
 ) -> None:

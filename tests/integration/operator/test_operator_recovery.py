@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from rljob_testing.operator.restarts import forget_leader, killed_after_each_cha
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
-Fail = Callable[[WatchedJob, float], None]
+Fail = Callable[[WatchedJob], None]
 
 PATIENT = {"gang": "Disabled"}
 """Pods of which the operator dies before it has made them all are not released, however slowly it comes back."""
@@ -51,36 +52,36 @@ def restarting_nodes(kubelet: SimulatedKubelet) -> Iterator[None]:
     kubelet.declare()
 
 
-def kill_worker(job: WatchedJob, timeout: float) -> None:
+def kill_worker(job: WatchedJob) -> None:
     """The kernel kills a worker for its memory; the job goes on in new pods."""
     job.kubelet.end(job.policy_pod(), 137, reason="OOMKilled")
 
 
-def restart_in_place(job: WatchedJob, timeout: float) -> None:
+def restart_in_place(job: WatchedJob) -> None:
     """The controller cannot go on, and waits; as it would, both pods restart once there is a new attempt for them."""
     pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "message": "a GPU ran out of memory"}
     number = job.attempt
     job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingExit=pending)
-    eventually(
-        lambda: job.attempts[-1].get("podsOfAttempt"), "an attempt in the same pods", timeout, lambda: job.status
-    )
+    decision = {"attempt": number, "nextAttempt": number + 1, "planGeneration": 2}
+    eventually(lambda: job.step_report.get("decision") == decision, "a decision", context=lambda: job.status)
+    assert job.attempts[-1]["podsOfAttempt"] == number
     for pod in job.pods.values():
         job.kubelet.restart(pod)
 
 
-def live_through(job: WatchedJob, fail: Fail, timeout: float = 60) -> None:
+def live_through(job: WatchedJob, fail: Fail) -> None:
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    job.wait_for(ConditionType.RUNNING)
     first = job.attempt
     job.report(4, first, plan=PLAN)
-    eventually(lambda: job.status.get("step") == 4 and job.status.get("plan"), "the report in the status", timeout)
-    fail(job, timeout)
-    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
-    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    eventually(lambda: job.status.get("step") == 4 and job.status.get("plan"), "the report in the status")
+    fail(job)
+    eventually(lambda: job.attempt > first, "another attempt", context=lambda: job.status)
+    job.wait_for(ConditionType.RUNNING)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
-    job.wait_for_pods(1, timeout)
+    job.wait_for(ConditionType.COMPLETE)
+    job.wait_for_pods(1)
 
 
 def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
@@ -88,7 +89,7 @@ def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
     return [(c["remedy"]["setting"], c["remedy"]["after"], c["level"]) for c in changes]
 
 
-def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
+def test_a_host_memory_remedy_survives_kills_of_the_operator(
     job: WatchedJob,
     operator: OperatorProcess,
     proxy: FaultProxy,
@@ -104,7 +105,7 @@ def test_a_worker_out_of_host_memory_gets_more_wherever_the_operator_is_killed(
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create(**SPEC), kill_worker, timeout=240)
+        live_through(job.create(**SPEC), kill_worker)
     assert (outcome(job), what_was_changed(job)) == (outcome(undisturbed), what_was_changed(undisturbed))
     assert len(kills) >= 15
 
@@ -113,12 +114,24 @@ def test_the_pods_of_the_next_attempt_have_the_raised_limit(job: WatchedJob) -> 
     job.create(**SPEC).run()
     job.report(4, plan=PLAN)
     eventually(lambda: job.status.get("plan"), "the plan in the status")
-    kill_worker(job, 20)
+    kill_worker(job)
     eventually(lambda: job.attempt == 2, "another attempt")
     eventually(
         lambda: [pod["metadata"]["labels"][labels.ATTEMPT] for pod in job.pods.values()] == ["2"] * 2, "new pods"
     )
     assert job.policy_pod()["spec"]["containers"][0]["resources"]["limits"]["memory"] == "10Gi"
+
+
+def test_the_policy_of_the_next_attempt_has_one_more_pod(job: WatchedJob) -> None:
+    job.create(recovery={"maxAdjustments": 0, "maxGpus": 2}, **PATIENT).run()
+    cause = {"class": "OptimizerState", "confidence": 0.9, "message": "the optimizer's state does not fit"}
+    words = EVIDENCE | {"role": "policy", "phase": "update", "diagnoses": [cause]}
+    job.report(4, plan=PLAN, lastEvidence=words, pendingExit={"exitCode": 80, "message": "policy-0 ran out"})
+    eventually(lambda: job.attempt == 2, "another attempt", context=lambda: job.status)
+    pods = job.wait_for_pods(3)
+    assert {pod["metadata"]["labels"][labels.ATTEMPT] for pod in pods.values()} == {"2"}
+    assert (what_was_changed(job), job.status["plan"]["policyGpus"]) == ([("policyGpus", "2", "ReplacePods")], 2)
+    assert job.object["spec"]["policy"]["replicas"] == 1
 
 
 @pytest.mark.usefixtures("restarting_nodes")
@@ -128,16 +141,16 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
     with killed_after_each_change(operator, proxy, api) as kills:
         job.create(**PATIENT)
         job.kubelet.follow(job.namespace)
-        job.wait_for(ConditionType.RUNNING, timeout=240)
+        job.wait_for(ConditionType.RUNNING)
         before = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
-        live_through(job, restart_in_place, timeout=240)
+        live_through(job, restart_in_place)
     assert what_was_changed(job) == [("processes", "fresh", "RestartInPlace")]
     *_, failed, last = job.attempts
     assert (failed["reason"], last["podsOfAttempt"]) == ("DeviceOutOfMemory", failed["number"])
     (controller,) = job.pods.values()
     assert before[controller["metadata"]["name"]] == controller["metadata"]["uid"]
     config_map = api.get("configmaps", "job-rljob", job.namespace)
-    assert config_map["data"]["attempt"] == str(last["number"])
+    assert json.loads(config_map["data"]["attempt.json"])["attempt"] == last["number"]
     assert len(kills) >= 12
 
 
@@ -155,7 +168,7 @@ def test_pods_that_do_not_restart_are_replaced(job: WatchedJob) -> None:
 
 
 @pytest.mark.usefixtures("restarting_nodes")
-def test_a_pod_that_went_on_restarting_while_the_operator_was_away_is_replaced(
+def test_a_pod_that_kept_restarting_unobserved_is_replaced(
     job: WatchedJob, operator: OperatorProcess, api: ApiClient
 ) -> None:
     job.create().run(step=4)

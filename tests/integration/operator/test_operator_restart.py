@@ -55,25 +55,25 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
     expected = outcome(undisturbed)
     proxy.wait_until_quiet()
     with killed_after_each_change(operator, proxy, api) as kills:
-        live_through(job.create(), timeout=240)
+        live_through(job.create())
         ended = outcome(job)
         job.delete()
-        job.wait_gone(timeout=60)
+        job.wait_gone()
     assert ended == expected
     assert len(kills) >= 15
 
 
-def live_through(job: WatchedJob, timeout: float = 60) -> None:
+def live_through(job: WatchedJob) -> None:
     """Starts, loses a worker pod, goes on, completes."""
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    job.wait_for(ConditionType.RUNNING)
     first = job.attempt
     job.report(4, first)
-    eventually(lambda: job.status.get("step") == 4, "the reported step in the status", timeout)
+    eventually(lambda: job.status.get("step") == 4, "the reported step in the status")
     job.kubelet.vanish(job.policy_pod())
-    eventually(lambda: job.attempt > first, "another attempt", timeout, lambda: job.status)
-    job.wait_for(ConditionType.RUNNING, timeout=timeout)
+    eventually(lambda: job.attempt > first, "another attempt", context=lambda: job.status)
+    job.wait_for(ConditionType.RUNNING)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE, timeout=timeout)
-    job.wait_for_pods(1, timeout)
+    job.wait_for(ConditionType.COMPLETE)
+    job.wait_for_pods(1)

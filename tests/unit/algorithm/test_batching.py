@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,31 @@ def test_the_longest_and_the_shortest_go_to_one_rank() -> None:
 
 def test_similar_lengths_share_a_micro_batch_and_the_longest_come_first() -> None:
     assert plan_micro_batches([10, 100, 11, 99, 12], 1, 200) == [[[1, 3], [4, 2, 0]]]
+
+
+def test_padding_is_less_than_a_tenth_of_spread_lengths() -> None:
+    draw = np.random.default_rng(0)
+    lengths = np.minimum(draw.lognormal(6.0, 0.8, 512).astype(int) + 32, 2048).tolist()
+    for budget in (8_192, 16_384, 65_536):
+        plan = plan_micro_batches(lengths, 1, budget)[0]
+        tokens = sum(len(part) * max(lengths[sequence] for sequence in part) for part in plan)
+        assert tokens - sum(lengths) < 0.1 * tokens
+        assert len(plan) < 2 * sum(lengths) / budget + 16
+
+
+@given(lengths_of_sequences, rank_counts, budgets)
+def test_packed_micro_batches_are_few_full_and_alike(lengths: list[int], ranks: int, budget: int) -> None:
+    plan = plan_micro_batches(lengths, ranks, budget, packed=True)
+    placed = [sequence for rank in plan for micro_batch in rank for sequence in micro_batch]
+    assert sorted(placed) == list(range(len(lengths)))
+    assert len({len(rank) for rank in plan}) == 1
+    for rank in plan:
+        filled = [sum(lengths[sequence] for sequence in micro_batch) for micro_batch in rank if micro_batch]
+        for tokens, micro_batch in zip(filled, rank, strict=False):
+            assert tokens <= budget or len(micro_batch) == 1
+        if len(filled) > 1:
+            assert max(filled) - min(filled) <= max(lengths)
+            assert sum(filled) > budget, "one micro-batch would do"
 
 
 def test_a_rank_without_a_share_gets_empty_micro_batches() -> None:

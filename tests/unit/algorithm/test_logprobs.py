@@ -77,14 +77,29 @@ def test_logits_exist_for_one_chunk_at_a_time() -> None:
     assert largest.elements <= 10 * VOCABULARY
 
 
-class _LargestTensor(TorchDispatchMode):
-    """Remembers the most elements of any tensor that an operation returned."""
+def test_a_frozen_head_gets_no_gradient_and_no_memory_for_it() -> None:
+    hidden, weight, targets = inputs()
+    logprobs, _ = chunked_logprobs(hidden, weight.requires_grad_(False), targets, temperature=1.0, chunk_tokens=2)
+    with _LargestTensor(beside=weight) as largest:
+        logprobs.sum().backward()
+    assert largest.elements < VOCABULARY * HIDDEN
+    frozen_grad, hidden = hidden.grad, hidden.detach().requires_grad_()
+    chunked_logprobs(hidden, weight.requires_grad_(), targets, temperature=1.0, chunk_tokens=2)[0].sum().backward()
+    assert frozen_grad is not None
+    torch.testing.assert_close(hidden.grad, frozen_grad)
 
-    elements = 0
+
+class _LargestTensor(TorchDispatchMode):
+    """Remembers the most elements of any tensor that an operation returned, except views of `beside`."""
+
+    def __init__(self, beside: Tensor | None = None) -> None:
+        super().__init__()
+        self.elements = 0
+        self._known = None if beside is None else beside.data_ptr()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.data_ptr() != self._known:
                 self.elements = max(self.elements, tensor.numel())
         return result

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
     dropped_tokens,
     micro_batches_of,
     token_weights,
+    with_gradient,
 )
 from rljob_trainer.rollout_batch import RolloutBatch
 
@@ -27,13 +29,13 @@ def batch_of(prompts: list[list[int]], responses: list[list[int]], group_size: i
     ).scored(np.zeros(len(responses)), np.arange(len(responses)))
 
 
-def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int) -> list[MicroBatch]:
+def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int, *, packed: bool = False) -> list[MicroBatch]:
     completions = completions_with_tokens(batch)
     return [
         micro_batch
         for rank in range(ranks)
         for micro_batch in micro_batches_of(
-            batch, completions, rank=rank, ranks=ranks, budget_tokens=budget, aggregation="token-mean"
+            batch, completions, rank=rank, ranks=ranks, budget_tokens=budget, aggregation="token-mean", packed=packed
         )
     ]
 
@@ -77,6 +79,34 @@ def test_no_response_token_is_lost_or_repeated(
     assert found == {i: ids for i, ids in enumerate(drawn) if ids}
 
 
+@given(
+    prompts=st.lists(st.lists(tokens, min_size=1, max_size=8), min_size=1, max_size=5),
+    responses=st.data(),
+    ranks=st.integers(1, 4),
+    budget=st.integers(1, 60),
+)
+def test_packed_rows_hold_every_sequence_end_to_end(
+    prompts: list[list[int]], responses: st.DataObject, ranks: int, budget: int
+) -> None:
+    drawn = [responses.draw(st.lists(tokens, max_size=8)) for _ in range(2 * len(prompts))]
+    batch = batch_of(prompts, drawn, group_size=2)
+    found: set[int] = set()
+    for micro_batch in all_micro_batches(batch, ranks, budget, packed=True):
+        [row] = micro_batch.input_ids
+        assert micro_batch.packed_lengths is not None
+        assert len(row) == sum(micro_batch.packed_lengths) >= 2
+        sequences = np.split(row, np.cumsum(micro_batch.packed_lengths)[:-1])
+        for place, (completion, targets) in enumerate(micro_batch.by_completion(micro_batch.targets)):
+            sequence = prompts[completion // 2] + drawn[completion][:-1]
+            assert sequences[place].tolist() == sequence
+            assert targets.tolist() == drawn[completion]
+            rows = dict(micro_batch.by_completion(micro_batch.hidden_rows))[completion]
+            first = sum(micro_batch.packed_lengths[:place])
+            assert rows.tolist() == list(range(first + len(prompts[completion // 2]) - 1, first + len(sequence)))
+        found |= set(micro_batch.completions)
+    assert found == {i for i, ids in enumerate(drawn) if ids}
+
+
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=12), st.integers(1, 4), st.integers(1, 60))
 def test_the_weights_of_all_ranks_sum_to_one(lengths: list[int], ranks: int, budget: int) -> None:
     batch = batch_of([[1]] * len(lengths), [[7] * length for length in lengths], group_size=1)
@@ -84,11 +114,31 @@ def test_the_weights_of_all_ranks_sum_to_one(lengths: list[int], ranks: int, bud
     assert total == pytest.approx(1.0 if any(lengths) else 0.0, abs=1e-5)
 
 
-def test_an_empty_micro_batch_has_one_padding_token_and_nothing_to_learn() -> None:
+def test_an_empty_micro_batch_has_only_padding_and_nothing_to_learn() -> None:
     first, second = all_micro_batches(batch_of([[1, 2]], [[3]], group_size=1), ranks=2, budget=10)
     assert first.completions == [0]
-    assert second.input_ids.tolist() == [[0]]
+    assert second.input_ids.tolist() == [[0, 0]]
     assert len(second.targets) == len(second.hidden_rows) == len(second.loss_weights) == 0
+
+
+def test_only_completions_with_an_advantage_have_a_gradient() -> None:
+    batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
+    batch = batch.scored(batch.rewards, np.array([0, 0, 1, -1]))
+    assert with_gradient(batch, [0, 1, 2, 3], LossConfig()) == [2, 3]
+    assert with_gradient(batch, [0, 1, 2], LossConfig(kl_coefficient=0.1)) == [0, 1, 2]
+    assert with_gradient(batch, [0, 1, 2], LossConfig(entropy_coefficient=0.1)) == [0, 1, 2]
+    assert with_gradient(batch, [1, 0], LossConfig()) == [1]
+    assert with_gradient(batch, [], LossConfig()) == []
+
+
+def test_skipped_completions_count_in_the_loss_but_not_in_means() -> None:
+    batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
+    [micro_batch] = micro_batches_of(
+        batch, [0, 1, 2, 3], rank=0, ranks=1, budget_tokens=100, aggregation="token-mean", processed=[2, 3]
+    )
+    assert micro_batch.completions == [2, 3]
+    assert micro_batch.loss_weights.tolist() == [0.25, 0.25]
+    assert micro_batch.mean_weights.tolist() == [0.5, 0.5]
 
 
 def test_an_empty_prompt_is_refused_since_nothing_predicts_the_first_token() -> None:

@@ -38,6 +38,9 @@ def broken_rules(value: Any, schema: Schema, path: str = "") -> set[tuple[str, s
         for name, below in schema.get("properties", {}).items():
             if name in value:
                 broken |= broken_rules(value[name], below, f"{path}.{name}")
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for index, item in enumerate(value):
+            broken |= broken_rules(item, schema["items"], f"{path}[{index}]")
     return broken
 
 

@@ -39,10 +39,22 @@ JOB = f"{HEAD}spec:\n{MODEL}{TASK}{ALGORITHM}"
             "spec.learningRate",
             "unknown field here: write it as spec.algorithm.learningRate",
         ),
+        (f"{MODEL}{TASK}{ALGORITHM}  name: digits\n", "spec.name", "unknown field here: write it as spec.task.name"),
         (
             f"{MODEL}{TASK}{ALGORITHM}  recovery: {{patience: 3}}\n",
             "spec.recovery.patience",
-            "unknown field; the fields here are maxAdjustments, maxRestarts, maxHostMemory",
+            "unknown field; the fields here are maxAdjustments, maxRestarts, phaseDeadlineSeconds",
+        ),
+        (
+            f"{MODEL}{TASK}{ALGORITHM}  memory: {{kvCache: 10GB}}\n",
+            "spec.memory.kvCache",
+            'expected Auto or a quantity of bytes such as 512Mi or 4Gi, found "10GB"; write 10Gi or 10G',
+        ),
+        (
+            f"  model: {{uri: Qwen/Qwen3-0.6B}}\n{TASK}{ALGORITHM}",
+            "spec.model.uri",
+            "expected a URI that begins with oci://, hf://, pvc://, file:// or random://, such as hf://org/name, "
+            'found "Qwen/Qwen3-0.6B"; did you mean hf://Qwen/Qwen3-0.6B?',
         ),
         (
             f"{MODEL}{TASK}  algorithm: {{steps: three}}\n",
@@ -227,10 +239,11 @@ def test_a_problem_prints_as_file_line_path_and_message(problems_of: ProblemsOf)
         ("---\n# nothing\n---\n", None, "expected an RLJob, found an empty file"),
         ("a: [1\nb: 2\n", 2, "is not YAML"),
         ("a:\n\tb: 2\n", 2, "is not YAML: found character '\\t' that cannot start any token; indent with spaces"),
+        ('a: 1\nb: "two\nc: 3\n', 2, "is not YAML: the quotation mark that opens here is not closed"),
         ("a: &a [*a]\n", 1, "is not YAML: found an alias that contains itself"),
         ("a: !!python/object:os.system x\n", 1, "is not YAML: could not determine a constructor"),
         ("- a\n", None, "expected an RLJob with apiVersion, kind, metadata and spec, found no object"),
-        (f"{JOB}---\n{JOB}", 9, "expected one RLJob, found 2 documents"),
+        (f"{JOB}---\n{JOB}", 9, "expected one RLJob, found 2 of them"),
         ("a\x00b: 1\n", None, "is not YAML: special characters are not allowed"),
     ],
 )
@@ -263,6 +276,14 @@ def test_a_line_end_after_a_name_is_not_overlooked(problems_of: ProblemsOf) -> N
 def test_a_name_that_pods_cannot_have_is_a_problem(name: str, problems_of: ProblemsOf) -> None:
     (problem,) = problems_of(JOB.replace("name: job", f"name: {name}"))
     assert problem.path == "metadata.name"
+
+
+def test_a_namespace_that_cannot_exist_is_a_problem(problems_of: ProblemsOf) -> None:
+    (problem,) = problems_of(JOB.replace("name: job", "name: job, namespace: Foo"))
+    assert (problem.path, problem.message.partition(",")[0]) == (
+        "metadata.namespace",
+        "expected a name of lower-case letters",
+    )
 
 
 def test_an_unreadable_file_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -38,11 +38,17 @@ def told_by_python(manifest: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 DISAGGREGATED: dict[str, Any] = {"topology": "Disaggregated"}
+ANOTHER = {"image": "registry/trainer:1"}
 
 EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the field that is named, an invalid job, a valid one beside it
     ("spec.algorithm.dualClip", job(algorithm={"dualClip": 1.0}), job(algorithm={"dualClip": 0.0})),
     ("spec.algorithm.warmupSteps", job(algorithm={"warmupSteps": 101}), job(algorithm={"warmupSteps": 100})),
+    (
+        "spec.trainer.adapter",
+        job(trainer={"image": "trl:1", "adapter": "TRL", "probe": "Disabled"}),
+        job(trainer={"image": "trl:1", "adapter": "TRL"}),
+    ),
     (
         "spec.algorithm.updatesPerStep",
         job(algorithm={"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 9}),
@@ -58,6 +64,35 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "spec.task.systemPrompt",
         job(task={"systemPrompt": "Be brief.", "chatTemplate": "Never"}),
         job(task={"systemPrompt": "Be brief.", "chatTemplate": "Always"}),
+    ),
+    (
+        "spec.task.files.configMap",
+        job(task={"files": {"configMap": "a", "persistentVolumeClaim": "b"}}),
+        job(task={"files": {"configMap": "a"}}),
+    ),
+    ("spec.task.files.configMap", job(task={"files": {}}), job(task={"files": {"persistentVolumeClaim": "b"}})),
+    (
+        "spec.task.files.path",
+        job(task={"files": {"configMap": "a", "path": "data"}}),
+        job(task={"files": {"persistentVolumeClaim": "b", "path": "data/train"}}),
+    ),
+    ("spec.env[0].value", job(env=[{"name": "A"}]), job(env=[{"name": "A", "value": "1"}])),
+    (
+        "spec.env[0].valueFrom.secretKeyRef",
+        job(env=[{"name": "HF_TOKEN", "valueFrom": {}}]),
+        job(env=[{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]),
+    ),
+    ("spec.env[0].name", job(env=[{"name": "RLJOB_ROLE", "value": "x"}]), job(env=[{"name": "RLJOBS", "value": "x"}])),
+    ("spec.env[0].name", job(env=[{"name": "HOME", "value": "/"}]), job(env=[{"name": "HOMES", "value": "/"}])),
+    (
+        "spec.env[0].name",
+        job(env=[{"name": "PYTORCH_ALLOC_CONF", "value": ""}]),
+        job(env=[{"name": "PYTORCH_NVML_BASED_CUDA_CHECK", "value": "1"}]),
+    ),
+    (
+        "spec.envFrom[0].secretRef",
+        job(envFrom=[{"prefix": "A_"}]),
+        job(envFrom=[{"prefix": "A_", "secretRef": {"name": "a"}}]),
     ),
     ("spec.rollout.replicas", job(rollout={"replicas": 1}), job(rollout={"replicas": 1}, **DISAGGREGATED)),
     (
@@ -78,13 +113,63 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "spec.rollout.tensorParallelSize",
-        job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 3}),
-        job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 2}),
+        job(policy={"replicas": 2, "gpusPerReplica": 1}, rollout={"tensorParallelSize": 2}),
+        job(policy={"replicas": 2, "gpusPerReplica": 4}, rollout={"tensorParallelSize": 2}),
     ),
     (
         "spec.rollout.tensorParallelSize",
-        job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 2}, **DISAGGREGATED),
-        job(rollout={"gpusPerReplica": 2, "tensorParallelSize": 2}, **DISAGGREGATED),
+        job(rollout={"gpusPerReplica": 6, "tensorParallelSize": 4}, **DISAGGREGATED),
+        job(rollout={"gpusPerReplica": 8, "tensorParallelSize": 4}, **DISAGGREGATED),
+    ),
+    (
+        "spec.rollout.tensorParallelSize",
+        job(policy={"gpusPerReplica": 0}, rollout={"tensorParallelSize": 2}),
+        job(policy={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0, "tensorParallelSize": 2}, **DISAGGREGATED),
+    ),
+    (
+        "spec.rollout.tensorParallelSize",
+        job(
+            policy={"gpusPerReplica": 0},
+            rollout={"gpusPerReplica": 0, "tensorParallelSize": 2},
+            trainer=ANOTHER,
+            **DISAGGREGATED,
+        ),
+        job(policy={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0}, trainer=ANOTHER, **DISAGGREGATED),
+    ),
+    (
+        "spec.rollout.tensorParallelSize",
+        job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 3}, trainer=ANOTHER),
+        job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 2}, trainer=ANOTHER),
+    ),
+    (
+        "spec.rollout.tensorParallelSize",
+        job(policy={"gpusPerReplica": 4}, rollout={"tensorParallelSize": 2}, trainer=ANOTHER, **DISAGGREGATED),
+        job(rollout={"gpusPerReplica": 2, "tensorParallelSize": 2}, trainer=ANOTHER, **DISAGGREGATED),
+    ),
+    (
+        "spec.algorithm.maxStaleness",
+        job(algorithm={"maxStaleness": 1}),
+        job(algorithm={"maxStaleness": 1}, **DISAGGREGATED),
+    ),
+    (
+        "spec.algorithm.partialRolloutPrompts",
+        job(algorithm={"partialRolloutPrompts": 1}, **DISAGGREGATED),
+        job(algorithm={"partialRolloutPrompts": 1, "maxStaleness": 1}, **DISAGGREGATED),
+    ),
+    (
+        "spec.algorithm.partialRolloutPrompts",
+        job(algorithm={"partialRolloutPrompts": 4, "promptsPerStep": 4, "maxStaleness": 1}, **DISAGGREGATED),
+        job(algorithm={"partialRolloutPrompts": 3, "promptsPerStep": 4, "maxStaleness": 1}, **DISAGGREGATED),
+    ),
+    (
+        "spec.algorithm.partialRolloutPrompts",
+        job(algorithm={"partialRolloutPrompts": 1, "maxStaleness": 1, "ignoreEndOfSequence": True}, **DISAGGREGATED),
+        job(algorithm={"partialRolloutPrompts": 1, "maxStaleness": 1}, **DISAGGREGATED),
+    ),
+    (
+        "spec.algorithm",
+        job(algorithm={"maxStaleness": 1, "importanceSampling": {"mode": "Disabled"}}, **DISAGGREGATED),
+        job(algorithm={"maxStaleness": 1, "importanceSampling": {"mode": "Mask"}}, **DISAGGREGATED),
     ),
     (
         "spec.checkpoint.volume",
@@ -92,9 +177,30 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         job(checkpoint={"size": "1Gi", "storageClassName": "fast"}),
     ),
     (
+        "spec.checkpoint.retain",
+        job(checkpoint={"volume": {"emptyDir": {}}, "retain": True}),
+        job(checkpoint={"size": "1Gi", "retain": True}),
+    ),
+    (
         "spec.faultInjection.faults",
         job(faultInjection={"faults": [{"class": "WorkerLost", "phase": "update", "step": 1}]}),
         job(faultInjection={"enabled": True, "faults": [{"class": "WorkerLost", "phase": "update", "step": 1}]}),
+    ),
+    (
+        "spec.algorithm",
+        job(rollout={"kvCacheDtype": "Fp8"}, algorithm={"importanceSampling": {"mode": "Disabled"}}),
+        job(rollout={"kvCacheDtype": "Fp8"}, algorithm={"importanceSampling": {"mode": "Mask"}}),
+    ),
+    (
+        "spec.algorithm",
+        job(rollout={"quantization": "Fp8PerBlock"}, algorithm={"importanceSampling": {"mode": "Disabled"}}),
+        job(algorithm={"importanceSampling": {"mode": "Disabled"}}),
+    ),
+    ("spec.recovery.maxGpus", job(recovery={"maxGpus": 2}, trainer=ANOTHER), job(recovery={"maxGpus": 2})),
+    (
+        "spec.recovery.maxGpus",
+        job(recovery={"maxGpus": 8}, policy={"replicas": 2, "gpusPerReplica": 4}),
+        job(recovery={"maxGpus": 16}, policy={"replicas": 2, "gpusPerReplica": 4}),
     ),
     ("spec.gang", job(queueName="gpus", gang="Volcano"), job(queueName="gpus", gang="Native")),
 ]
@@ -108,8 +214,12 @@ def test_cel_and_python_report_the_same_conflict(field: str, invalid: dict[str, 
 
 
 def test_every_rule_has_an_example_that_breaks_it() -> None:
-    rules = [rule for _, part in parts(SCHEMA) for rule in part.get("x-kubernetes-validations", [])]
-    written = {rule["message"] for rule in rules if "oldSelf" not in rule["rule"]}
+    written = {
+        rule["message"]
+        for path, part in parts(SCHEMA)
+        for rule in part.get("x-kubernetes-validations", [])
+        if "oldSelf" not in rule["rule"] and not path.startswith(".status")  # which people do not write
+    }
     broken = {message for _, invalid, _ in EXAMPLES for _, message in told_by_cel(invalid)}
     assert written == broken
 
@@ -117,7 +227,10 @@ def test_every_rule_has_an_example_that_breaks_it() -> None:
 specs = st.fixed_dictionaries(
     {
         "topology": st.sampled_from(["Colocated", "Disaggregated"]),
-        "policy": st.fixed_dictionaries({}, optional={"gpusPerReplica": st.integers(0, 4)}),
+        "policy": st.fixed_dictionaries(
+            {}, optional={"gpusPerReplica": st.integers(0, 4), "replicas": st.integers(1, 4)}
+        ),
+        "recovery": st.fixed_dictionaries({}, optional={"maxGpus": st.integers(1, 20)}),
         "rollout": st.fixed_dictionaries(
             {},
             optional={
@@ -130,10 +243,15 @@ specs = st.fixed_dictionaries(
         "memory": st.fixed_dictionaries({}, optional={"rolloutSleep": st.sampled_from(["Auto", "Disabled", "Level1"])}),
         "gang": st.sampled_from(["Auto", "Volcano"]),
         "algorithm": st.fixed_dictionaries(
-            {}, optional={"dualClip": st.sampled_from([0, 0.5, 3]), "warmupSteps": st.sampled_from([0, 101])}
+            {},
+            optional={
+                "dualClip": st.sampled_from([0, 0.5, 3]),
+                "warmupSteps": st.sampled_from([0, 101]),
+                "promptsPerStep": st.sampled_from([1, 6, 12, 16]),
+            },
         ),
     },
-    optional={"queueName": st.just("gpus")},
+    optional={"queueName": st.just("gpus"), "trainer": st.just(ANOTHER)},
 )
 
 
@@ -146,14 +264,27 @@ def test_cel_and_python_agree_on_any_combination(spec: dict[str, Any]) -> None:
     assert {path.rpartition(".")[0] for path, _ in cel} == {path.rpartition(".")[0] for path, _ in python}
 
 
-def test_only_steps_and_prompt_limit_may_change_on_an_existing_job() -> None:
-    algorithm = SCHEMA["properties"]["spec"]["properties"]["algorithm"]["properties"]
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [("algorithm", {"steps", "maxPromptTokens"}), ("task", {"onRewardError", "rewardTimeoutSeconds"})],
+)
+def test_only_these_settings_may_change_on_an_existing_job(section: str, expected: set[str]) -> None:
+    settings = SCHEMA["properties"]["spec"]["properties"][section]["properties"]
     changeable = {
         name
-        for name, part in algorithm.items()
+        for name, part in settings.items()
         if not any(rule["rule"] == "self == oldSelf" for rule in part.get("x-kubernetes-validations", []))
     }
-    assert changeable == {"steps", "maxPromptTokens"}
+    assert changeable == expected
+
+
+def test_a_setting_of_the_task_can_be_neither_added_nor_removed() -> None:
+    rules = SCHEMA["properties"]["spec"]["properties"]["task"]["x-kubernetes-validations"]
+    same = [rule["rule"] for rule in rules if "oldSelf" in rule["rule"]]
+    with_reward = {"name": "digits", "reward": "rewards:exact"}
+    for old, new in ((with_reward, {"name": "digits"}), ({"name": "digits"}, with_reward)):
+        assert not all(holds(rule, new, old) for rule in same)
+    assert all(holds(rule, with_reward, with_reward) for rule in same)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +296,7 @@ def test_the_prompt_limit_can_be_raised_unless_longer_prompts_are_skipped(
 ) -> None:
     spec = SCHEMA["properties"]["spec"]
     limit = spec["properties"]["algorithm"]["properties"]["maxPromptTokens"]["x-kubernetes-validations"]
-    same_prompts = [rule for rule in spec["x-kubernetes-validations"] if "oldSelf" in rule["rule"]]
+    same_prompts = [rule for rule in spec["x-kubernetes-validations"] if "oldSelf.algorithm" in rule["rule"]]
     assert same_prompts
 
     def spec_with(tokens: int) -> dict[str, Any]:
@@ -191,6 +322,19 @@ def test_an_immutable_optional_field_cannot_be_added_or_removed(
     rollout = SCHEMA["properties"]["spec"]["properties"]["rollout"]
     rules = [rule["rule"] for rule in rollout["x-kubernetes-validations"] if "oldSelf" in rule["rule"]]
     assert all(holds(rule, new, old) for rule in rules) is allowed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        ({}, {"trainer": {"image": "verl:1"}}, False),
+        ({"trainer": {"image": "verl:1"}}, {}, False),
+        ({"trainer": {"image": "verl:1"}}, {"trainer": {"image": "verl:2"}}, True),
+    ],
+)
+def test_a_job_keeps_its_kind_of_trainer(old: dict[str, Any], new: dict[str, Any], allowed: bool) -> None:
+    rules = SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    assert all(holds(rule["rule"], new, old) for rule in rules if "oldSelf.trainer" in rule["rule"]) is allowed
 
 
 @pytest.mark.parametrize(("name", "valid"), [("a" * 48, True), ("a" * 49, False), ("1st", False), ("a.b", False)])

@@ -41,14 +41,15 @@ def render(helm: Helm) -> Render:
     """Objects that `helm template` renders with some values, including hooks."""
 
     @cache
-    def rendered(values: str) -> str:
-        result = helm("template", "rljob", str(CHART), "--namespace", "rljob-system", "--set-json", values)
+    def rendered(values: str, api_versions: str) -> str:
+        served = ("--api-versions", api_versions) if api_versions else ()
+        result = helm("template", "rljob", str(CHART), "--namespace", "rljob-system", "--set-json", values, *served)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
-    def render(**values: Any) -> list[Object]:
+    def render(*, api_versions: str = "", **values: Any) -> list[Object]:
         assignments = ",".join(f"{name}={json.dumps(value)}" for name, value in values.items())
-        documents = yaml.load_all(rendered(assignments), Loader=yaml.CSafeLoader)
+        documents = yaml.load_all(rendered(assignments, api_versions), Loader=yaml.CSafeLoader)
         return [document for document in documents if document]
 
     return render

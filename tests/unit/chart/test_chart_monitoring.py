@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rljob_operator.metrics import REGISTRY
+from rljob_operator.runtime import queue_metrics
 from tests.unit.chart.conftest import CHART, Object, Render, of_kind, the
 
 DOCS = CHART.parents[1] / "docs"
@@ -24,7 +25,9 @@ def test_alerts_and_dashboard_ask_only_for_metrics_that_the_operator_has(alerts:
     dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
     asked = [alert["expr"] for alert in alerts]
     asked += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    wanted = {name for expression in asked for name in re.findall(r"\b(?:rljob_operator|process)_\w+", expression)}
+    wanted = {
+        name for expression in asked for name in re.findall(r"\b(?:rljob_operator|process|workqueue)_\w+", expression)
+    }
     assert wanted <= set(metric_names())
     assert len(wanted) > 8
 
@@ -44,15 +47,52 @@ def test_alerts_select_the_metrics_of_their_release(alerts: list[Object]) -> Non
         assert 'namespace="rljob-system",service="rljob-operator-metrics"' in alert["expr"]
 
 
-def test_prometheus_uses_its_own_token_by_default(render: Render) -> None:
-    [endpoint] = the(render(serviceMonitor={"enabled": True}), "ServiceMonitor")["spec"]["endpoints"]
-    assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
-    secret = {"credentials": {"name": "prometheus-token", "key": "token"}}
-    [endpoint] = the(render(serviceMonitor={"enabled": True, "authorization": secret}), "ServiceMonitor")["spec"][
-        "endpoints"
+def endpoint_of(objects: list[Object]) -> Object:
+    [endpoint] = the(objects, "ServiceMonitor")["spec"]["endpoints"]
+    found: Object = endpoint
+    return found
+
+
+def test_prometheus_never_sends_its_own_token(render: Render) -> None:
+    objects = render(serviceMonitor={"enabled": True})
+    assert "bearerTokenFile" not in endpoint_of(objects)
+    credentials = endpoint_of(objects)["authorization"]["credentials"]
+    secret = the(objects, "Secret")
+    assert (secret["metadata"]["name"], secret["type"]) == (credentials["name"], "kubernetes.io/service-account-token")
+    account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    [binding] = [
+        binding
+        for binding in of_kind(objects, "ClusterRoleBinding")
+        if account in [subject["name"] for subject in binding["subjects"]]
     ]
-    assert endpoint["authorization"] == secret
-    assert "bearerTokenFile" not in endpoint
+    assert binding["roleRef"]["name"].endswith("-metrics-reader")
+
+
+def test_credentials_of_your_own_replace_the_charts_token(render: Render) -> None:
+    secret = {"credentials": {"name": "prometheus-token", "key": "token"}}
+    objects = render(serviceMonitor={"enabled": True, "authorization": secret})
+    assert endpoint_of(objects)["authorization"] == secret
+    assert of_kind(objects, "Secret") == []
+
+
+def test_metrics_are_scraped_over_tls(render: Render) -> None:
+    endpoint = endpoint_of(render(serviceMonitor={"enabled": True}))
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+    without = render(serviceMonitor={"enabled": True}, metrics={"tls": {"enabled": False}})
+    assert {"scheme", "tlsConfig"} & endpoint_of(without).keys() == set()
+
+
+def test_a_certificate_from_a_secret_is_mounted_and_verified(render: Render) -> None:
+    objects = render(serviceMonitor={"enabled": True}, metrics={"tls": {"secretName": "certificate"}})
+    tls = endpoint_of(objects)["tlsConfig"]
+    assert tls["serverName"] == "rljob-operator-metrics.rljob-system.svc"
+    assert tls["ca"] == {"secret": {"name": "certificate", "key": "ca.crt"}}
+    pod = the(objects, "Deployment")["spec"]["template"]["spec"]
+    [mount] = pod["containers"][0]["volumeMounts"]
+    [volume] = pod["volumes"]
+    variables = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+    assert (volume["name"], volume["secret"]["secretName"]) == (mount["name"], "certificate")
+    assert variables["RLJOB_OPERATOR_METRICS_CERTIFICATE"] == mount["mountPath"]
 
 
 def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) -> None:
@@ -64,6 +104,7 @@ def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) ->
 
 def metric_names() -> Iterator[str]:
     """As Prometheus stores them."""
+    queue_metrics.QueueMetrics()
     for family in REGISTRY.collect():
         yield family.name
         if family.type == "counter":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.unit.chart.conftest import CHART, Object, Render, of_kind, pod_templates, the
+from tests.unit.chart.conftest import CHART, Helm, Object, Render, of_kind, pod_templates, the
 
 REQUIREMENTS = CHART.parents[1] / "requirements"
 
@@ -34,6 +35,24 @@ def test_every_pod_meets_pod_security_restricted_with_a_read_only_image(render: 
             assert context["allowPrivilegeEscalation"] is False
             assert context["readOnlyRootFilesystem"] is True
             assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_on_openshift_the_cluster_assigns_the_users(helm: Helm) -> None:
+    """Its restricted-v2 refuses a uid outside the range of the namespace."""
+    openshift = ("template", "rljob", str(CHART), "--api-versions", "security.openshift.io/v1")
+    for arguments, user in [((), None), (("--set", "runAsUser=10001,jobs.runAsUser=4711"), 10001)]:
+        objects = [found for found in yaml.safe_load_all(helm(*openshift, *arguments).stdout) if found]
+        for template in pod_templates(objects):
+            context = template["spec"]["securityContext"]
+            assert (context.get("runAsUser"), context.get("runAsGroup")) == (user, user)
+            assert context["runAsNonRoot"] is True
+        assert environment(objects)["RLJOB_OPERATOR_RUN_AS_USER"] == ("4711" if user else "0")
+
+
+def test_no_user_is_set_if_the_value_is_null(render: Render) -> None:
+    objects = render(runAsUser=None, jobs={"runAsUser": None})
+    assert "runAsUser" not in operator_pod(objects)["securityContext"]
+    assert environment(objects)["RLJOB_OPERATOR_RUN_AS_USER"] == "0"
 
 
 def test_every_container_has_requests_and_a_memory_limit(render: Render) -> None:
@@ -77,7 +96,7 @@ def test_only_several_replicas_have_a_disruption_budget(render: Render) -> None:
 
 
 def test_selectors_find_the_operators_pods_and_no_other(render: Render) -> None:
-    objects = render(replicas=2, networkPolicy={"enabled": True}, serviceMonitor={"enabled": True})
+    objects = render(replicas=2, serviceMonitor={"enabled": True})
     deployment = the(objects, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selectors = [
@@ -92,6 +111,19 @@ def test_selectors_find_the_operators_pods_and_no_other(render: Render) -> None:
         assert not selector.items() <= after_uninstall.items()
     monitor = the(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
     assert monitor.items() <= the(objects, "Service")["metadata"]["labels"].items()
+
+
+def test_only_metrics_reach_the_operator_and_it_only_the_api_server(render: Render) -> None:
+    policy = the(render(networkPolicy={"apiServerPorts": [443, 16443]}), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 5353, 443, 16443}
+    assert the(render(metrics={"enabled": False}), "NetworkPolicy")["spec"]["ingress"] == []
+    assert of_kind(render(networkPolicy={"enabled": False}), "NetworkPolicy") == []
+
+
+def test_unknown_ports_of_the_api_server_lock_no_operator_out(render: Render) -> None:
+    assert the(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"]
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])

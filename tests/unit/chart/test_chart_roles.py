@@ -6,16 +6,18 @@ from collections import defaultdict
 
 from rljob_operator.kube import resources
 from rljob_operator.kube.resources import Resource
-from tests.unit.chart.conftest import Object, Render, is_hook, of_kind
+from rljob_operator.names import SHARED_ACCOUNT
+from tests.unit.chart.conftest import Object, Render, is_hook, of_kind, the
 
 WHY = {
     "rljobs": (
-        "get list watch patch delete",
-        "kopf watches; the finalizer is patched; a time to live ends in a delete; get is granted on",
+        "list watch patch delete",
+        "watched; the finalizer is patched; a time to live ends in a delete",
     ),
     "rljobs/status": ("patch", "the one status write"),
     "rljobs/finalizers": ("update", "owner references that block the owner's deletion"),
-    "stepreports": ("get list watch create patch", "made for each job and watched; get and patch are granted on"),
+    "stepreports": ("get list watch create", "made for each job and watched"),
+    "stepreports/status": ("patch", "the decision about a restart in place; granted on to the job's own controller"),
     "pods": ("get list watch create delete", "what a job is"),
     "services": ("create get patch", "the address of the Ray head"),
     "configmaps": ("create get patch", "manifest and memory plan"),
@@ -31,6 +33,7 @@ WHY = {
     "nodes": ("list watch patch", "GPU-free nodes are found and labelled"),
     "tokenreviews": ("create", "who asks for metrics"),
     "subjectaccessreviews": ("create", "and whether they may"),
+    "endpointslices": ("get", "the ports of the API server, in NetworkPolicies"),
     "leases": ("create get update", "one replica leads"),
 }
 """Verbs and reason, by resource."""
@@ -58,6 +61,18 @@ def test_restricted_to_namespaces_it_has_no_rights_on_jobs_elsewhere(render: Ren
     roles = {role["metadata"]["namespace"]: resources_of(role) for role in operator_roles(objects, "Role")}
     assert roles["team-a"] == roles["team-b"] >= {"rljobs", "pods", "secrets"}
     assert roles["rljob-system"] == {"leases"}
+    assert roles["default"] == {"endpointslices"}
+
+
+def test_with_the_ports_given_nothing_is_read_in_the_namespace_default(render: Render) -> None:
+    for values in ({"networkPolicy": {"apiServerPorts": [6443]}}, {"jobs": {"networkPolicy": {"enabled": False}}}):
+        assert "endpointslices" not in granted(render(**values))
+
+
+def test_the_owners_of_labelled_pods_are_only_read(render: Render) -> None:
+    more = granted(render(podDiagnosis={"enabled": True}))
+    added = {resource: verbs for resource, verbs in more.items() if resource not in WHY}
+    assert added == {plural: {"get"} for plural in resources.WORKLOAD_OWNERS.values()}
 
 
 def test_without_node_labelling_nodes_are_only_read(render: Render) -> None:
@@ -102,3 +117,17 @@ def operator_roles(objects: list[Object], kind: str) -> list[Object]:
 
 def resources_of(role: Object) -> set[str]:
     return {resource for rule in role["rules"] for resource in rule["resources"]}
+
+
+def test_jobs_share_an_account_only_beside_the_policy_for_it(render: Render) -> None:
+    for enabled in (True, False):
+        objects = render(stepReportPolicy={"enabled": enabled})
+        (container,) = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+        variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert variables["RLJOB_OPERATOR_SHARED_ACCOUNT"] == str(enabled).lower()
+        policies = of_kind(objects, "ValidatingAdmissionPolicy") + of_kind(objects, "ValidatingAdmissionPolicyBinding")
+        assert len(policies) == (2 if enabled else 0)
+    policy = the(render(), "ValidatingAdmissionPolicy")["spec"]
+    assert policy["failurePolicy"] == "Fail"
+    assert f":{SHARED_ACCOUNT}" in policy["matchConditions"][0]["expression"]
+    assert the(render(), "ValidatingAdmissionPolicyBinding")["spec"]["validationActions"] == ["Deny"]

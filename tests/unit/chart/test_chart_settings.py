@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
         trainer_image="localhost/rljob/trainer:0.1.0-gpu",
         trainer_torch_version="2.11.0",
         probe_image="localhost/rljob/operator:0.1.0",
+        shared_account=True,  # with the policy, which only the chart creates
     )
     assert settings.model_dump() == expected.model_dump()
 
@@ -47,7 +49,7 @@ def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
 def test_every_value_reaches_the_operator(run_with: Any) -> None:
     settings = run_with(
         fullnameOverride="mine",
-        image={"repository": "registry/operator", "digest": f"sha256:{7:064x}"},
+        image={"repository": "registry/operator", "digest": f"sha256:{7:064x}", "pullPolicy": "Never"},
         trainer={
             "image": {"repository": "registry/trainer", "tag": "7", "pullPolicy": "Always"},
             "torchVersion": "2.12.1",
@@ -66,10 +68,13 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
             "restartDelaySeconds": 0,
             "statusIntervalSeconds": 2,
             "podLabels": {"team": "ml", "cost": "7"},
-            "networkPolicy": True,
+            "runAsUser": None,
+            "networkPolicy": {"enabled": False, "egress": [{"ports": [{"port": 3128}]}]},
         },
+        stepReportPolicy={"enabled": False},
+        networkPolicy={"apiServerPorts": [443, 16443]},
         concurrency={"jobs": 3, "apiRequests": 4},
-        metrics={"enabled": False, "authentication": False},
+        metrics={"enabled": False, "authentication": False, "tls": {"enabled": False}},
         log={"level": "debug", "format": "text"},
     )
     expected = OperatorSettings(
@@ -78,6 +83,7 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
         trainer_image_pull_policy="Always",
         image_pull_secrets=("one", "two"),
         probe_image=f"registry/operator@sha256:{7:064x}",
+        probe_image_pull_policy="Never",
         namespaces=("team-a", "team-b"),
         gpu_resources=("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"),
         watch_nodes=False,
@@ -85,7 +91,10 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
         checkpoint_storage_class="nfs",
         checkpoint_claim_bytes=1 << 40,
         shared_memory_bytes=512 << 20,
-        network_policy=True,
+        run_as_user=0,
+        network_policy=False,
+        network_policy_egress=[json.dumps({"ports": [{"port": 3128}]})],
+        api_server_ports=(443, 16443),
         termination_grace_seconds=2_000_000,
         placement_timeout_seconds=3e6,
         placement_retry_seconds=1.5,
@@ -98,6 +107,7 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
         api_concurrency=4,
         metrics_port=0,
         metrics_auth=False,
+        metrics_tls=False,
         log_format="text",
         log_level="debug",
     )
@@ -115,7 +125,13 @@ def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) 
 EVERY_LIST_SET: dict[str, Any] = {
     "trainer": {"imagePullSecrets": ["registry"]},
     "namespaces": ["team-a"],
-    "jobs": {"checkpointClaim": {"storageClassName": "nfs"}, "podLabels": {"team": "ml"}},
+    "jobs": {
+        "checkpointClaim": {"storageClassName": "nfs"},
+        "podLabels": {"team": "ml"},
+        "networkPolicy": {"egress": [{}]},
+    },
+    "metrics": {"tls": {"secretName": "certificate"}},
+    "networkPolicy": {"apiServerPorts": [443]},
 }
 
 

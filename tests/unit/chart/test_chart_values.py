@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +63,7 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, assignment: str, told: str
 
 
 def test_schema_and_default_values_have_the_same_keys() -> None:
-    assert set(value_paths(VALUES)) == set(schema_paths(SCHEMA)) - {"global"}
+    assert set(value_paths(VALUES)) == set(schema_paths(SCHEMA)) - {"global", "enabled"}
 
 
 def test_every_value_has_a_description() -> None:
@@ -72,6 +74,18 @@ def test_every_value_has_a_description() -> None:
 def test_generated_files_are_up_to_date() -> None:
     for name, text in generated_files().items():
         assert (CHART.parents[1] / name).read_text() == text, f"{name}: run charts/generate.py"
+
+
+def test_a_parent_chart_can_switch_the_chart_off(helm: Helm, tmp_path: Path) -> None:
+    parent = tmp_path / "platform"
+    shutil.copytree(CHART, parent / "charts" / CHART.name)
+    dependency = {"name": CHART.name, "version": "0.1.0", "condition": f"{CHART.name}.enabled"}
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    for enabled in (True, False):
+        result = helm("template", "platform", str(parent), "--set", f"{CHART.name}.enabled={json.dumps(enabled)}")
+        assert result.returncode == 0, result.stderr
+        assert ("kind: Deployment" in result.stdout) == enabled
 
 
 def test_a_digest_takes_precedence_over_a_tag(render: Render) -> None:

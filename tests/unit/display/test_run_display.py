@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 
 import pytest
 from rich.console import Console
+from typing_extensions import Buffer
 
+from rljob_api.exit_codes import ExitCode
 from rljob_trainer.display.run_display import RunDisplay, remaining_seconds, step_line
+from rljob_trainer.runtime.stop_request import StopNow, stop_on_signals
 from tests.unit.ledger.samples import step_record
 
 STEPS = [step_record(step, reward=step / 10) for step in range(1, 9)]
@@ -100,3 +105,43 @@ def test_the_remaining_time_follows_the_last_ten_steps() -> None:
     slow = [step_record(step, total_seconds=60.0) for step in range(1, 11)]
     fast = [step_record(step, total_seconds=2.0) for step in range(11, 21)]
     assert remaining_seconds(slow + fast, total_steps=25) == 10.0
+
+
+class InterruptedPipe(io.RawIOBase):
+    """Standard output of a process that gets a signal in the middle of its first write."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        first = not self.written
+        self.written += bytes(data)
+        if first:
+            os.kill(os.getpid(), signal.SIGINT)
+        return len(bytes(data))
+
+
+def interrupted_display(pipe: InterruptedPipe) -> RunDisplay:
+    return RunDisplay(Console(file=io.TextIOWrapper(io.BufferedWriter(pipe)), width=80), "digits", total_steps=10)
+
+
+def test_a_signal_in_the_middle_of_a_write_is_shown_after_it() -> None:
+    pipe = InterruptedPipe()
+    with interrupted_display(pipe) as display, stop_on_signals(display.note) as stop:
+        display.phase("starting the policy")
+    assert stop.exit_code == ExitCode.INTERRUPTED
+    assert pipe.written.decode().splitlines() == [
+        "0:00  starting the policy …",
+        "SIGINT: stopping after this step (a second signal stops at once)",
+    ]
+
+
+def test_a_signal_in_the_middle_of_a_write_can_stop_at_once() -> None:
+    pipe = InterruptedPipe()
+    display = interrupted_display(pipe)
+    with display, stop_on_signals(display.note) as stop, pytest.raises(StopNow), stop.at_once():
+        display.phase("starting the policy")
+    assert pipe.written.decode().splitlines()[-1] == "SIGINT: stopping"

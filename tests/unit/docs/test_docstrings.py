@@ -1,4 +1,4 @@
-"""Docstrings follow docs/style.md."""
+"""Docstrings and names of tests follow docs/style.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PARTS = ["crds", "memory", "operator", "trainer", "probe", "cluster", "images", "charts", "testing", "bench"]
+PARTS = ["crds", "memory", "operator", "trainer", "probe", "cluster", "images", "charts", "testing", "bench", "tests"]
 FILES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
 QUESTION_WORDS = ("What", "Whether", "How", "Where", "Who", "Which")
 
@@ -29,5 +29,16 @@ def test_no_docstring_opens_with_a_question_word(part: str) -> None:
         if file.is_relative_to(ROOT / part)
         for line, text in string_statements(file.read_text(encoding="utf-8"))
         if text.split(maxsplit=1)[:1] and text.split(maxsplit=1)[0].strip(",:") in QUESTION_WORDS
+    ]
+    assert found == []
+
+
+def test_names_of_tests_are_short() -> None:
+    found = [
+        node.name
+        for file in FILES
+        if file.is_relative_to(ROOT / "tests")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > 70
     ]
     assert found == []

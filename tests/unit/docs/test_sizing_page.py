@@ -9,13 +9,15 @@ import pytest
 
 from rljob_api.memory_settings import MemorySettings
 from rljob_memory.estimate import (
-    AWAKE_ENGINE_BYTES,
+    OPTIMIZER_STEP_BYTES,
     POLICY_BESIDE_TORCH_BYTES,
-    SLEEPING_ENGINE_BYTES,
     activation_bytes_per_token,
+    awake_engine_bytes,
+    engine_weight_bytes,
     kv_bytes,
     policy_state_bytes,
     policy_update_bytes,
+    sleeping_engine_bytes,
 )
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
 from rljob_memory.sizes import GIB
@@ -24,48 +26,56 @@ PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="ut
 GPU_BYTES = [int(gib * GIB) for gib in (23.5, 47.5, 79.1, 139.8)]
 """Memory that CUDA reports for the GPUs of the table."""
 USABLE = 0.9
-BYTES_PER_PARAMETER_IN_OPTIMIZER_STEP = 16
 SHAPES = {
-    "Qwen2.5-0.5B": (494e6, 24, 896, 2, 64, 151_936),
-    "Qwen3-0.6B": (596e6, 28, 1024, 8, 128, 151_936),
-    "Qwen2.5-1.5B": (1.544e9, 28, 1536, 2, 128, 151_936),
-    "Qwen2.5-3B": (3.086e9, 36, 2048, 2, 128, 151_936),
-    "Qwen3-4B": (4.02e9, 36, 2560, 8, 128, 151_936),
-    "Qwen2.5-7B": (7.616e9, 28, 3584, 4, 128, 152_064),
-    "Qwen3-8B": (8.19e9, 36, 4096, 8, 128, 151_936),
-    "Qwen3-14B": (14.77e9, 40, 5120, 8, 128, 151_936),
-    "Qwen3-32B": (32.76e9, 64, 5120, 8, 128, 151_936),
+    "Qwen2.5-0.5B": (494e6, 24, 896, 2, 64, 151_936, 14, 4864),
+    "Qwen3-0.6B": (596e6, 28, 1024, 8, 128, 151_936, 16, 3072),
+    "Qwen2.5-1.5B": (1.544e9, 28, 1536, 2, 128, 151_936, 12, 8960),
+    "Qwen2.5-3B": (3.086e9, 36, 2048, 2, 128, 151_936, 16, 11_008),
+    "Qwen3-4B": (4.02e9, 36, 2560, 8, 128, 151_936, 32, 9728),
+    "Qwen2.5-7B": (7.616e9, 28, 3584, 4, 128, 152_064, 28, 18_944),
+    "Qwen3-8B": (8.19e9, 36, 4096, 8, 128, 151_936, 32, 12_288),
+    "Qwen3-14B": (14.77e9, 40, 5120, 8, 128, 151_936, 40, 17_408),
+    "Qwen3-32B": (32.76e9, 64, 5120, 8, 128, 151_936, 64, 25_600),
 }
-"""Parameters, layers, hidden size, KV heads, head dimension and vocabulary, from the models' config.json."""
+"""Parameters, layers, hidden size, KV heads, head dimension, vocabulary, heads and MLP, from config.json."""
 
 
 def shape(name: str) -> ModelShape:
-    parameters, layers, hidden, kv_heads, head_dim, vocabulary = SHAPES[name]
-    return ModelShape(int(parameters), int(layers), int(hidden), int(kv_heads), int(head_dim), int(vocabulary), 2)
+    parameters, layers, hidden, kv_heads, head_dim, vocabulary, heads, intermediate = map(int, SHAPES[name])
+    return ModelShape(parameters, layers, hidden, kv_heads, head_dim, vocabulary, 2, heads, intermediate)
 
 
 def least_gpus(name: str, gpu_bytes: int) -> str:
-    """Minimum number of GPUs on which the first plan has room for every phase, as in the table."""
-    model = shape(name)
+    """Minimum number of GPUs on which the first plan has room for every phase, and the smallest `tensorParallelSize`
+    with it, as in the table."""
     for gpus in (1, 2, 4, 8, 16, 32):
-        workload = Workload(16, 8, max_prompt_tokens=512, max_response_tokens=1024, policy_ranks=gpus, engines=gpus)
-        plan = first_plan(MemorySettings(), Hardware("cuda", gpu_bytes, 2048 * GIB, "2.11.0"), model, workload)
-        state = (
-            policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
-        )
-        sequence = workload.max_sequence_tokens * activation_bytes_per_token(
-            model, checkpointing=plan.activation_checkpointing
-        )
-        update = state + policy_update_bytes(model, workload) + SLEEPING_ENGINE_BYTES + sequence + 3 * (256 << 20)
-        rollout = state + model.weight_bytes + AWAKE_ENGINE_BYTES + kv_bytes(model, workload, 1)
-        optimizer_step = (
-            BYTES_PER_PARAMETER_IN_OPTIMIZER_STEP * model.parameters // gpus
-            + POLICY_BESIDE_TORCH_BYTES
-            + SLEEPING_ENGINE_BYTES
-        )
-        if max(update, rollout) <= gpu_bytes * USABLE and optimizer_step <= gpu_bytes:
-            return f"{gpus}, offload" if plan.optimizer_offload else str(gpus)
+        for size in (1, 2, 4, 8):
+            if gpus >= size and (offload := offload_if_it_fits(shape(name), gpu_bytes, gpus, size)) is not None:
+                return f"{gpus}{', offload' if offload else ''}{f', TP {size}' if size > 1 else ''}"
     return "–"
+
+
+def offload_if_it_fits(model: ModelShape, gpu_bytes: int, gpus: int, size: int) -> bool | None:
+    """The plan's `optimizerOffload`; None if the job does not fit."""
+    workload = Workload(
+        16,
+        8,
+        max_prompt_tokens=512,
+        max_response_tokens=1024,
+        policy_ranks=gpus,
+        engines=gpus // size,
+        tensor_parallel_size=size,
+    )
+    plan = first_plan(MemorySettings(), Hardware("cuda", gpu_bytes, 2048 * GIB, "2.11.0"), model, workload, fused=True)
+    state = policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
+    sequence = workload.max_sequence_tokens * activation_bytes_per_token(
+        model, checkpointing=plan.activation_checkpointing, fused=True
+    )
+    update = state + policy_update_bytes(model, workload) + sleeping_engine_bytes(workload) + sequence + 3 * (256 << 20)
+    engine = engine_weight_bytes(model, workload) + awake_engine_bytes(workload) + kv_bytes(model, workload, 1)
+    optimizer_step = state + 4 * model.parameters // gpus + sleeping_engine_bytes(workload) + OPTIMIZER_STEP_BYTES
+    fits = max(update, state + engine, optimizer_step) <= gpu_bytes * USABLE
+    return plan.optimizer_offload if fits else None
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -77,4 +87,4 @@ def test_the_table_of_gpus_is_calculated(name: str) -> None:
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(example, {})  # the page's own code
-    assert "policy between updates: 45.8 GiB" in capsys.readouterr().out
+    assert "policy between updates: 15.3 GiB" in capsys.readouterr().out

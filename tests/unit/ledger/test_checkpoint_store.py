@@ -8,6 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rljob_trainer.ledger.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    FileDigest,
+    digest_of,
+    find_damage,
+    find_wrong_size,
+)
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 
 
@@ -197,3 +205,34 @@ def test_the_manifest_lists_every_file_with_its_size(store: CheckpointStore) -> 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         CheckpointStore(tmp_path, keep=0)
+
+
+def test_checksums_of_the_writers_are_used_without_reading_their_files(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = store.begin(10)
+    for name in ("__0_0.distcp", "__1_0.distcp", ".metadata"):
+        (directory / name).write_bytes(name.encode())
+    digests = {name: digest_of(directory / name) for name in ("__0_0.distcp", "__1_0.distcp")}
+    read: list[str] = []
+
+    def reading(path: Path) -> FileDigest:
+        read.append(path.name)
+        return digest_of(path)
+
+    monkeypatch.setattr("rljob_trainer.ledger.checkpoint_manifest.digest_of", reading)
+    store.commit(10, digests=digests)
+    assert read == [".metadata"]
+    assert store.latest_valid(damage_of=find_wrong_size).checkpoint
+    assert read == [".metadata"]
+    assert store.latest_valid().checkpoint
+    assert sorted(read[1:]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+@pytest.mark.parametrize("name", ["n" * 70_000, "null\0character", "../" * 500])
+def test_an_impossible_file_name_in_a_manifest_is_damage(tmp_path: Path, name: str) -> None:
+    digest = FileDigest(size_bytes=1, sha256="0")
+    (tmp_path / MANIFEST_NAME).write_bytes(CheckpointManifest(step=3, metadata={}, files={name: digest}).to_json())
+    damage = find_damage(tmp_path, step=3)
+    assert damage is not None
+    assert len(damage) < 300

@@ -180,6 +180,17 @@ def test_a_changeable_setting_may_change_after_committed_steps(output: OutputDir
         pass
 
 
+def test_recorded_inputs_stay_with_the_job_and_go_with_another(output: OutputDirectory) -> None:
+    inputs = {"data": {"items": 2, "sha256": "ab"}}
+    with output.open("first", IDENTITY):
+        assert output.recorded_inputs is None
+        output.record_inputs(inputs)
+    with output.open("first", IDENTITY):
+        assert output.recorded_inputs == inputs
+    with output.open("second", IDENTITY | {"model": "random://llama"}):
+        assert output.recorded_inputs is None
+
+
 def commit_a_step(output: OutputDirectory, identity: dict[str, Any]) -> None:
     with output.open("first", identity), Ledger(output.ledger) as ledger:
         ledger.commit(step_record(1))

@@ -75,6 +75,28 @@ def test_an_engine_with_its_own_gpu_stays_awake_with_more_kv_cache() -> None:
     )
 
 
+def test_an_engine_on_two_gpus_has_more_kv_cache_for_weights_that_fill_one() -> None:
+    qwen3_14b = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
+    long = replace(SIXTEEN_GROUPS, prompts_per_step=256, max_response_tokens=16_384, topology="Disaggregated")
+    four = Hardware("cuda", 48 * GIB, 500 * GIB, "2.11.0")
+
+    def sequences_at_once(size: int) -> int:
+        work = replace(long, policy_ranks=4, engines=4 // size, tensor_parallel_size=size)
+        return work.engines * (first_plan(AUTO, four, qwen3_14b, work).kv_cache_bytes // kv_bytes(qwen3_14b, work, 1))
+
+    assert [sequences_at_once(size) for size in (1, 2, 4)] == sorted({sequences_at_once(size) for size in (1, 2, 4)})
+    assert sequences_at_once(2) > 1.5 * sequences_at_once(1)
+
+
+def test_processes_of_one_engine_share_the_memory_of_the_host() -> None:
+    host = Hardware("cpu", 0, GIB, "2.13.0")
+    apart = replace(SIXTEEN_GROUPS, topology="Disaggregated", max_concurrent_sequences=256)
+    alone, two = (
+        first_plan(AUTO, host, QWEN3_0_6B, replace(apart, tensor_parallel_size=size)).kv_cache_bytes for size in (1, 2)
+    )
+    assert two <= alone // 2 + (1 << 20)
+
+
 def test_a_large_model_on_one_gpu_offloads_and_checkpoints() -> None:
     eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
     alone = first_plan(AUTO, eighty, QWEN2_7B, SIXTEEN_GROUPS)
@@ -84,6 +106,38 @@ def test_a_large_model_on_one_gpu_offloads_and_checkpoints() -> None:
     assert not sharded.activation_checkpointing
     small_host = first_plan(AUTO, replace(eighty, host_memory_bytes=32 * GIB), QWEN2_7B, SIXTEEN_GROUPS)
     assert not small_host.optimizer_offload, "the host could not hold it"
+
+
+def test_adapters_of_a_large_model_on_one_gpu_need_no_offload() -> None:
+    qwen3_32b = ModelShape(32_760_000_000, 64, 5120, 8, 128, 151_936, 2, adapter_parameters=134_000_000)
+    plan = first_plan(AUTO, replace(H200, host_memory_bytes=512 * GIB), qwen3_32b, SIXTEEN_GROUPS)
+    assert not plan.optimizer_offload
+    assert plan.micro_batch_tokens >= SIXTEEN_GROUPS.max_sequence_tokens
+    eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
+    adapted = replace(QWEN2_7B, adapter_parameters=40_000_000)
+    kept, trained = (first_plan(AUTO, eighty, model, SIXTEEN_GROUPS) for model in (QWEN2_7B, adapted))
+    assert kept.optimizer_offload
+    assert not trained.optimizer_offload
+    assert trained.kv_cache_bytes >= kept.kv_cache_bytes
+    assert trained.micro_batch_tokens > kept.micro_batch_tokens
+
+
+def test_8b_trains_on_one_gpu_of_80_gib_and_14b_on_one_h200() -> None:
+    """8B with the state in host memory, and all activations kept. 14B needs moments in bfloat16 for the host."""
+    host = 125 * GIB
+    qwen3_8b = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
+    step = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
+    for gpu_bytes, least_tokens in ((79 * GIB, 2 * 1040), (140 * GIB, 8_192)):
+        plan = first_plan(AUTO, Hardware("cuda", gpu_bytes, host, "2.11.0"), qwen3_8b, step, fused=True)
+        assert plan.optimizer_offload
+        assert not plan.activation_checkpointing
+        assert plan.micro_batch_tokens >= least_tokens
+        assert plan.kv_cache_bytes >= kv_bytes(qwen3_8b, step, 128)
+    qwen3_14b = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
+    halved = replace(step, moment_bytes=2)
+    plan = first_plan(AUTO, Hardware("cuda", 140 * GIB, host, "2.11.0"), qwen3_14b, halved, fused=True)
+    assert plan.optimizer_offload
+    assert plan.micro_batch_tokens > step.max_sequence_tokens
 
 
 def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:
@@ -98,6 +152,14 @@ def test_an_engine_that_stays_awake_takes_room_from_the_update() -> None:
     awake = first_plan(MemorySettings(rollout_sleep="Disabled"), gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
     assert awake.rollout_sleep_level == 0
     assert awake.micro_batch_tokens < asleep.micro_batch_tokens
+
+
+def test_chunks_of_the_head_grow_with_the_room_to_a_gibibyte() -> None:
+    chunks = {
+        size: first_plan(AUTO, replace(H200, device_memory_bytes=size * GIB), QWEN3_0_6B, SIXTEEN_GROUPS)
+        for size in (16, 24, 140)
+    }
+    assert {size: plan.logprob_chunk_tokens for size, plan in chunks.items()} == {16: 640, 24: 832, 140: 1728}
 
 
 def test_the_sync_bucket_holds_the_largest_parameter() -> None:
@@ -180,7 +242,7 @@ def test_any_machine_gets_a_plan_that_fits_one_sequence(
     assert plan.micro_batch_tokens >= workload.max_sequence_tokens
     assert plan.kv_cache_bytes >= kv_bytes(model, workload, 1)
     assert plan.kv_cache_bytes <= max(kv_bytes(model, workload, workload.sequences_per_engine), 64 * MIB) + MIB
-    assert plan.logprob_chunk_tokens * model.vocabulary * 4 <= 256 * MIB
+    assert plan.logprob_chunk_tokens * model.vocabulary * 4 <= (GIB if hardware.device == "cuda" else 256 * MIB)
     assert plan.sync_bucket_bytes >= model.largest_parameter_bytes
 
 

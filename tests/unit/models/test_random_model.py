@@ -5,9 +5,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from rljob_api.job import RLJobSpec
+from rljob_memory.planning.model_size import shape_in_uri
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions
+from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint, weight_shapes
 from rljob_trainer.models.resolve import resolve_model
 
 
@@ -32,6 +36,16 @@ def test_the_query_sets_the_architecture(tmp_path: Path) -> None:
     assert (shape.kv_heads, shape.head_dim, shape.vocabulary, shape.tied) == (3, 16, 96, True)
     attention, mlp, norms = 2 * 48 * 96 + 2 * 48 * 48, 3 * 48 * 80, 2 * 48
     assert shape.parameters == 96 * 48 + 3 * (attention + mlp + norms) + 48
+
+
+@pytest.mark.parametrize("query", ["qwen3", "llama?hidden=48&layers=3&heads=6&kvHeads=3&headDim=16&tied=true"])
+def test_the_predicted_shape_is_that_of_the_weights(query: str, tmp_path: Path) -> None:
+    spec = {"model": {"uri": f"random://{query}"}, "task": {"name": "digits"}, "algorithm": {"steps": 1}}
+    predicted = shape_in_uri(RLJobSpec.model_validate(spec), 4)
+    assert predicted is not None
+    written = model_dimensions(resolve_model(f"random://{query}", tmp_path))
+    assert predicted.parameters == pytest.approx(written.parameters, rel=0.01)
+    assert (predicted.layers, predicted.hidden, predicted.heads) == (written.layers, written.hidden, written.heads)
 
 
 def test_the_initializer_range_is_the_standard_deviation_of_the_weights(tmp_path: Path) -> None:
@@ -87,3 +101,23 @@ def test_the_configuration_names_the_tokens_of_the_tokenizer(tmp_path: Path) -> 
     config, tokenizer = json.loads((directory / "config.json").read_text()), load_tokenizer(directory)
     assert config["eos_token_id"] == tokenizer.eos_token_id
     assert config["pad_token_id"] == tokenizer.pad_token_id
+
+
+def test_bfloat16_weights_have_the_same_shapes_in_a_file_a_layer(tmp_path: Path) -> None:
+    query = "qwen3?hidden=64&layers=2&vocabulary=300&initializerRange=0.5"
+    whole, in_layers = (resolve_model(f"random://{query}{dtype}", tmp_path) for dtype in ("", "&dtype=bfloat16"))
+    assert whole != in_layers
+    validate_checkpoint(in_layers)
+    assert weight_shapes(in_layers) == weight_shapes(whole)
+    assert len(list(in_layers.glob("*.safetensors"))) == 2 + 3
+    model = AutoModelForCausalLM.from_pretrained(in_layers)
+    assert model.dtype == torch.bfloat16
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert bool((parameter == 1).all())
+        else:
+            assert float(parameter.detach().float().std()) == pytest.approx(0.5, rel=0.05)
+            assert abs(float(parameter.detach().float().mean())) < 0.02
+    again = resolve_model(f"random://{query}&dtype=bfloat16", tmp_path / "again")
+    for file in in_layers.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes()

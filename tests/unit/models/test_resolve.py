@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, policy_weight_shapes, require_trainable
+from rljob_trainer.models.checkpoint import (
+    load_tokenizer,
+    policy_weight_shapes,
+    require_same_rope,
+)
 from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.models.trainable import require_trainable
 
 
 @pytest.fixture
@@ -119,10 +124,10 @@ class TestHub:
     def resolve(uri: str, hf_home: Path) -> str:
         script = (
             "import sys\n"
-            "from rljob_trainer.errors import BadInput\n"
+            "from rljob_trainer.errors import TrainerError\n"
             "from rljob_trainer.models.resolve import resolve_model\n"
             "try: print(resolve_model(sys.argv[1]))\n"
-            "except BadInput as error: print(error)\n"
+            "except TrainerError as error: print(error)\n"
         )
         environment = {**os.environ, "HF_HOME": str(hf_home), "HF_HUB_OFFLINE": "1"}
         environment.pop("HF_HUB_CACHE", None)
@@ -187,3 +192,31 @@ class TestKinds:
         save_file(tensors, model / "model.safetensors")
         with pytest.raises(BadInput, match=r"expected a dense model .*mlp\.experts\.0"):
             require_trainable(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest", "message"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 8, "of the type dynamic"),
+        (
+            {"rope_parameters": {"rope_type": "longrope"}, "original_max_position_embeddings": 64},
+            65,
+            r"\(64\).*found 65",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope"}, "original_max_position_embeddings": 64}, 64, None),
+        ({"rope_scaling": {"type": "su"}}, 8, "not set"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 1000, None),
+        ({}, 1000, None),
+    ],
+)
+def test_rope_that_policy_and_engine_compute_differently_is_refused(
+    model: Path, settings: dict[str, object], longest: int, message: str | None
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (model / "config.json").write_text(json.dumps(config | settings))
+    if message is None:
+        require_same_rope(model, longest)
+    else:
+        with pytest.raises(BadInput, match=message):
+            require_same_rope(model, longest)

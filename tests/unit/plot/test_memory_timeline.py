@@ -102,12 +102,18 @@ def test_micro_batches_show_the_growth_to_the_peak() -> None:
     assert [at(timeline, second)["policy"][1] for second in (41, 43, 45, 47)] == [20, 30, 45, 45]
 
 
-def test_an_attempts_processes_are_gone_when_the_next_starts() -> None:
+def test_an_attempts_processes_end_soon_after_their_last_sample() -> None:
     again = [one | {"time": one["time"] + 100, "began": one["began"] + 100} for one in POLICY]
     timeline = timeline_of([*POLICY, *again], ROLLOUT, attempts=[BEGUN - 1, BEGUN + 90])
-    assert set(at(timeline, 89)) == {"policy", "rollout"}
-    assert at(timeline, 95) == {}
+    assert set(at(timeline, 55)) == {"policy", "rollout"}
+    assert at(timeline, 65) == at(timeline, 95) == {}, "the run was stopped meanwhile"
     assert set(at(timeline, 105)) == {"policy"}
+
+
+def test_an_attempts_processes_are_gone_when_the_next_starts() -> None:
+    timeline = timeline_of(POLICY, ROLLOUT, attempts=[BEGUN - 1, BEGUN + 52])
+    assert set(at(timeline, 51)) == {"policy", "rollout"}
+    assert at(timeline, 53) == {}
 
 
 def test_logs_without_phase_starts_are_drawn_from_line_to_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rljob_trainer.plot.memory_samples import memory_peaks
 from rljob_trainer.plot.reward_plot import band, running_mean, running_window
 from rljob_trainer.plot.style import spread
-from rljob_trainer.plot.timing_plot import axis_height, bar_edges, seconds_by_phase
+from rljob_trainer.plot.timing_plot import axis_height, bar_edges, cut_bars, draw_timing, seconds_by_phase
 from tests.unit.ledger.samples import GIB, step_record
 
 
@@ -50,6 +50,15 @@ def test_one_slow_step_does_not_flatten_the_others() -> None:
     steady = np.ones(100)
     assert axis_height(np.append(steady, 3.0)) > 3.0
     assert axis_height(np.append(steady, 50.0)) < 3.0
+
+
+def test_bars_that_do_not_fit_are_marked_with_their_seconds() -> None:
+    steps = [step_record(number, total_seconds=50.0 if number == 8 else 1.0) for number in range(1, 101)]
+    [axes] = draw_timing(steps).axes
+    assert "↑ 50 s" in [text.get_text() for text in axes.texts]
+    assert axes.get_ylim()[1] < 3.0
+    assert cut_bars(np.array([1.0, 9.0, 7.0, 8.0, 6.0]), 2.0) == [1, 3, 2]
+    assert cut_bars(np.ones(9), 2.0) == []
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.001, 0.5))

@@ -13,7 +13,7 @@ PLAN = memory_plan()
 
 def test_a_pod_is_ready_when_the_roles_work_on_a_step_and_not_before(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    listener = AttemptListener(NoReportStore(), "digits", 2, ready)
+    listener = AttemptListener(NoReportStore(), 2, ready)
     listener.attempt_began(PLAN, [], lambda _text: None)
     assert not ready.exists()
     listener.phase_began(1, "sync")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.memory_plan import MemoryPlan
 from rljob_api.termination_message import read_termination_message
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.runs import write_manifest
+from rljob_trainer.pods.attempt_start import start_attempt
 from rljob_trainer.pods.controller_pod import run_controller
-from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment, WorkerEnvironment
-from tests.unit.pods.pod_variables import pod_variables
+from rljob_trainer.pods.environment import InvalidEnvironment, WorkerEnvironment
+from tests.unit.pods.pod_variables import pod_variables, write_settings
 
 PLAN = memory_plan()
 
@@ -26,25 +26,6 @@ def test_the_pod_environment_is_read_with_its_defaults() -> None:
     assert str(environment.termination_log) == "/dev/termination-log"
     assert environment.ray_first_port == 6380
     assert environment.model_dir is None
-
-
-def test_plan_and_allocator_environments_come_as_json(tmp_path: Path) -> None:
-    environment = ControllerEnvironment.read(
-        pod_variables(
-            tmp_path,
-            RLJOB_MEMORY_PLAN=PLAN.model_dump_json(by_alias=True),
-            RLJOB_POLICY_ENVIRONMENT=json.dumps({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
-        )
-    )
-    assert environment.memory_plan == PLAN
-    assert isinstance(environment.memory_plan, MemoryPlan)
-    assert environment.allocator_environments == {"policy": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}}
-
-
-def test_the_first_attempt_has_no_plan(tmp_path: Path) -> None:
-    environment = ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_MEMORY_PLAN=""))
-    assert environment.memory_plan is None
-    assert environment.allocator_environments == {}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +47,9 @@ def test_a_wrong_variable_is_named_with_its_value(tmp_path: Path, name: str, val
 
 def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
     plan = PLAN.model_dump(mode="json", by_alias=True) | {"kvCache": -1}
-    with pytest.raises(InvalidEnvironment, match=r"RLJOB_MEMORY_PLAN \(kvCache\)"):
-        ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_MEMORY_PLAN=json.dumps(plan)))
+    (tmp_path / "attempt.json").write_text(json.dumps({"attempt": 3, "memoryPlan": plan}))
+    with pytest.raises(InvalidEnvironment, match=r"memoryPlan.kvCache"):
+        start_attempt(WorkerEnvironment.read(pod_variables(tmp_path)))
 
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
@@ -89,16 +71,19 @@ class TestAControllerThatCannotStart:
         self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "RLJOB_ATTEMPT")
 
     def test_an_invalid_manifest_is_reported_to_the_kubelet(self, tmp_path: Path) -> None:
+        write_settings(tmp_path)
         write_manifest(tmp_path / "job.yaml", algorithm={"steps": -1})
         assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
         self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "spec.algorithm.steps")
 
     def test_a_wrong_number_of_pods_is_reported_to_the_kubelet(self, tmp_path: Path) -> None:
+        write_settings(tmp_path)
         write_manifest(tmp_path / "job.yaml", policy={"replicas": 2})
         assert run_controller(pod_variables(tmp_path)) == ExitCode.INVALID_MANIFEST
         self.assert_told(tmp_path, ExitCode.INVALID_MANIFEST, "policy.replicas (2), found 1")
 
     def test_a_volume_with_other_files_is_reported_to_the_kubelet(self, tmp_path: Path) -> None:
+        write_settings(tmp_path)
         write_manifest(tmp_path / "job.yaml")
         (tmp_path / "volume").mkdir()
         (tmp_path / "volume" / "thesis.tex").touch()
@@ -108,10 +93,12 @@ class TestAControllerThatCannotStart:
     def test_an_unexpected_error_is_reported_to_the_kubelet(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        write_settings(tmp_path)
+
         def fail(_path: Path) -> None:
             raise RuntimeError("no such thing")
 
-        monkeypatch.setattr("rljob_trainer.pods.controller_pod.load_manifest", fail)
+        monkeypatch.setattr("rljob_trainer.pods.attempt_start.load_manifest", fail)
         assert run_controller(pod_variables(tmp_path)) == ExitCode.ERROR
         self.assert_told(tmp_path, ExitCode.ERROR, "unexpected RuntimeError: no such thing")
 

@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from rljob_api.roles import PolicySpec
+from rljob_api.job import RLJobSpec
 from rljob_trainer.pods import pod_placement
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
 from tests.unit.pods.pod_variables import pod_variables
+
+SPEC = RLJobSpec.model_validate(
+    {
+        "model": {"uri": "file:///model"},
+        "task": {"name": "digits"},
+        "algorithm": {"steps": 5},
+        "policy": {"replicas": 3},
+    }
+)
 
 
 class Agents:
@@ -28,7 +37,7 @@ class Agents:
 def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
     monkeypatch.setattr(pod_placement, "WorkerAgents", Agents)
     environment = ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_WORKERS="3"))
-    return PodPlacement(environment, PolicySpec(replicas=3), tmp_path / "log")
+    return PodPlacement(environment, tmp_path / "log")
 
 
 def test_a_lost_worker_does_not_hide_kills_in_other_pods(placement: PodPlacement) -> None:

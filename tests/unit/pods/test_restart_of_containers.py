@@ -1,58 +1,43 @@
-"""Restarts in place: the wait of the controller, and the start of restarted containers."""
+"""Restarts in place: the wait of the controller for the operator's decision, and that of the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.step_report import ExitDecision, StepReportStatus
 from rljob_trainer.pods import restart_in_place
-from rljob_trainer.pods.environment import WorkerEnvironment
+from rljob_trainer.pods.attempt_start import RequiredAttempt
 from rljob_trainer.pods.head_watch import HeadWatch, Observed
-from rljob_trainer.pods.restart_in_place import (
-    MAX_STALE_STARTS,
-    NoNewEnvironment,
-    StaleEnvironment,
-    next_for,
-    prepare_pod,
-    wait_for_restart,
-)
+from rljob_trainer.pods.restart_in_place import Next, next_for, wait_for_restart
 from rljob_trainer.step_report.api_server import NoAnswer
-from tests.unit.pods.pod_variables import pod_variables
 
-ENDED: dict[str, Any] = {"number": 3, "reason": "DeviceOutOfMemory"}
-IN_PLACE: dict[str, Any] = {"number": 4, "podsOfAttempt": 3}
+NEXT = RequiredAttempt(number=4, plan_generation=2)
 
 
-def status(*attempts: dict[str, Any], failed: str = "False") -> dict[str, Any]:
-    return {"attempts": list(attempts), "conditions": [{"type": "Failed", "status": failed}]}
+def decided(attempt: int = 3, **decision: Any) -> StepReportStatus:
+    return StepReportStatus(attempt=3, decision=ExitDecision(attempt=attempt, **decision))
+
+
+IN_PLACE = decided(next_attempt=4, plan_generation=2)
 
 
 @pytest.mark.parametrize(
-    ("found", "decided"),
+    ("report", "expected"),
     [
-        ({}, "Wait"),
-        (status({"number": 3}), "Wait"),
-        (status(ENDED), "Wait"),
-        (status(ENDED, IN_PLACE), "Restart"),
-        (status(ENDED, {"number": 4}), "End"),
-        (status(ENDED, failed="True"), "End"),
+        (None, "Wait"),
+        (StepReportStatus(attempt=3), "Wait"),
+        (decided(attempt=2, next_attempt=3, plan_generation=1), "Wait"),
+        (IN_PLACE, NEXT),
+        (decided(), "End"),
     ],
-    ids=[
-        "no status yet",
-        "not seen yet",
-        "the plan is changed",
-        "the next attempt is in these pods",
-        "the next attempt has pods of its own",
-        "the job has failed",
-    ],
+    ids=["no report", "no decision yet", "about an earlier attempt", "the same pods", "the job has failed"],
 )
-def test_the_status_decides_between_restart_exit_and_wait(found: dict[str, Any], decided: str) -> None:
-    assert next_for(found, attempt=3) == decided
+def test_the_decision_is_to_restart_exit_or_wait(report: StepReportStatus | None, expected: Next) -> None:
+    assert next_for(report, attempt=3) == expected
 
 
 @pytest.fixture
@@ -68,64 +53,21 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_short_outage_of_the_api_server_is_tolerated(no_pause: list[float]) -> None:
-    answers = iter([NoAnswer("away"), status(ENDED), status(ENDED, IN_PLACE)])
+    answers = iter([NoAnswer("away"), StepReportStatus(attempt=3), IN_PLACE])
 
-    def read() -> Mapping[str, Any]:
+    def read() -> StepReportStatus:
         answer = next(answers)
         if isinstance(answer, NoAnswer):
             raise answer
-        return {"status": answer}
+        return answer
 
-    assert wait_for_restart(read, attempt=3)
+    assert wait_for_restart(read, attempt=3) == NEXT
     assert no_pause == [102.0]
 
 
 def test_the_wait_for_an_absent_operator_ends_after_a_minute(no_pause: list[float]) -> None:
-    assert not wait_for_restart(lambda: {"status": status({"number": 3})}, attempt=3)
+    assert wait_for_restart(lambda: StepReportStatus(attempt=3), attempt=3) is None
     assert no_pause == [160.0]
-
-
-def environment(directory: Path, attempt: int) -> WorkerEnvironment:
-    variables = pod_variables(directory, RLJOB_ATTEMPT=str(attempt), RLJOB_RESTARTS_IN_PLACE="1")
-    return WorkerEnvironment.read(variables)
-
-
-def test_a_restarted_container_removes_files_of_the_previous_one(tmp_path: Path) -> None:
-    prepare_pod(environment(tmp_path, attempt=3))
-    left = environment(tmp_path, attempt=3)
-    for file in (left.ready_file, left.controller_ended_file, left.restart_file):
-        file.touch()
-    prepare_pod(environment(tmp_path, attempt=4))
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["attempt"]
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_containers_with_a_stale_environment_are_restarted_again(tmp_path: Path) -> None:
-    prepare_pod(environment(tmp_path, attempt=3))
-    with pytest.raises(StaleEnvironment) as caught:
-        prepare_pod(environment(tmp_path, attempt=3))
-    assert caught.value.exit_code == ExitCode.RESTART_IN_PLACE
-    prepare_pod(environment(tmp_path, attempt=4))
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_containers_without_a_new_environment_exit_for_good(tmp_path: Path) -> None:
-    prepare_pod(environment(tmp_path, attempt=3))
-    for _ in range(MAX_STALE_STARTS):
-        with pytest.raises(StaleEnvironment):
-            prepare_pod(environment(tmp_path, attempt=3))
-    with pytest.raises(NoNewEnvironment, match="still that of attempt 3; replace the pod") as caught:
-        prepare_pod(environment(tmp_path, attempt=3))
-    assert caught.value.exit_code == ExitCode.ERROR
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_each_restart_in_place_may_find_its_environment_late(tmp_path: Path) -> None:
-    for attempt in (3, 4, 5):
-        prepare_pod(environment(tmp_path, attempt))
-        for _ in range(MAX_STALE_STARTS):
-            with pytest.raises(StaleEnvironment):
-                prepare_pod(environment(tmp_path, attempt))
 
 
 def test_a_worker_that_is_to_be_restarted_stays_until_the_old_head_is_gone() -> None:

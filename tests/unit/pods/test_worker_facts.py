@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from rljob_api.job import RLJobSpec
 from rljob_api.roles import PolicySpec
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Machine
-from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, role_hosts
+from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, role_hosts, worker_of
 from rljob_trainer.runtime.placement import RoleHosts
 
 GIB = 2**30
@@ -26,8 +29,15 @@ def worker(
     return WorkerFacts(machine, "2.11.0", image_for_gpus, shared_memory_gib * GIB, may_compile)
 
 
-def hosts(policy: PolicySpec, *workers: WorkerFacts) -> RoleHosts:
-    return role_hosts(policy, workers, [f"digits-policy-{index}" for index in range(len(workers))])
+def spec_of(policy: PolicySpec, **changes: Any) -> RLJobSpec:
+    sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
+    return RLJobSpec.model_validate({**sections, "policy": policy.model_dump(by_alias=True), **changes})
+
+
+def hosts(policy: PolicySpec, *workers: WorkerFacts, **changes: Any) -> RoleHosts:
+    names = [f"digits-policy-{index}" for index in range(policy.replicas)]
+    names += [f"digits-rollout-{index}" for index in range(len(workers) - policy.replicas)]
+    return role_hosts(spec_of(policy, **changes), workers, names)
 
 
 def test_each_gpu_of_each_worker_gets_a_rank_and_its_engine() -> None:
@@ -52,7 +62,7 @@ def test_a_workers_ray_has_room_for_all_its_bundles() -> None:
     policy = PolicySpec(replicas=1, gpus_per_replica=8)
     bundles = hosts(policy, worker(8)).bundles
     assert bundles is not None
-    assert sum(bundle["CPU"] for bundle in bundles) <= ray_cpus(policy)
+    assert sum(bundle["CPU"] for bundle in bundles) <= ray_cpus(spec_of(policy), "policy")
 
 
 def test_ranks_share_the_resources_of_the_smallest_worker() -> None:
@@ -78,3 +88,41 @@ def test_an_image_for_cpus_trains_on_the_cpu_with_as_many_ranks() -> None:
 def test_a_pod_that_sees_fewer_gpus_than_it_asked_for_is_named() -> None:
     with pytest.raises(TrainerError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1; check the driver"):
         hosts(PolicySpec(replicas=2, gpus_per_replica=2), worker(2), worker(1))
+
+
+APART: dict[str, Any] = {"topology": "Disaggregated", "rollout": {"replicas": 2, "gpusPerReplica": 2}}
+
+
+def test_engines_get_the_gpus_of_the_rollout_pods() -> None:
+    made = hosts(PolicySpec(replicas=1, gpus_per_replica=2), worker(2), worker(2), worker(2), **APART)
+    assert (made.device, made.ranks, made.engine_processes) == ("cuda", 2, 4)
+    assert [name for bundle in made.bundles or () for name in bundle if name.startswith("worker")] == [
+        *["worker-0"] * 2,
+        *["worker-1"] * 2,
+        *["worker-2"] * 2,
+    ]
+    assert (len(made.machine.gpu_memory_bytes), len(made.engine_machine.gpu_memory_bytes)) == (2, 4)
+
+
+def test_the_pod_of_an_engine_follows_those_of_the_policy() -> None:
+    spec = spec_of(PolicySpec(replicas=3, gpus_per_replica=4), **APART)
+    assert [worker_of(spec, "policy", rank) for rank in (0, 3, 4, 11)] == [0, 0, 1, 2]
+    assert [worker_of(spec, "rollout", rank) for rank in (0, 1, 2, 3)] == [3, 3, 4, 4]
+    colocated = spec_of(PolicySpec(replicas=3, gpus_per_replica=4))
+    assert [worker_of(colocated, "rollout", rank) for rank in (0, 3, 4, 11)] == [0, 0, 1, 2]
+
+
+def test_a_rollout_pod_with_too_few_gpus_is_named() -> None:
+    with pytest.raises(TrainerError, match=r"2 GPUs in pod digits-rollout-1 \(rollout\.gpusPerReplica\), found 1"):
+        hosts(PolicySpec(), worker(1), worker(2), worker(1), **APART)
+
+
+def test_processes_of_an_engine_are_in_one_pod() -> None:
+    on_cpus = {"topology": "Disaggregated", "rollout": {"replicas": 2, "gpusPerReplica": 0, "tensorParallelSize": 2}}
+    spec = spec_of(PolicySpec(gpus_per_replica=0), **on_cpus)
+    assert [worker_of(spec, "rollout", rank) for rank in (0, 1, 2, 3)] == [1, 1, 2, 2]
+    made = hosts(PolicySpec(gpus_per_replica=0), worker(), worker(), worker(), **on_cpus)
+    assert (made.ranks, made.engine_processes, len(made.bundles or ())) == (1, 4, 5)
+    assert ray_cpus(spec, "rollout") == 2 * ray_cpus(spec, "policy")
+    colocated = spec_of(PolicySpec(replicas=2, gpus_per_replica=4), rollout={"tensorParallelSize": 4})
+    assert [worker_of(colocated, "rollout", rank) for rank in (3, 4)] == [0, 1]

@@ -13,7 +13,7 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import read_termination_message
 from rljob_testing.runs import RLJOB, write_manifest
-from tests.unit.pods.pod_variables import pod_variables
+from tests.unit.pods.pod_variables import pod_variables, write_settings
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def closed_port() -> int:
 def start(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]:
     write_manifest(directory / "job.yaml", policy={"gpusPerReplica": 0})
     (directory / "run").mkdir()
+    write_settings(directory)
     environment = pod_variables(directory, RLJOB_RAY_HEAD=head, **variables)
     return subprocess.Popen(
         [RLJOB, "worker"],
@@ -54,6 +55,17 @@ def test_a_worker_waits_for_dns_until_sigterm(tmp_path: Path) -> None:
     assert worker.stdout is not None
     lines = iter(worker.stdout.readline, "")
     assert any("waiting for the controller's Ray at digits-controller.train.invalid:6379" in line for line in lines)
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=60)
+    assert worker.returncode == ExitCode.TERMINATED
+
+
+def test_sigterm_ends_the_wait_for_the_settings_of_an_attempt(tmp_path: Path) -> None:
+    worker = start(tmp_path, "127.0.0.1:1", RLJOB_ATTEMPT="4")
+    assert worker.stdout is not None
+    lines = iter(worker.stdout.readline, "")
+    expected = "waiting for attempt 4 with memory plan 1; the node still has attempt 3 with memory plan 1"
+    assert any(expected in line for line in lines)
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=60)
     assert worker.returncode == ExitCode.TERMINATED

@@ -15,14 +15,12 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator_settings import setting_problems
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.policy import optimizer as policy_optimizer
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.exporting_rank import ExportingRank
 from rljob_trainer.policy.memory_mitigations import expandable_segments, weight_export
 from rljob_trainer.policy.memory_mitigations.cached_memory import MIN_RELEASE_BYTES, cache_released_after
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
-from rljob_trainer.policy.optimizer import optimizer_on_device
-from rljob_trainer.policy.rank import PolicyRank
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
 NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
@@ -147,7 +145,7 @@ def reserving(bucket_bytes: int) -> MemoryPlan:
 
 
 def test_switching_uses_classic_memory_only_for_the_sync(told: list[str]) -> None:
-    export = WeightExport(expandable(), largest_parameter_bytes=10)
+    export = WeightExport(expandable(), largest_unit_bytes=10)
     export.arrange(memory_plan(weight_export="SwitchSegments"))
     with export.exporting():
         assert told == [ON, OFF, "flush"]
@@ -159,7 +157,7 @@ def test_a_sync_from_a_reserved_buffer_neither_switches_nor_flushes(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_export, "ReservedBuffer", lambda size: told.append("allocate") or KeptBuffer(size))
-    export = WeightExport(expandable(), largest_parameter_bytes=10)
+    export = WeightExport(expandable(), largest_unit_bytes=10)
     export.arrange(reserving(100))
     assert told == [ON, OFF, "flush", "allocate", ON]
     told.clear()
@@ -172,7 +170,7 @@ def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_export, "ReservedBuffer", KeptBuffer)
-    export = WeightExport(ExpandableSegments(), largest_parameter_bytes=30)
+    export = WeightExport(ExpandableSegments(), largest_unit_bytes=30)
     sizes = []
     for bucket_bytes in (20, 100, 50):
         export.arrange(reserving(bucket_bytes))
@@ -231,46 +229,10 @@ def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(told: list[s
 def test_emptying_the_cache_takes_effect_at_once(told: list[str], caching: list[int], tmp_path: Path) -> None:
     """The engine that could not wake is restarted next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
-    rank: Any = PolicyRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
+    rank: Any = ExportingRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
     rank._model, rank._update = SimpleNamespace(chunk_tokens=0), SimpleNamespace(config=None)
-    rank._weight_export = WeightExport(rank._segments, largest_parameter_bytes=8)
+    rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=8)
     rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))
     assert told == []
     rank.change_memory(hoarding.model_copy(update={"empty_cache": True}))
     assert told == ["flush"]
-
-
-# --- optimizer offload ---
-
-
-def test_an_offloaded_optimizer_state_is_on_the_device_only_within() -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([parameter])
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    state = optimizer.state[parameter]
-    # Any second device shows the moves; `meta` is one that every machine has, though nothing comes back from it.
-    with optimizer_on_device(optimizer, torch.device("meta"), offload=False):
-        assert state["exp_avg"].device.type == "cpu"
-    with pytest.raises(NotImplementedError), optimizer_on_device(optimizer, torch.device("meta"), offload=True):
-        assert state["exp_avg"].device.type == "meta"
-
-
-def test_an_optimizer_state_that_does_not_fit_returns_to_host_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    moves: list[str] = []
-
-    def move(_optimizer: object, device: torch.device) -> None:
-        moves.append(device.type)
-        if device.type == "cuda":
-            raise torch.OutOfMemoryError("CUDA out of memory (made up)")
-
-    monkeypatch.setattr(policy_optimizer, "move_optimizer_state", move)
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        optimizer_on_device(optimizer, torch.device("cuda"), offload=True),
-    ):
-        pass
-    assert moves == ["cuda", "cpu"]

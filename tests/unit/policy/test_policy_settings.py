@@ -8,16 +8,19 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine
-from rljob_trainer.roles.colocated import RoleSettings
+from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.role_settings import role_settings
 
 SPEC = RLJobSpec.model_validate(
     {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
 )
+_MACHINE = Machine((80 << 30,), 256 << 30, 32)
 ONE_GPU = RoleHosts(
-    Machine((80 << 30,), 256 << 30, 32),
+    _MACHINE,
+    _MACHINE,
     "cuda",
+    1,
     1,
     "2.13.0",
     bundles=None,

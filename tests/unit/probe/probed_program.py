@@ -92,6 +92,7 @@ from torch import cuda, optim
 import torch
 
 used = False
+allocated = 3 << 30
 waiting = []
 observers = []
 
@@ -100,10 +101,10 @@ def _lazy_call(function):
     function() if used else waiting.append(function)
 
 
-def memory_stats(device):
+def memory_stats(device=0):
     return {
-        "allocated_bytes.all.current": 3 << 30, "allocated_bytes.all.peak": 5 << 30,
-        "reserved_bytes.all.current": 4 << 30, "reserved_bytes.all.peak": 6 << 30,
+        "allocated_bytes.all.current": allocated, "allocated_bytes.all.peak": 5 << 30,
+        "reserved_bytes.all.current": allocated + (1 << 30), "reserved_bytes.all.peak": 6 << 30,
     }
 
 
@@ -119,8 +120,19 @@ def run_out_of_memory():
         observer(0, 2 << 30, 8 << 30, 1 << 30)
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 """,
+    "optim/optimizer.py": """
+hooks = {"before": [], "after": []}
+
+
+def register_optimizer_step_pre_hook(hook):
+    hooks["before"].append(hook)
+
+
+def register_optimizer_step_post_hook(hook):
+    hooks["after"].append(hook)
+""",
     "optim/__init__.py": """
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, optimizer
 
 
 class Optimizer:
@@ -128,6 +140,13 @@ class Optimizer:
         self.state = {}
 
     def step(self):
+        for hook in optimizer.hooks["before"]:
+            assert hook(self, (), {}) is None
+        self._step()
+        for hook in optimizer.hooks["after"]:
+            hook(self, (), {})
+
+    def _step(self):
         self.state.setdefault("weight", {"step": 0})["step"] += 1
 """,
     "optim/lr_scheduler.py": """

@@ -138,7 +138,8 @@ print(importlib.util.find_spec("torch").origin)
 import torch
 print(type(torch.__loader__), vars(torch.__loader__), torch.__spec__.origin, torch.__path__)
 print(inspect.getsource(torch))
-print([type(finder).__module__ for finder in sys.meta_path if not isinstance(finder, type)])
+finders = [type(finder).__module__ for finder in sys.meta_path if not isinstance(finder, type)]
+print([module for module in finders if not module.startswith("rljob_probe")])
 """
     difference(gpu_program, code)
 

@@ -43,7 +43,9 @@ def test_an_uncaught_gpu_error_is_reported_with_allocator_numbers(gpu_program: P
     evidence = message.evidence
     assert evidence is not None
     assert (evidence.rank, evidence.role, evidence.attempt, evidence.step) == (3, "policy", 2, 1)
-    assert evidence.message == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    first_line, *account = evidence.message.splitlines()
+    assert first_line == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert account[1].endswith("in run_out_of_memory")
     memory = evidence.memory
     assert memory is not None
     assert (memory.allocated_bytes, memory.reserved_bytes) == (3 * GIB, 4 * GIB)

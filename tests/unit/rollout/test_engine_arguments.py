@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
+from rljob_trainer.rollout.config import RolloutConfig, engine_arguments, engine_environment
 
 VLLM_ARGUMENTS = {"block_size", "max_num_seqs", "dtype", "model", "load_format", "weight_transfer_config"}
 
@@ -36,11 +36,24 @@ def test_sleep_mode_is_on_only_if_the_engine_sleeps(device: str, level: int, sle
     assert arguments(device=device, sleep_level=level)["enable_sleep_mode"] is sleeps
 
 
+def test_8_bit_weights_and_keys_are_asked_for_only_if_set() -> None:
+    assert (arguments()["quantization"], arguments()["kv_cache_dtype"]) == (None, "auto")
+    in_8_bits = arguments(device="cuda", quantization="fp8_per_block", kv_cache_dtype="fp8")
+    assert (in_8_bits["quantization"], in_8_bits["kv_cache_dtype"]) == ("fp8_per_block", "fp8")
+
+
 def test_cuda_graphs_stay_on_and_a_gpu_in_use_does_not_stop_the_start() -> None:
     on_gpu = arguments(device="cuda")
     assert "enforce_eager" not in on_gpu
     assert on_gpu["gpu_memory_utilization"] <= 0.01
     assert arguments(device="cpu")["enforce_eager"] is True
+
+
+def test_processes_of_an_engine_use_nccl_since_each_sees_one_gpu() -> None:
+    shared = arguments(device="cuda", tensor_parallel_size=2)
+    assert (shared["tensor_parallel_size"], shared["disable_custom_all_reduce"]) == (2, True)
+    assert engine_environment("cuda")["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    assert engine_environment("cuda")["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0", "vLLM's processes outlive their parent"
 
 
 def test_the_users_engine_arguments_replace_defaults() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.engine import RolloutEngine
 
 
 class RecordingLLM:
@@ -27,7 +27,7 @@ class RecordingLLM:
         self.told.append(tags)
 
 
-def engine(model_dir: Path, **settings: object) -> tuple[RolloutEngine, RecordingLLM]:
+def engine(model_dir: Path, **settings: object) -> tuple[ColocatedEngine, RecordingLLM]:
     defaults = {
         "device": "cuda",
         "dtype": "bfloat16",
@@ -35,7 +35,7 @@ def engine(model_dir: Path, **settings: object) -> tuple[RolloutEngine, Recordin
         "max_num_seqs": 8,
         "kv_cache_bytes": 1 << 20,
     }
-    made = RolloutEngine(0, RolloutConfig(model_dir=model_dir, max_response_tokens=8, **(defaults | settings)))
+    made = ColocatedEngine(0, RolloutConfig(model_dir=model_dir, max_response_tokens=8, **(defaults | settings)))
     made._llm = llm = RecordingLLM()
     return made, llm
 
@@ -45,7 +45,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return resolve_model("random://qwen3", tmp_path_factory.mktemp("models"))
 
 
-def a_night(made: RolloutEngine) -> None:
+def a_night(made: ColocatedEngine) -> None:
     made.sleep()
     made.sleep()
     made.wake_weights()
@@ -75,7 +75,7 @@ def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path)
 
 def test_a_rollout_process_imports_neither_policy_nor_optimizer() -> None:
     program = (
-        "import rljob_trainer.roles.rollout_actor, sys;"
+        "import rljob_trainer.roles.rollout_actor, rljob_trainer.weight_sync.broadcast_group, sys;"
         "print([name for name in sys.modules if name.startswith(('rljob_trainer.policy', 'torch.optim'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,8 +6,7 @@ import json
 from dataclasses import fields
 from datetime import UTC, datetime
 
-from rljob_api.metadata import Metadata
-from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport
+from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport, StepReportStatus
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.step_report.client import encoded
@@ -70,18 +69,18 @@ def test_absent_phases_of_a_step_took_no_time() -> None:
 
 
 def test_the_report_is_sent_without_defaults() -> None:
-    report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=0, plan=PLAN, update_time=NOW)
-    sent = json.loads(encoded(report))
+    report = StepReportStatus(attempt=1, step=0, plan=PLAN, update_time=NOW)
+    sent = json.loads(encoded("digits", report))
     assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, whatever else stood here"
     assert sent["kind"] == "StepReport"
-    assert sent["step"] == 0
-    assert "reward" not in sent
-    assert StepReport.model_validate_json(encoded(report)) == report
+    assert sent["status"]["step"] == 0
+    assert "reward" not in sent["status"]
+    assert StepReport.model_validate_json(encoded("digits", report)).status == report
 
 
 def test_a_report_of_eight_gpus_is_small() -> None:
     gpu = MemorySample(**{field.name: 80 * 2**30 - index for index, field in enumerate(fields(MemorySample)[5:])})
     phases: dict[str, Phase] = {"policy": "update", "rollout": "rollout"}
     memory = {f"{role}-{rank}": {phase: gpu} for rank in range(8) for role, phase in phases.items()}
-    report = StepReport(metadata=Metadata(name="digits"), attempt=1, step=9, plan=PLAN, memory=memory_of_ranks(memory))
-    assert len(encoded(report)) < 11_000
+    report = StepReportStatus(attempt=1, step=9, plan=PLAN, memory=memory_of_ranks(memory))
+    assert len(encoded("digits", report)) < 11_000

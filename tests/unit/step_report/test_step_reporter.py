@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rljob_api.metadata import Metadata
-from rljob_api.step_report import Evidence, StepReport
+from rljob_api.step_report import Evidence, StepReportStatus
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.step_report import reporter as reporter_module
@@ -27,15 +26,15 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 class Store:
     """Stores the reports. `before`: called before each apply."""
 
-    def __init__(self, existing: StepReport | None = None, before: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, existing: StepReportStatus | None = None, before: Callable[[], object] = lambda: None) -> None:
         self.existing = existing
         self.before = before
-        self.applied: list[StepReport] = []
+        self.applied: list[StepReportStatus] = []
 
-    def read(self) -> StepReport | None:
+    def read(self) -> StepReportStatus | None:
         return self.existing
 
-    def apply(self, report: StepReport) -> None:
+    def apply(self, report: StepReportStatus) -> None:
         self.before()
         self.applied.append(report)
 
@@ -61,7 +60,7 @@ def ignore(_text: str) -> None:
 
 def test_the_first_report_has_the_plan_and_the_committed_steps() -> None:
     store = Store()
-    reporter = StepReporter(store, "digits", attempt=2)
+    reporter = StepReporter(store, attempt=2)
     reporter.attempt_began(PLAN, [step_record(1), step_record(2, reward=0.75)], ignore)
     store.wait_for(1)
     [report] = store.applied
@@ -73,7 +72,7 @@ def test_the_first_report_has_the_plan_and_the_committed_steps() -> None:
 
 def test_many_quick_steps_make_few_reports_and_the_last_one_is_whole() -> None:
     store = Store()
-    reporter = StepReporter(store, "digits", attempt=1)
+    reporter = StepReporter(store, attempt=1)
     reporter.attempt_began(PLAN, [], ignore)
     store.wait_for(1)
     began = time.monotonic()
@@ -89,7 +88,7 @@ def test_many_quick_steps_make_few_reports_and_the_last_one_is_whole() -> None:
 
 def test_nothing_is_sent_while_nothing_changes() -> None:
     store = Store()
-    reporter = StepReporter(store, "digits", attempt=1)
+    reporter = StepReporter(store, attempt=1)
     reporter.attempt_began(PLAN, [], ignore)
     store.wait_for(1)
     time.sleep(0.5)
@@ -100,7 +99,7 @@ def test_nothing_is_sent_while_nothing_changes() -> None:
 def test_evidence_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 60.0)
     store = Store()
-    reporter = StepReporter(store, "digits", attempt=1)
+    reporter = StepReporter(store, attempt=1)
     reporter.attempt_began(PLAN, [], ignore)
     store.wait_for(1)
     reporter.failed(evidence())
@@ -110,8 +109,8 @@ def test_evidence_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_evidence_of_an_earlier_attempt_is_kept() -> None:
-    store = Store(existing=StepReport(metadata=Metadata(name="digits"), last_evidence=evidence()))
-    reporter = StepReporter(store, "digits", attempt=2)
+    store = Store(existing=StepReportStatus(last_evidence=evidence()))
+    reporter = StepReporter(store, attempt=2)
     reporter.attempt_began(PLAN, [], ignore)
     reporter.close(PATIENCE_SECONDS)
     assert store.applied[-1].last_evidence == evidence()
@@ -120,7 +119,7 @@ def test_evidence_of_an_earlier_attempt_is_kept() -> None:
 def test_the_loop_does_not_wait_for_an_api_server_that_hangs() -> None:
     released = threading.Event()
     store = Store(before=lambda: released.wait(PATIENCE_SECONDS))
-    reporter = StepReporter(store, "digits", attempt=1)
+    reporter = StepReporter(store, attempt=1)
     began = time.monotonic()
     reporter.attempt_began(PLAN, [], ignore)
     for step in range(1, 1001):
@@ -140,7 +139,7 @@ def test_failures_are_logged_once_a_minute_and_reporting_continues(monkeypatch: 
 
     store = Store(before=fail)
     warnings: list[str] = []
-    reporter = StepReporter(store, "digits", attempt=1)
+    reporter = StepReporter(store, attempt=1)
     reporter.attempt_began(PLAN, [], warnings.append)
     store.wait_for(1)
     reporter.close(PATIENCE_SECONDS)
@@ -161,7 +160,7 @@ def test_close_tries_to_send_the_last_state_during_a_backoff(monkeypatch: pytest
             raise failure
 
     store = Store(before=fail_once)
-    reporter = StepReporter(store, "digits", attempt=1)
+    reporter = StepReporter(store, attempt=1)
     reporter.attempt_began(PLAN, [], ignore)
     assert failed.wait(PATIENCE_SECONDS)
     reporter.step_committed(step_record(1), {})

@@ -8,7 +8,9 @@ from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks import prompt_check
 from rljob_trainer.tasks.prompt_check import check_prompts
-from rljob_trainer.tasks.task import Item, PromptFormat, Task, try_out
+from rljob_trainer.tasks.scoring import ScoringHere
+from rljob_trainer.tasks.step_rewards import try_out
+from rljob_trainer.tasks.task import Item, PromptFormat, Task
 
 
 def task_of(tokenizer: Any, *questions: str, max_prompt_tokens: int = 4) -> Task:
@@ -48,7 +50,7 @@ def test_skipped_prompts_are_never_drawn_and_the_others_keep_their_numbers(token
     for step in range(1, 10):
         drawn = checked.task.prompts(step, 2)
         assert sorted((prompt.index, prompt.text) for prompt in drawn) == [(1, "1+1"), (3, "2+2")]
-    try_out(checked.task)
+    try_out(checked.task, ScoringHere(checked.task.reward))
 
 
 def test_a_source_with_only_long_prompts_is_refused(tokenizer: Any) -> None:

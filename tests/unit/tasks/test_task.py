@@ -13,9 +13,11 @@ import pytest
 from rljob_api.task import TaskSpec
 from rljob_api.task_args import JsonlArgs
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollout_batch import Completion
+from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.jsonl import read_items
+from rljob_trainer.tasks.scoring import ScoringHere
+from rljob_trainer.tasks.step_rewards import step_rewards
 from rljob_trainer.tasks.task import Task, prompts_of_step
 
 _module_numbers = itertools.count()
@@ -30,6 +32,14 @@ def _import_path_stays_as_it_was() -> Iterator[None]:
 
 def task_of(spec: dict[str, Any], tokenizer: Any, directory: Path, *, max_prompt_tokens: int = 200) -> Task:
     return build_task(TaskSpec.model_validate(spec), tokenizer, max_prompt_tokens, directory, seed=0)
+
+
+def score(task: Task, prompt: Prompt, completion: Completion) -> float:
+    """The reward of one response, computed in this process."""
+    scoring = ScoringHere(task.reward).begin([prompt], 1)
+    scoring.add(0, [completion])
+    [reward] = step_rewards(task, [prompt], [completion], scoring.results(stop_at_failure=True), "Fail").rewards
+    return reward
 
 
 def module(directory: Path, source: str) -> str:
@@ -53,9 +63,9 @@ class TestDigits:
     def test_the_reward_is_the_share_of_tokens_that_are_the_digit(self, tokenizer: Any, tmp_path: Path) -> None:
         task = task_of({"name": "digits"}, tokenizer, tmp_path)
         seven, six = tokenizer("76").input_ids
-        assert task.score(task.prompt(7), response("7767", [seven, seven, six, seven])) == 0.75
-        assert task.score(task.prompt(6), response("7767", [seven, seven, six, seven])) == 0.25
-        assert task.score(task.prompt(7), response("")) == 0.0
+        assert score(task, task.prompt(7), response("7767", [seven, seven, six, seven])) == 0.75
+        assert score(task, task.prompt(6), response("7767", [seven, seven, six, seven])) == 0.25
+        assert score(task, task.prompt(7), response("")) == 0.0
 
 
 ONE_DIGIT_SUMS: dict[str, Any] = {
@@ -71,9 +81,9 @@ class TestReasoningGym:
         prompt = task.prompt(3)
         answer = prompt.item["answer"]
         assert prompt.item["question"] in prompt.text
-        assert task.score(prompt, response(f"It is {answer}.")) == 1.0
-        assert task.score(prompt, response(f"It is {int(answer) + 1}.")) < 0.5
-        assert task.score(prompt, response("")) < 0.5
+        assert score(task, prompt, response(f"It is {answer}.")) == 1.0
+        assert score(task, prompt, response(f"It is {int(answer) + 1}.")) < 0.5
+        assert score(task, prompt, response("")) < 0.5
 
     def test_its_items_are_the_same_in_every_attempt(self, chat_tokenizer: Any, tmp_path: Path) -> None:
         first, second = (task_of(ONE_DIGIT_SUMS, chat_tokenizer, tmp_path) for _ in range(2))
@@ -83,7 +93,8 @@ class TestReasoningGym:
         ("args", "message"),
         [
             ({"dataset": "chain_sums"}, "did you mean chain_sum"),
-            ({"dataset": "chain_sum", "terms": 3}, "terms"),
+            ({"dataset": "chain_sum", "min_term": 3}, "has no argument 'min_term': did you mean min_terms"),
+            ({"dataset": "chain_sum", "zzz": 3}, "it has allow_negation, max_digits, "),
             ({"dataset": "chain_sum", "min_terms": 5, "max_terms": 2}, "max_terms"),
         ],
     )
@@ -107,8 +118,8 @@ class TestJsonl:
         task = task_of(spec, tokenizer, tmp_path)
         assert [task.prompt(index).text for index in range(len(task))] == ["two", "three"]
         assert task.prompt(0).item["level"] == 1
-        assert task.score(task.prompt(1), response(" 3\n")) == 1.0
-        assert task.score(task.prompt(1), response("2")) == 0.0
+        assert score(task, task.prompt(1), response(" 3\n")) == 1.0
+        assert score(task, task.prompt(1), response("2")) == 0.0
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -145,7 +156,7 @@ class TestPythonTask:
         task = task_of(spec, tokenizer, tmp_path)
         assert len(task) == 3
         assert task.prompt(1).text == "xx"
-        assert task.score(task.prompt(1), response("12345")) == -3.0
+        assert score(task, task.prompt(1), response("12345")) == -3.0
 
     @pytest.mark.parametrize(
         ("body", "message"),
@@ -167,6 +178,12 @@ class TestPythonTask:
         spec = {"name": "digits", "reward": "no_such_module:reward"}
         with pytest.raises(BadInput, match=r"cannot import no_such_module .* expected no_such_module.py in"):
             task_of(spec, tokenizer, tmp_path)
+        name = module(tmp_path, "import no_such_helper\n")
+        with pytest.raises(BadInput, match=r"expected no_such_helper\.py in"):
+            task_of({"name": "digits", "reward": f"{name}:reward"}, tokenizer, tmp_path)
+        name = module(tmp_path, "def reward(answer, record)\n")
+        with pytest.raises(BadInput, match=r"SyntaxError: expected ':' .*; correct that module"):
+            task_of({"name": "digits", "reward": f"{name}:reward"}, tokenizer, tmp_path)
         name = module(tmp_path, "def other(): ...\n")
         with pytest.raises(BadInput, match=f"expected a function reward in .*{name}.py"):
             task_of({"name": "digits", "reward": f"{name}:reward"}, tokenizer, tmp_path)
@@ -176,10 +193,10 @@ class TestReward:
     @pytest.mark.parametrize(
         ("expression", "message"),
         [
-            ("float('nan')", "expected a finite number .* found nan"),
-            ("float('-inf')", "found -inf"),
-            ("'0.5'", "found '0.5'"),
-            ("None", "found None"),
+            ("float('nan')", "returned nan, expected a finite number"),
+            ("float('-inf')", "returned -inf"),
+            ("'0.5'", "returned '0.5'"),
+            ("None", "returned None"),
             ("1 / 0", "raised ZeroDivisionError"),
         ],
     )
@@ -189,7 +206,7 @@ class TestReward:
         name = module(tmp_path, f"def reward(answer, record):\n    return {expression}\n")
         task = task_of({"name": "digits", "reward": f"{name}:reward"}, tokenizer, tmp_path)
         with pytest.raises(BadInput, match=message) as raised:
-            task.score(task.prompt(4), response("four"))
+            score(task, task.prompt(4), response("four"))
         assert f"{name}:reward" in str(raised.value)
         assert "prompt 4 of the task digits and the response 'four'" in str(raised.value)
 
@@ -201,7 +218,7 @@ class TestReward:
     ) -> None:
         name = module(tmp_path, f"import numpy as np\ndef reward(answer, record):\n    return {expression}\n")
         task = task_of({"name": "digits", "reward": f"{name}:reward"}, tokenizer, tmp_path)
-        assert task.score(task.prompt(0), response("")) == value
+        assert score(task, task.prompt(0), response("")) == value
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])

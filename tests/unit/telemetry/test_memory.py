@@ -16,6 +16,7 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.telemetry.allocator import sample_of_stats
 from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, reset_peaks, sample_memory
+from rljob_trainer.telemetry.memory_logs import logged_samples
 
 MIB = 1 << 20
 
@@ -25,14 +26,20 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
-    before = sample_memory("cpu")
-    held = np.ones(64 * MIB, np.uint8)
-    after = sample_memory("cpu")
-    assert after.rss_bytes - before.rss_bytes > 50 * MIB
-    assert after.peak_rss_bytes >= after.rss_bytes
-    assert (after.allocated_bytes, after.reserved_bytes, after.device_total_bytes) == (0, 0, 0)
-    assert 0 < after.host_used_bytes <= after.host_limit_bytes
-    del held
+    """In a process of its own: the kernel may take unused pages of a large old one while the test allocates."""
+    program = (
+        "import json, numpy as np\n"
+        "from rljob_trainer.telemetry.memory import sample_memory\n"
+        "before = sample_memory('cpu')\n"
+        f"held = np.ones({64 * MIB}, np.uint8)\n"
+        "print(json.dumps([before.as_line(), sample_memory('cpu').as_line()]))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout
+    before, after = json.loads(printed)
+    assert after["rss_bytes"] - before["rss_bytes"] > 50 * MIB
+    assert after["peak_rss_bytes"] >= after["rss_bytes"]
+    assert (after["allocated_bytes"], after["reserved_bytes"], after["device_total_bytes"]) == (0, 0, 0)
+    assert 0 < after["host_used_bytes"] <= after["host_limit_bytes"]
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be reset here")
@@ -87,6 +94,19 @@ def test_the_log_has_the_current_step_and_phase(tmp_path: Path) -> None:
     assert (log.progress.step, log.progress.phase) == (4, None), "between two phases"
     log.begin_phase(4, "update")
     assert log.progress.phases_begun == begun + 1, "the same phase once more is another try"
+
+
+def test_a_full_log_is_rotated_and_read_with_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "policy-0.jsonl"
+    log = MemoryLog(path, "cpu", largest_bytes=4000)
+    for step in range(1, 41):
+        log.record(step, "update", 0)
+    old = tmp_path / "policy-0.jsonl.old"
+    assert sorted(tmp_path.iterdir()) == [path, old]
+    assert max(path.stat().st_size, old.stat().st_size) < 5000
+    steps = [sample.step for _, sample in logged_samples(tmp_path)]
+    assert steps == list(range(steps[0], 41))
+    assert len(steps) > len(lines_of(path))
 
 
 def test_logged_samples_survive_a_killed_process(tmp_path: Path) -> None:

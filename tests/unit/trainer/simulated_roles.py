@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 from rljob_api.plan_change import Role
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDigest, find_damage
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.actor import known_failure
+from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 OUT_OF_MEMORY = (
@@ -41,8 +43,21 @@ START = "the weights that it begins with"
 
 def learnt(weights: str, batch: RolloutBatch) -> str:
     """The weights after an update, which depend on all earlier updates and on every number of the batch."""
-    content = b"".join(part.tobytes() for part in (*batch.response_ids, batch.rewards, batch.advantages))
+    content = b"".join(
+        part.tobytes() for part in (*batch.response_ids, *batch.token_versions, batch.rewards, batch.advantages)
+    )
     return hashlib.sha256(f"{weights}/{batch.step}".encode() + content).hexdigest()
+
+
+MAX_TOKENS = 16
+
+
+def drawn(seed: str, max_tokens: int) -> Completion:
+    """Tokens that depend on `seed`; each of them ends the response with a probability of 1/8."""
+    digest = hashlib.sha256(seed.encode()).digest()[:max_tokens]
+    length = next((n for n, token in enumerate(digest, start=1) if token % 8 == 0), 0)
+    ids = list(digest[: length or max_tokens])
+    return Completion(ids, [-token / 256 for token in ids], length > 0, "")
 
 
 @dataclass
@@ -54,6 +69,16 @@ class SimulatedProcesses:
 
     def __len__(self) -> int:
         return self.ranks
+
+
+@dataclass
+class SimulatedRanks:
+    scattered: bool = False
+
+
+@dataclass
+class SimulatedGeneration:
+    finish: Callable[[], tuple[list[Any], dict[str, MemorySample]]]
 
 
 class SimulatedRoles:
@@ -68,14 +93,17 @@ class SimulatedRoles:
         self.calls = 0
         self.policy_at: int | None = None
         self.engines_at: int | None = None
+        self.engines_ended = 0
         self.clock = PartClock()
         self.policy = SimulatedProcesses(ranks)
         self.engines = SimulatedProcesses(ranks)
+        self.ranks = SimulatedRanks()
         self.weights: str | None = None
         self.engine_weights: str | None = None
         self.half_written = False
         self.settings_in_force: list[object] = []
         self.updates: list[int] = []
+        self.rejoined = 0
 
     # --- start, change and end ---
 
@@ -98,30 +126,71 @@ class SimulatedRoles:
     def change(self, settings: object) -> None:
         self.settings_in_force.append(settings)
 
+    def rejoin_policy(self) -> None:
+        self._may_fail("policy-0", "rejoin")
+        self.rejoined += 1
+        self.ranks.scattered = self.half_written = False
+
     def end(self, role: Role) -> None:
         if role == "policy":
+            self.ranks.scattered = False
             self.policy.started = self.policy.loaded = False
             self.policy_at = self.weights = None
         else:
             self.engines.started = self.engines.loaded = False
             self.engines_at = self.engine_weights = None
+            self.engines_ended += 1
 
     # --- the phases of a step ---
 
     def generate(
-        self, step: int, prompts: Sequence[Prompt], group_size: int, seeds: Sequence[int]
-    ) -> tuple[list[Completion], dict[str, MemorySample]]:
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        seeds: Sequence[int],
+        on_completions: Callable[[int, Sequence[Completion]], None],
+        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
+    ) -> SimulatedGeneration:
         assert self.engine_weights is not None, "an engine without weights was asked to generate"
-        self._may_fail("rollout-0", f"generate {step}")
-        digests = [
-            hashlib.sha256(f"{self.engine_weights}/{seed}/{member}".encode()).digest()
-            for seed in seeds
-            for member in range(group_size)
-        ]
-        return [Completion(list(digest[:4]), [-1.0] * 4, True, digest.hex()) for digest in digests], {}
+        weights, engines = self.engine_weights, self.engines_ended
+
+        def finish() -> tuple[list[Completion], dict[str, MemorySample]]:
+            assert engines == self.engines_ended, "engines that were stopped were waited for"
+            self._may_fail("rollout-0", f"generate {step}")
+            digests = [
+                hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest()
+                for seed in seeds
+                for member in range(group_size)
+            ]
+            completions = [Completion(list(digest[:4]), [-1.0] * 4, True, digest.hex()) for digest in digests]
+            on_completions(0, completions)
+            return completions, {}
+
+        return SimulatedGeneration(finish)
+
+    engine_count = 1
+
+    def generate_lots(
+        self, step: int, lots: Sequence[Lot], may_replace: Callable[[WorkerLost], bool]
+    ) -> SimulatedGeneration:
+        assert self.engine_weights is not None, "an engine without weights was asked to generate"
+        assert self.engines_at is not None
+        weights, version, engines = self.engine_weights, self.engines_at, self.engines_ended
+
+        def tokens(segments: Sequence[Segment]) -> list[Completion]:
+            return [drawn(f"{weights}/{segment}", segment.max_tokens) for segment in segments]
+
+        def finish() -> tuple[list[LotResult], dict[str, MemorySample]]:
+            assert engines == self.engines_ended, "engines that were stopped were waited for"
+            self._may_fail("rollout-0", f"generate {step}")
+            return [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in lots], {}
+
+        return SimulatedGeneration(finish)
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         assert self.weights is not None
+        assert not self.ranks.scattered, "an update was done by ranks without a group"
         assert not self.half_written, "an update was done on parameters that were half-written"
         assert self.policy_at == batch.step - 1, "an update was left out or done twice"
         before, self.policy_at = self.policy_at, None
@@ -129,7 +198,8 @@ class SimulatedRoles:
             self._may_fail("policy-0", f"update {batch.step}")
         except DeviceOutOfMemory as failure:
             self.half_written = HALFWAY in str(failure)
-            self.policy_at = None if self.half_written or len(self.policy) > 1 else before
+            self.ranks.scattered = len(self.policy) > 1
+            self.policy_at = before if self.ranks.scattered or not self.half_written else None
             raise
         self.weights = learnt(self.weights, batch)
         self.policy_at = batch.step
@@ -152,8 +222,12 @@ class SimulatedRoles:
     def checkpoint_written(self) -> bool:
         return True
 
-    def finish_checkpoint(self) -> None:
+    def finish_checkpoint(self) -> dict[str, FileDigest]:
         self._may_fail("policy-0", "finish checkpoint")
+        return {}
+
+    def find_checkpoint_damage(self, directory: Path) -> str | None:
+        return find_damage(directory, CheckpointManifest.load(directory).step)
 
     def load_checkpoint(self, directory: Path, step: int) -> None:
         self.policy_at = None

@@ -14,7 +14,7 @@ def printed(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("command", ["run", "validate", "plot", "diagnose"])
+@pytest.mark.parametrize("command", ["run", "validate", "fetch", "plot", "diagnose"])
 def test_help_of_each_command_has_examples(command: str) -> None:
     help_text = printed(command, "-h")
     assert f"rljob {command} " in help_text.partition("Examples:")[2]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,22 +21,26 @@ from rljob_api.recovery import RecoverySpec
 from rljob_memory.recovery import Constraints
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
+from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
-from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime.controller import Controller, LoopSettings
+from rljob_trainer.runtime.controller import Controller
+from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.stop_request import StopRequest
+from rljob_trainer.tasks.scoring import Reward, ScoringHere
 from rljob_trainer.tasks.task import Task
-from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedRoles
+from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedGeneration, SimulatedRoles
 
 STEPS = 6
 GIB = 1 << 30
@@ -44,13 +49,14 @@ FIRST_PLAN = memory_plan(micro_batch_tokens=1 << 14, kv_cache_bytes=16 * GIB, sy
 
 
 class Echo:
-    """Rewards that depend on every token."""
+    """Its rewards depend on every token."""
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         return [Prompt(index, [step, index], "") for index in range(count)]
 
-    def score(self, _prompt: Prompt, completion: Completion) -> float:
-        return sum(completion.token_ids) / 1024
+
+def echo(_record: dict[str, Any], completion: Completion) -> float:
+    return sum(completion.token_ids) / 1024
 
 
 class Told(RunListener):
@@ -64,6 +70,20 @@ class Told(RunListener):
         self.events.append(("recovered", change.generation))
 
 
+class Disagreeing(SimulatedRoles):
+    """Roles whose engine and policy compute different log-probabilities in one step."""
+
+    def __init__(self, step: int, nats: float) -> None:
+        super().__init__({})
+        self._disagreement = (step, nats)
+
+    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        results = super().update(batch)
+        step, nats = self._disagreement
+        metrics = {"logprob_diff_mean": nats if batch.step == step else 0.02}
+        return {name: replace(result, metrics=metrics) for name, result in results.items()}
+
+
 @dataclass
 class Job:
     """A job in a directory. Each `attempt` has its own roles."""
@@ -71,6 +91,8 @@ class Job:
     directory: Path
     max_adjustments: int = 100
     mode: str = "Auto"
+    staleness: Literal[0, 1] = 0
+    partial: int = 0
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
     def attempt(self, roles: SimulatedRoles, kills: Callable[[], int] = lambda: 0) -> tuple[SimulatedRoles, Told, str]:
@@ -101,14 +123,24 @@ class Job:
                 listener=told,
             )
             controller = Controller(
-                settings=LoopSettings(STEPS, prompts_per_step=2, group_size=2, scale_advantages=True, seed=0),
+                settings=LoopSettings(
+                    STEPS,
+                    prompts_per_step=2,
+                    group_size=2,
+                    scale_advantages=True,
+                    seed=0,
+                    max_staleness=self.staleness,
+                    partial_rollout_prompts=self.partial,
+                ),
                 task=cast(Task, Echo()),
+                scorer=ScoringHere(cast(Reward, echo)),
                 roles=cast(Any, roles),
                 ledger=ledger,
                 journal=journal,
                 checkpointing=checkpointing,
                 recovery=recovery,
                 faults=FaultSchedule([], ledger, cast(Any, roles), display.warning),
+                deadlines=PhaseDeadlines(600, ledger.steps),
                 early_warning=EarlyWarning(STEPS, recovery.prevent, told, display.warning),
                 export=lambda: self._export(roles),
                 display=display,
@@ -140,9 +172,10 @@ class Job:
         return (self.directory / "model").read_text()
 
 
-@pytest.fixture(scope="module")
-def without_failure(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    job = Job(tmp_path_factory.mktemp("whole"))
+@pytest.fixture(scope="module", params=[(0, 0), (1, 0), (1, 1)], ids=["fresh", "stale", "partial"])
+def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    staleness, partial = request.param
+    job = Job(tmp_path_factory.mktemp("whole"), staleness=staleness, partial=partial)
     roles, _, _ = job.attempt(SimulatedRoles({}))
     assert roles.updates == list(range(1, STEPS + 1))
     assert job.model != START
@@ -158,7 +191,7 @@ def test_out_of_memory_failures_do_not_change_the_result(
     failures: dict[int, str], ranks: int, without_failure: Job
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        job = Job(Path(directory))
+        job = Job(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
         _, told, _ = job.attempt(SimulatedRoles(dict(failures), ranks))
         assert job.rewards == without_failure.rewards
         assert job.model == without_failure.model
@@ -172,7 +205,7 @@ def test_out_of_memory_failures_do_not_change_the_result(
 @given(failures=st.dictionaries(st.integers(1, 30), HOW | st.just(DEAD), min_size=1, max_size=5))
 def test_a_job_with_lost_processes_resumes_in_the_next_attempt(failures: dict[int, str], without_failure: Job) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        job = Job(Path(directory))
+        job = Job(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
         for _ in range(10):
             try:
                 job.attempt(SimulatedRoles(failures))
@@ -184,6 +217,67 @@ def test_a_job_with_lost_processes_resumes_in_the_next_attempt(failures: dict[in
         assert job.model == without_failure.model
 
 
+def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> None:
+    class Recording(SimulatedRoles):
+        def generate(self, step: int, *arguments: Any) -> SimulatedGeneration:
+            calls.append(f"generate {step} with {self.engines_at}")
+            return super().generate(step, *arguments)
+
+        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+            calls.append(f"update {batch.step} by {batch.weights_version}")
+            return super().update(batch)
+
+    calls: list[str] = []
+    Job(tmp_path, staleness=1).attempt(Recording({}))
+    assert calls[:6] == [
+        "generate 1 with 0",
+        "generate 2 with 0",
+        "update 1 by 0",
+        "generate 3 with 1",
+        "update 2 by 0",
+        "generate 4 with 2",
+    ]
+    assert calls[-2:] == ["update 5 by 3", "update 6 by 4"], "nothing is generated for a step that does not come"
+
+
+def test_stale_rollouts_are_generated_again_with_the_weights_of_then(tmp_path: Path) -> None:
+    """The engine fails when the policy has learned already: it needs the policy's weights of one step before."""
+    whole, failing = Job(tmp_path / "whole", staleness=1), Job(tmp_path / "failing", staleness=1)
+    for job in (whole, failing):
+        job.directory.mkdir()
+    whole.attempt(SimulatedRoles({}))
+    roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))
+    assert roles.updates == [1, 2, 3, 4, 3, 4, 5, 6], "back to the checkpoint of step 2, and to step 3 for the engine"
+    assert (failing.rewards, failing.model) == (whole.rewards, whole.model)
+
+
+def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
+    """The journal has each span of a response with the version of the weights that generated it."""
+    seen: list[RolloutBatch] = []
+
+    class Recording(SimulatedRoles):
+        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+            seen.append(batch)
+            return super().update(batch)
+
+    job = Job(tmp_path, staleness=1, partial=1)
+    job.attempt(Recording({}))
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        counted = [step.metrics["continued_responses"] for step in ledger.steps]
+    assert sum(counted) > 0
+    assert counted == [len(batch.continued) for batch in seen]
+    for batch, after in itertools.pairwise(seen):
+        [left] = batch.left
+        begun = [(list(r.token_ids), list(r.weights_versions)) for r in left.responses if r.token_ids]
+        ended = list(zip(map(list, after.response_ids), map(list, after.token_versions), strict=True))
+        for ids, versions in begun:
+            assert any(e[: len(ids)] == ids and v[: len(ids)] == versions for e, v in ended)
+    for batch in seen:
+        allowed = {batch.weights_version, max((batch.weights_version or 0) - 1, 0)}
+        assert {int(version) for versions in batch.token_versions for version in versions} <= allowed
+    assert seen[-1].left == [], "the last step leaves nothing"
+
+
 def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
     roles, told, printed = Job(tmp_path).attempt(SimulatedRoles({"update 3": WHOLE}))
     assert roles.updates == list(range(1, STEPS + 1))
@@ -191,6 +285,21 @@ def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
     assert "OutOfMemory: policy rank 0 in update, step 3: " in printed
     assert "PlanChanged: " in printed
     assert "Recovered: resumed at step 3 after " in printed
+
+
+def test_several_ranks_form_a_new_group_and_replay_nothing(tmp_path: Path) -> None:
+    failures = {"update 3": WHOLE, "update 4": HALFWAY}
+    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks=2))
+    assert roles.rejoined == 2
+    assert roles.updates == list(range(1, STEPS + 1))
+    assert "Recovered: resumed at step 4 after " in printed
+
+
+def test_ranks_that_form_no_new_group_are_replaced(tmp_path: Path) -> None:
+    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": WHOLE, "rejoin": DEAD}, ranks=2))
+    assert roles.rejoined == 0
+    assert "Replacing the policy's processes" in printed
+    assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
 
 
 def test_partly_written_parameters_are_restored(tmp_path: Path) -> None:
@@ -263,3 +372,14 @@ def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
     with pytest.raises(TrainerError) as failure:
         Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
     assert isinstance(failure.value, WorkerLost)
+
+
+def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"mean difference of 3\.20 nats"):
+        Job(tmp_path).attempt(Disagreeing(step=1, nats=3.2))
+    assert Job(tmp_path).rewards == []
+
+
+def test_a_disagreement_after_step_1_is_left_to_its_metric(tmp_path: Path) -> None:
+    Job(tmp_path).attempt(Disagreeing(step=2, nats=3.2))
+    assert len(Job(tmp_path).rewards) == STEPS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from pydantic import ValidationError
@@ -104,6 +105,9 @@ class FailingRole:
 
     def begin_phase(self, phase: str) -> None:
         self.phases.append(phase)
+
+    def fail(self, fail: Callable[[], NoReturn]) -> None:
+        fail()
 
 
 @pytest.mark.parametrize(

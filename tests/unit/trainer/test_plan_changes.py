@@ -10,7 +10,7 @@ from rljob_api.plan_change import PlanChange
 from rljob_memory.recovery import Changed, RecoveryState
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import plan_change_records
-from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
+from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan, state_at_start
 from tests.unit.ledger.samples import PLAN, step_record
 from tests.unit.ledger.samples import plan_change as change
 from tests.unit.ledger.samples import plan_change_record as record
@@ -42,6 +42,30 @@ class TestThePlanThatAnAttemptBeginsWith:
             found = state_at_start(ledger, 10, FIRST.model_copy(update={"generation": given})).plan
         assert found is not None
         assert found.generation == expected
+
+    @pytest.mark.parametrize(("supervised", "gpus"), [(True, None), (False, 2)])
+    def test_has_grown_here_only_without_a_supervisor(self, supervised: bool, gpus: int | None, tmp_path: Path) -> None:
+        with Ledger(tmp_path / "ledger.jsonl") as ledger:
+            plan = record(2).plan.model_copy(update={"policy_gpus": 2})
+            ledger.record(record(2).model_copy(update={"plan": plan}))
+            found = state_at_start(ledger, 10, supervised=supervised).plan
+        assert found is not None
+        assert found.policy_gpus == gpus
+
+
+class TestTheFactsOfAPlan:
+    """Of the machine on which its last change was made."""
+
+    def test_stay_those_of_the_change_in_later_attempts(self, tmp_path: Path) -> None:
+        with Ledger(tmp_path / "ledger.jsonl") as ledger:
+            assert facts_of_plan(ledger, FIRST) == {}
+            ledger.begin_attempt(0.0, {}, {}, {}, plan_facts={"policy_ranks": 1})
+            ledger.record(record(2))
+            assert facts_of_plan(ledger, record(2).plan) == {"policy_ranks": 1}
+            ledger.begin_attempt(0.0, {}, {}, {}, plan_facts={"policy_ranks": 8})
+        with Ledger(tmp_path / "ledger.jsonl") as ledger:
+            assert facts_of_plan(ledger, record(2).plan) == {"policy_ranks": 1}
+            assert facts_of_plan(ledger, record(3).plan) == {"policy_ranks": 8}, "the supervisor's plan"
 
 
 class TestChanges:

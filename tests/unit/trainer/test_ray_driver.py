@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 
+from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles import ray_driver
 
@@ -28,6 +29,12 @@ def test_a_slow_start_of_ray_raises_its_own_error(
     with pytest.raises(Exception, match=r"busy|else") as found:
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
     assert type(found.value) is raised
+
+
+def test_the_object_store_holds_buckets_of_weights_on_cpus_only() -> None:
+    small, large = (object_store_bytes(bucket, "cuda") for bucket in (1 << 20, 1 << 30))
+    assert small == large == 128 << 20
+    assert object_store_bytes(1 << 30, "cpu") == (128 << 20) + (2 << 30)
 
 
 def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rljob_api.plan_change import Phase
-from rljob_api.step_report import MemoryPressure, StepReport
+from rljob_api.step_report import MemoryPressure, StepReportStatus
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_profile
 from rljob_trainer.recovery.early_warning import EarlyWarning
@@ -19,18 +19,18 @@ PROFILE = memory_profile()
 
 class Store:
     def __init__(self) -> None:
-        self.applied: list[StepReport] = []
+        self.applied: list[StepReportStatus] = []
 
-    def read(self) -> StepReport | None:
+    def read(self) -> StepReportStatus | None:
         return None
 
-    def apply(self, report: StepReport) -> None:
+    def apply(self, report: StepReportStatus) -> None:
         self.applied.append(report)
 
 
 def test_the_report_has_the_profile_the_plan_and_every_change_once() -> None:
     store = Store()
-    reporter = StepReporter(store, "digits", attempt=2)
+    reporter = StepReporter(store, attempt=2)
     reporter.memory_profile_found(PROFILE, [plan_change(2, seconds=1.0)])
     reporter.plan_changed(plan_change(3, step=5), plan_change_record(3, micro_batch_tokens=1024).plan)
     reporter.recovered(plan_change(3, step=5, seconds=2.5))

@@ -15,9 +15,9 @@ from rljob_memory.recovery import Constraints, RecoveryState, Response, Restart,
 from rljob_trainer.errors import BadInput, DeviceOutOfMemory, OutputUnavailable, TrainerError, WorkerLost
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.recovery.recovery import failure_report
-from rljob_trainer.runtime.attempt import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome
 from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+from rljob_trainer.runtime.supervision import Supervision
 from tests.unit.ledger.samples import step_record
 
 LOST = WorkerLost("policy-0 died while updating").of("policy-0")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from rljob_api.job import RLJobSpec
+from rljob_api.job import RLJob, RLJobSpec
+from rljob_memory.planning.job_workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Machine
+from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import max_concurrent_sequences, policy_ranks, require_supported, role_settings
+from rljob_trainer.runtime.role_settings import (
+    policy_ranks,
+    require_engine_supported,
+    role_settings,
+    rollout_engines,
+)
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
@@ -44,21 +53,75 @@ def settings(
         PLAN,
         model_dir=Path("/model"),
         output_dir=Path("/out"),
-        hosts=RoleHosts(machine, device, 1, "2.13.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True),
+        hosts=RoleHosts(
+            machine, machine, device, 1, 1, "2.13.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True
+        ),
         parameters=parameters,
         allocator_environments=allocator_environments or {},
     )
 
 
-def hosts_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **policy: int) -> RoleHosts:
+def test_adapters_get_all_linear_layers_unless_targets_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.runtime.role_settings.all_targets", lambda _model_dir: ("k_proj", "q_proj"))
+    assert settings("cpu", CPU).policy.lora is None
+    every = settings("cpu", CPU, policy={"lora": {}}).policy.lora
+    assert (every.targets, every.rank, every.alpha, every.base_model) == (("k_proj", "q_proj"), 16, 32.0, "/model")
+    of_hub = {"model": {"uri": "hf://org/name"}, "policy": {"lora": {"targets": ["v_proj"], "export": "Adapter"}}}
+    some = settings("cpu", CPU, **of_hub).policy.lora
+    assert (some.targets, some.export, some.base_model) == (("v_proj",), "Adapter", "org/name")
+
+
+def test_other_adapters_are_another_job() -> None:
+    def job(**lora: Any) -> RLJob:
+        return RLJob.model_validate({"metadata": {"name": "a"}, "spec": spec(policy=lora).model_dump(by_alias=True)})
+
+    assert "policy" not in identity(job())
+    assert identity(job()).keys() == {"model", "task", "algorithm"}
+    assert {"files", "cache"}.isdisjoint(identity(job())["task"] | identity(job())["model"])
+    assert identity(job(lora={"rank": 8})) != identity(job(lora={"rank": 4}))
+    assert identity(job(lora={"rank": 8})) == identity(job(lora={"rank": 8, "export": "Adapter"}))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "field", "default"),
+    [({"quantization": "Fp8PerTensor"}, "quantization", "Disabled"), ({"kvCacheDtype": "Fp8"}, "kvCacheDtype", "Auto")],
+)
+def test_8_bits_are_refused_where_the_engine_or_the_gpu_has_none(
+    rollout: dict[str, str], field: str, default: str
+) -> None:
+    def hosts(device: Any, capability: tuple[int, int] | None) -> RoleHosts:
+        machine = replace(TWO_GPUS, gpu_capability=capability)
+        return RoleHosts(
+            machine, machine, device, 1, 1, "2.11.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True
+        )
+
+    wanted = spec(rollout=rollout)
+    with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default}, since vLLM on the CPU has no 8-bit"):
+        require_engine_supported(wanted, hosts("cpu", None))
+    with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default} on a GPU of compute capability 8\.0"):
+        require_engine_supported(wanted, hosts("cuda", (8, 0)))
+    require_engine_supported(wanted, hosts("cuda", (9, 0)))
+    require_engine_supported(wanted, hosts("cuda", None))
+    require_engine_supported(spec(), hosts("cpu", None))
+    with pytest.raises(ValidationError, match=r"importanceSampling\.mode must not be Disabled"):
+        spec(rollout=rollout, algorithm={"importanceSampling": {"mode": "Disabled"}})
+
+
+def hosts_on(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, rollout: dict[str, int] | None = None, **policy: int
+) -> RoleHosts:
+    """`rollout`: of a disaggregated job; None: the job is colocated."""
     monkeypatch.setattr("rljob_trainer.runtime.run_command.this_machine", lambda **_: machine)
-    return LocalPlacement(spec(policy=policy), "auto").survey(None, None)  # type: ignore[arg-type]
+    job = spec(policy=policy)
+    if rollout is not None:
+        apart = {"topology": "Disaggregated", "rollout": rollout}
+        job = RLJobSpec.model_validate(job.model_dump(by_alias=True, exclude_unset=True) | apart)
+    return LocalPlacement("auto").survey(job, None, None)  # type: ignore[arg-type]
 
 
 def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> None:
-    assert policy_ranks(spec(policy={"replicas": 2}).policy) == 2
-    assert policy_ranks(spec(policy={"gpusPerReplica": 2}).policy) == 2
-    assert policy_ranks(spec(policy={"replicas": 3, "gpusPerReplica": 0}).policy) == 3
+    for policy, ranks in (({"replicas": 2}, 2), ({"gpusPerReplica": 2}, 2), ({"replicas": 3, "gpusPerReplica": 0}, 3)):
+        assert policy_ranks(spec(policy=policy)) == rollout_engines(spec(policy=policy)) == ranks
 
 
 def test_on_this_machine_each_rank_shares_its_gpu_with_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,20 +140,12 @@ def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.M
         hosts_on(TWO_GPUS, monkeypatch, replicas=4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"topology": "Disaggregated"}, "write topology: Colocated"),
-        (
-            {"policy": {"gpusPerReplica": 2}, "rollout": {"tensorParallelSize": 2}},
-            r"rollout\.tensorParallelSize: .* write 1",
-        ),
-    ],
-)
-def test_unsupported_topologies_are_refused_with_a_valid_value(changes: dict[str, Any], sentence: str) -> None:
-    sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
-    with pytest.raises(BadInput, match=sentence):
-        require_supported(RLJobSpec.model_validate({**sections, **changes}))
+def test_engines_of_their_own_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = hosts_on(TWO_GPUS, monkeypatch, rollout={})
+    assert (hosts.device, hosts.ranks, hosts.engine_processes) == ("cuda", 1, 1)
+    assert hosts.bundles == ({"GPU": 1, "CPU": 2},) * 2
+    with pytest.raises(BadInput, match=r"expected 3 GPUs \(.* \+ rollout\.replicas × .*\), found 2"):
+        hosts_on(TWO_GPUS, monkeypatch, rollout={"gpusPerReplica": 2})
 
 
 def test_a_requested_gpu_that_is_missing_is_refused() -> None:
@@ -144,4 +199,18 @@ def test_tiny_models_get_one_thread_and_large_ones_the_cores() -> None:
 def test_an_engine_generates_its_share_of_a_step_at_once_up_to_a_bound() -> None:
     assert max_concurrent_sequences(spec(algorithm={"promptsPerStep": 9, "groupSize": 4}), engines=2) == 20
     assert max_concurrent_sequences(spec(algorithm={"promptsPerStep": 512}), engines=1) == 256
+    partial = {"promptsPerStep": 9, "groupSize": 4, "maxStaleness": 1, "partialRolloutPrompts": 2}
+    apart = spec(algorithm={"promptsPerStep": 9}).model_dump(mode="json", by_alias=True, exclude_none=True)
+    apart |= {"topology": "Disaggregated", "algorithm": apart["algorithm"] | partial}
+    assert max_concurrent_sequences(RLJobSpec.model_validate(apart), engines=2) == 24, (
+        "the groups that a step leaves count as well"
+    )
     assert max_concurrent_sequences(spec(rollout={"maxConcurrentSequences": 3}), engines=1) == 3
+
+
+def test_processes_of_an_engine_get_the_sequences_of_the_whole_engine() -> None:
+    job: dict[str, Any] = {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 2}}
+    job["algorithm"] = {"promptsPerStep": 8, "groupSize": 4}
+    assert rollout_engines(spec(**job)) == 2
+    made = settings("cpu", CPU, **job).rollout
+    assert (made.tensor_parallel_size, made.max_num_seqs) == (2, 4 * 4)

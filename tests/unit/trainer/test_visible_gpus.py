@@ -34,8 +34,17 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetUUID=lambda handle: handle,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=MEMORY[handle]),
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0) if handle == UUIDS[0] else (8, 0),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+
+@pytest.mark.parametrize(("visible", "capability"), [(None, (8, 0)), ("0", (9, 0)), ("", None)])
+def test_the_capability_is_the_lowest_of_the_visible_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, capability: tuple[int, int] | None
+) -> None:
+    set_visible(monkeypatch, visible)
+    assert this_machine().gpu_capability == capability
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from rljob_trainer.weight_sync import ipc
 from rljob_trainer.weight_sync.transfer import EngineCalls
 
-PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in (("a", 3), ("b", 5), ("c", 2), ("d", 9))]
+NAMES = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
+PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in zip(NAMES, (3, 5, 2, 9), strict=True)]
 
 
 class ReadingEngines(EngineCalls):
@@ -48,7 +49,7 @@ def host_memory_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) -> None:
     engines = ReadingEngines()
     ipc.send(PARAMETERS, engines, bucket_bytes, ipc.ReservedBuffer(bucket_bytes) if reserves else None)
-    assert list(engines.received) == ["a", "b", "c", "d"]
+    assert list(engines.received) == NAMES
     for name, tensor in PARAMETERS:
         assert torch.equal(engines.received[name], tensor)
 
@@ -59,3 +60,8 @@ def test_a_reserved_buffer_is_the_same_memory_in_every_sync() -> None:
         ipc.send(PARAMETERS, engines, 36, buffer)
     assert len(engines.opened) == 9
     assert len(set(engines.opened)) == 1
+
+
+def test_a_bucket_larger_than_the_reserved_buffer_is_an_error() -> None:
+    with pytest.raises(ValueError, match="expected a bucket of at most 35 bytes, found 36"):
+        ipc.send(PARAMETERS, ReadingEngines(), 36, ipc.ReservedBuffer(35))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
+from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose, ledger_of
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import EngineRecord, MemorySeries
@@ -187,3 +188,51 @@ def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
     told = [diagnosis.failure_class for diagnosis in diagnose(CollectedEvidence(full, plan=plan_with(2)))]
     assert FailureClass.CONTROLLER_CONTEXT not in told
     assert FailureClass.CONTROLLER_CONTEXT in {found.failure_class for found in diagnose(CollectedEvidence(full))}
+
+
+FULL_OF_TENSORS = DeviceMemory(
+    9 * GIB, gpu=0, total_bytes=140 * GIB, free_bytes=3 * GIB, allocated_bytes=134 * GIB, cached_bytes=3 * GIB // 2
+)
+
+
+def test_an_engine_awake_in_the_failing_process_is_named() -> None:
+    """TRL, colocated: torch counts the KV cache of the engine among the tensors of the process."""
+    failure = Failure(FailureKind.ALLOCATOR, device=FULL_OF_TENSORS, activity=Activity.LOGITS)
+    engine = EngineRecord(seen=True, kv_cache_bytes=96 * GIB)
+    found = best(CollectedEvidence(failure, engine=engine, programs=("trl", "vllm")))
+    assert found.failure_class is FailureClass.ENGINE_NOT_ASLEEP
+    assert "vllm_enable_sleep_mode: True" in found.advice
+
+
+def test_a_small_engine_awake_does_not_explain_a_full_gpu() -> None:
+    failure = Failure(FailureKind.ALLOCATOR, device=FULL_OF_TENSORS, activity=Activity.LOGITS)
+    engine = EngineRecord(seen=True, kv_cache_bytes=4 * GIB)
+    found = best(CollectedEvidence(failure, engine=engine, programs=("trl", "vllm")))
+    assert found.failure_class is FailureClass.ACTIVATION_SPIKE
+
+
+def test_a_cache_of_a_hundredth_is_no_fragmentation() -> None:
+    small_request = replace(FULL_OF_TENSORS, requested_bytes=GIB // 2, free_bytes=GIB // 4)
+    failure = Failure(FailureKind.ALLOCATOR, device=small_request, activity=Activity.FORWARD)
+    classes = {found.failure_class for found in diagnose(CollectedEvidence(failure))}
+    assert FailureClass.FRAGMENTATION not in classes
+
+
+def test_the_ledger_adds_up_to_the_gpu() -> None:
+    evidence = CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL))
+    assert evidence.failure is not None
+    whole = [entry for entry in ledger_of(evidence.failure, evidence) if not entry.is_part]
+    assert sum(entry.size_bytes for entry in whole) == FULL.total_bytes
+
+
+def test_memory_of_a_sleeping_engine_is_no_memory_of_the_process() -> None:
+    asleep = DeviceMemory(
+        2 * GIB, 0, 80 * GIB, GIB, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB
+    )
+    assert asleep.asleep_bytes == 37 * GIB
+    failure = Failure(FailureKind.ALLOCATOR, device=asleep, activity=Activity.BACKWARD)
+    evidence = CollectedEvidence(failure, engine=EngineRecord(seen=True, kv_cache_bytes=60 * GIB), programs=("trl",))
+    assert FailureClass.ENGINE_NOT_ASLEEP not in {found.failure_class for found in diagnose(evidence)}
+    assert ("an engine that sleeps, whose memory is back with the GPU", 37 * GIB) in {
+        (entry.owner, entry.size_bytes) for entry in ledger_of(failure, evidence)
+    }

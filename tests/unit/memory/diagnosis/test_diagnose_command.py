@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from rljob_trainer.cli import app
@@ -56,3 +58,76 @@ def test_unreadable_input_exits_with_2_and_a_message(tmp_path: Path) -> None:
     code, output, error = invoke(str(tmp_path / "missing"))
     assert (code, output) == (2, "")
     assert "No such file" in error
+
+
+def test_several_files_are_the_evidence_of_one_failure(tmp_path: Path) -> None:
+    growth = tmp_path / "memory.log"
+    growth.write_text("".join(f"step {step} allocated: {20 + 4 * step} GiB\n" for step in range(12)))
+    log = tmp_path / "train.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert json.loads(invoke(str(log), "--json")[1])[0]["class"] == "Unknown"
+    assert json.loads(invoke(str(growth), str(log), "--json")[1])[0]["class"] == "RetainedGraph"
+
+
+def test_the_exit_code_tells_a_failure_if_asked(tmp_path: Path) -> None:
+    healthy = tmp_path / "train.log"
+    healthy.write_text("step 1 reward 0.5\n")
+    assert invoke(str(FRAGMENTED))[0] == 0
+    assert invoke(str(FRAGMENTED), "--exit-code")[0] == 1
+    assert invoke(str(healthy), "--exit-code")[0] == 0
+
+
+def test_the_ledger_accounts_for_the_whole_gpu() -> None:
+    text = " ".join(invoke(str(FRAGMENTED), "--explain")[1].split())
+    for part in ("tensors of the failing process 2.93 GiB", "torch's cache in it 2.30 GiB", "from torch's message"):
+        assert part in text
+
+
+def test_without_anything_to_read_the_command_says_what_to_name() -> None:
+    code, _, error = invoke()
+    assert code == 2
+    assert "--pod or --job" in error
+
+
+def fake_kubectl(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubectl that knows one pod, whose container was killed after its log, in the shape of the API server."""
+    pod = {
+        "metadata": {"name": "train-0", "namespace": "research"},
+        "status": {
+            "containerStatuses": [
+                {"name": "main", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}, "lastState": {}}
+            ]
+        },
+    }
+    (directory / "pod.json").write_text(json.dumps(pod))
+    (directory / "pods.json").write_text(json.dumps({"items": [pod]}))
+    program = directory / "kubectl"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        f'  *"get pod train-0"*) cat {directory}/pod.json;;\n'
+        f'  *"get pods --selector batch.kubernetes.io/job-name=train"*) cat {directory}/pods.json;;\n'
+        '  *"get pods"*) echo "{\\"items\\": []}";;\n'
+        '  "--namespace=research logs train-0 --container main") echo "step 3 done";;\n'
+        '  *"get pod missing"*) ;;\n'
+        '  *) echo "Error from server (Forbidden): no" >&2; exit 1;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("arguments", [("--pod", "train-0", "-n", "research"), ("--job", "train", "-n", "research")])
+def test_a_pod_is_read_by_kubectl(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_kubectl(tmp_path, monkeypatch)
+    code, output, _ = invoke(*arguments, "--json")
+    assert code == 0
+    assert json.loads(output)[0]["class"] == "HostMemory"
+
+
+def test_a_refusal_of_the_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_kubectl(tmp_path, monkeypatch)
+    code, _, error = invoke("--pod", "missing")
+    assert code == 2
+    assert "expected a pod missing, found none" in error
+    assert "Forbidden" in invoke("--pod", "secret")[2]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rljob_api.exit_codes import ExitCode
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import Evidence as ReportedEvidence
-from rljob_api.step_report import RankMemory, StepReport
+from rljob_api.step_report import RankMemory, StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.diagnosis import FailureClass, diagnose
 from rljob_memory.evidence import FailureKind, Unreadable, read_evidence
@@ -92,7 +92,7 @@ def test_an_exit_without_a_memory_cause_is_no_failure(tmp_path: Path, code: Exit
 
 
 def test_a_step_report_brings_its_plan(tmp_path: Path) -> None:
-    report = StepReport(metadata=Metadata(name="digits"), plan=PLAN, last_evidence=reported())
+    report = StepReport(metadata=Metadata(name="digits"), status=StepReportStatus(plan=PLAN, last_evidence=reported()))
     evidence = read_evidence(write(tmp_path / "report.json", report.model_dump_json(by_alias=True)))
     assert evidence.plan == PLAN
     # 39 GiB are another process's, and the plan lets the engine stay awake.
@@ -120,6 +120,21 @@ def test_a_run_directory_is_read_as_a_whole(tmp_path: Path) -> None:
     best = diagnose(evidence)[0]
     assert best.failure_class is FailureClass.RETAINED_GRAPH
     assert best.numbers["growth_a_sample_bytes"] == 256 * MIB
+
+
+def test_only_the_end_of_a_long_memory_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = run_directory(tmp_path, [20 * GIB + index * 256 * MIB for index in range(12)])
+    log = directory / "memory" / "policy-0.jsonl"
+    whole = log.read_text()
+    earlier = json.loads(whole.splitlines()[0])
+    shrinking = [{**earlier, "allocated": size * GIB} for size in (60, 5)]
+    log.write_text("".join(f"{json.dumps(sample)}\n" for sample in shrinking * 50) + whole)
+    write(log.with_name("policy-0.jsonl.old"), f"{MESSAGE}\n" * 3)
+    monkeypatch.setattr("rljob_memory.evidence.read._MEMORY_LOG_BYTES", len(whole) + 10)
+    evidence = read_evidence(directory)
+    assert [len(series.samples) for series in evidence.series] == [12]
+    assert evidence.failures == 1
+    assert diagnose(evidence)[0].failure_class is FailureClass.RETAINED_GRAPH
 
 
 def test_memory_that_grows_and_shrinks_is_no_retained_graph(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rljob_api.recovery import RecoverySpec
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery import Constraints
 from rljob_memory.recovery.constraints import LEVELS
+from rljob_memory.recovery.growth import PolicyGrowth
 from rljob_memory.recovery.pins import pinning_field
 from rljob_memory.sizes import MIB
 from tests.unit.memory.recovery.failures import diagnosis, failure
@@ -95,8 +96,18 @@ every_constraints = st.builds(
     supported_settings=st.none()
     | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCache"])),
     host_memory_limit_bytes=st.none() | _SIZES,
+    host_memory_limit_is_predicted=st.booleans(),
     shared_memory_bytes=st.none() | _SIZES,
     node=st.sampled_from([None, "gpu-1", "gpu-7"]),
+    growth=st.none()
+    | st.builds(
+        PolicyGrowth,
+        ranks=st.just(1),
+        larger=st.sampled_from([(), (2,), (2, 4)]),
+        most=st.just(4),
+        level=st.sampled_from(["RestartInPlace", "ReplacePods"]),
+        room=st.sampled_from([None, 1, 2]),
+    ),
 )
 
 _diagnoses = st.builds(

@@ -70,6 +70,15 @@ def test_the_next_change_stores_the_restored_budget() -> None:
     assert len(state.changes) == 3
 
 
+def test_changes_of_attempts_before_a_resumption_are_no_loop() -> None:
+    state = RecoveryState(FIRST_PLAN, 100)
+    for _ in range(3):
+        state = after(state, changed_at(5), committed_step=4)
+    assert state.changes_since_progress == 3
+    attempt = state.changes[-1].attempt
+    assert replace(state, first_attempt=attempt + 1).changes_since_progress == 0
+
+
 def test_a_change_before_a_failure_costs_nothing() -> None:
     state = after(RecoveryState(FIRST_PLAN, 100), changed_at(5))
     state = after(state, changed_at(15, preventive=True), committed_step=14)

@@ -7,7 +7,7 @@ from itertools import repeat
 
 import pytest
 
-from rljob_memory.recovery import GiveUp, RecoveryState, Restart
+from rljob_memory.recovery import Changed, GiveUp, RecoveryState, Restart
 from rljob_memory.sizes import GIB
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
@@ -103,6 +103,16 @@ def test_a_bound_that_prevents_a_change_is_named_with_a_value(recovery: dict[str
     end = answer(killed, FIRST_PLAN, constraints(host_memory_limit_bytes=4 * GIB, recovery=recovery))
     assert isinstance(end, Restart), "new pods may run where there is more"
     assert line in explanation_of(end)
+
+
+def test_a_predicted_limit_is_doubled_at_most_unless_a_bound_is_set() -> None:
+    killed = failure(diagnosis("HostMemory", needed_bytes=100 * GIB))
+    predicted = {"host_memory_limit_bytes": 4 * GIB, "host_memory_limit_is_predicted": True}
+    for recovery, most in (({}, 8 * GIB), ({"maxHostMemory": "5Gi"}, 5 * GIB)):
+        changed = answer(killed, FIRST_PLAN, constraints(recovery=recovery, **predicted))
+        assert isinstance(changed, Changed)
+        assert changed.state.plan is not None
+        assert changed.state.plan.host_memory_bytes == most
 
 
 def test_the_longest_explanation_fits_a_condition() -> None:

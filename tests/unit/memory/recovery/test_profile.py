@@ -13,7 +13,7 @@ def test_profile_of_qwen3_on_one_h200() -> None:
     facts = profile_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=GIB)
     assert facts.longest_sequence_tokens == 612
     assert facts.weight_bytes == 2 * 596_000_000
-    assert facts.optimizer_bytes == 8 * 596_000_000, "two float32 moments"
+    assert facts.optimizer_bytes == 10 * 596_000_000, "two float32 moments, and the remainders of the masters"
     assert facts.largest_parameter_bytes == 151_936 * 1_024 * 2 <= FIRST_PLAN.sync_bucket_bytes
     assert facts.logits_bytes_per_token == 2 * 4 * 151_936, "float32 logits, and two gradients in 16 bits"
     assert facts.vocabulary == 151_936

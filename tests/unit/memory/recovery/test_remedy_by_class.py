@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import RankMemory
+from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_memory.recovery import GiveUp, Restart, messages
 from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.recovery.failures import (
@@ -78,7 +79,7 @@ def test_each_class_has_its_remedy(failure_class: str, role: Role, phase: Phase 
 
 def test_a_smaller_micro_batch_halves_down_to_the_longest_sequence() -> None:
     spike = failure(diagnosis("ActivationSpike", requested_bytes=GIB // 2, free_bytes=0))
-    plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 2_000})
+    plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 2_000, "logprob_chunk_tokens": 384})
     remedies, _ = answers_to([spike] * 3, plan, constraints(IN_THE_TRAINER))
     assert [(remedy.change.remedy.setting, remedy.change.remedy.after) for remedy in remedies][:2] == [
         ("microBatchTokens", "1000"),
@@ -155,8 +156,8 @@ def test_the_export_buffer_is_reserved_until_it_prevents_an_update() -> None:
 def test_the_optimizer_is_offloaded_only_if_the_host_can_hold_it() -> None:
     state = failure(diagnosis("OptimizerState"))
     remedy = change_after(state, FIRST_PLAN, constraints())
-    assert remedy.change.remedy.expected_bytes == 8 * 596_000_000
-    little = FACTS.model_copy(update={"host_memory_bytes": 8 * GIB})
+    assert remedy.change.remedy.expected_bytes == 10 * 596_000_000 - OPTIMIZER_STEP_BYTES, "buckets are on the GPU"
+    little = FACTS.model_copy(update={"host_memory_bytes": 6 * GIB})
     remedies, _ = answers_to(repeat(state, 9), FIRST_PLAN, constraints(profile=little))
     assert "optimizerOffload" not in settings_in_order(remedies)
 
@@ -235,3 +236,11 @@ def test_a_foreign_process_on_the_only_node_is_explained() -> None:
         "its node cannot be left, since no other is known to have room: end the other process there"
         in explanation_of(end)
     )
+
+
+def test_host_memory_is_raised_at_once_to_what_is_predicted() -> None:
+    facts = FACTS.model_copy(update={"predicted_host_memory_bytes": 60 * GIB})
+    given = constraints(host_memory_limit_bytes=32 * GIB, recovery={"maxHostMemory": "64Gi"}, profile=facts)
+    evidence = failure(diagnosis("HostMemory"), role="rollout", phase="rollout")
+    remedy = change_after(evidence, FIRST_PLAN, given).change.remedy
+    assert (remedy.setting, remedy.after, remedy.expected_bytes) == ("hostMemory", "60Gi", 28 * GIB)

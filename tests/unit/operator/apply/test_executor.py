@@ -1,101 +1,30 @@
-"""From a decision to writes: their order, what each names as its precondition, and what refusals become."""
+"""Writes that carry out a decision: their order, preconditions and refusals."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from rljob_api.status import RLJobStatus
-from rljob_operator.apply.event_recorder import EventRecorder
-from rljob_operator.apply.executor import Executor, JobGone, NameTaken
-from rljob_operator.apply.ownership import ForeignObject, LeftBehind
+from rljob_api.step_report import ExitDecision
+from rljob_operator.apply.executor import Executor, JobGone, MissingObject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden
-from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.labels import FINALIZER
+from rljob_operator.labels import FINALIZER, SHARED
+from rljob_operator.names import SHARED_ACCOUNT
 from rljob_operator.observation import Observation
 from rljob_operator.reconcile.bug_report import report_bug
-from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion, RequiredObject
+from tests.unit.operator.apply.execution import (
+    JOB,
+    PODS,
+    UID,
+    Recorded,
+    Run,
+    execute,
+    manifest,
+    observation,
+)
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, nothing, play, refusal
-
-Object = dict[str, Any]
-Step = Callable[[Executor], Any]
-
-UID = "job-uid"
-JOB = "/apis/rljob.dev/v1alpha1/namespaces/research/rljobs/sums"
-PODS = "/api/v1/namespaces/research/pods"
-OWNER = {"kind": "RLJob", "name": "sums", "uid": UID, "controller": True}
-
-
-def manifest(kind: str, name: str, attempt: str = "1", **content: Any) -> Object:
-    labels = {"rljob.dev/attempt": attempt}
-    return {
-        "apiVersion": "rljob.dev/v1alpha1" if kind == "StepReport" else "v1",
-        "kind": kind,
-        "metadata": {"name": name, "namespace": "research", "labels": labels, "ownerReferences": [OWNER]},
-    } | content
-
-
-def observation(finalizers: tuple[str, ...] = (FINALIZER,), **known: Any) -> Observation:
-    facts: Object = {
-        "job": None,
-        "namespace": "research",
-        "name": "sums",
-        "uid": UID,
-        "generation": 1,
-        "created_at": datetime(2026, 1, 2, tzinfo=UTC),
-        "deleting": False,
-        "has_finalizer": FINALIZER in finalizers,
-        "pods": (),
-        "step_report": None,
-        "nodes": (),
-    }
-    return Observation(Observed(**facts | known), "10", finalizers, {"step": 2, "reward": 0.5})
-
-
-class Recorded(EventRecorder):
-    """Keeps the notes; what becomes of them is the recorder's matter."""
-
-    def __init__(self) -> None:
-        self.notes: list[EventNote] = []
-
-    def record(self, job: Observed, note: EventNote) -> None:
-        self.notes.append(note)
-
-
-class Run:
-    """What was written, what was seen, which notes were taken."""
-
-    def __init__(
-        self, steps: list[tuple[Desired, Observation]], script: Callable[[ScriptedApiServer], None] = nothing
-    ) -> None:
-        self.seen: list[Object] = []
-        self.error: Exception | None = None
-        recorder = Recorded()
-
-        async def story(serving: Serving) -> None:
-            retry = RetryPolicy(attempts=2, first_seconds=0.001)
-            client = ApiClient(serving.connection, concurrency=1, retry=retry)
-            executor = Executor(client, recorder, self.seen.append)
-            try:
-                for desired, state in steps:
-                    await executor.execute(desired, state)
-            except Exception as error:
-                self.error = error
-            await client.close()
-
-        server = play(story, script)
-        self.asked = server.asked
-        self.writes = server.writes()
-        self.notes = recorder.notes
-
-
-def execute(desired: Desired, state: Observation | None = None, script: Any = nothing) -> Run:
-    return Run([(desired, state or observation())], script)
 
 
 def test_writes_come_in_the_order_of_the_fields() -> None:
@@ -120,6 +49,32 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
     ]
     assert run.asked[0].body["metadata"]["finalizers"] == ["other", FINALIZER]
     assert run.notes == [note]
+
+
+def test_objects_are_written_at_once_and_pods_after_all_of_them() -> None:
+    """A RoleBinding follows its Role: the API server refuses one whose Role does not exist."""
+
+    def slowly(server: ScriptedApiServer) -> None:
+        for end in ("/configmaps", "/roles", "/stepreports"):
+            server.answer("POST", end, Answer(201, {"metadata": {"uid": "u"}}, after_seconds=0.05))
+
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    run = execute(
+        Desired(
+            apply=(
+                manifest("ConfigMap", "sums-rljob"),
+                manifest("Role", "sums-rljob", **rbac),
+                manifest("RoleBinding", "sums-rljob", **rbac),
+                manifest("Service", "sums-controller"),
+            ),
+            create=(manifest("StepReport", "sums"), manifest("Pod", "p0"), manifest("Pod", "p1")),
+        ),
+        script=slowly,
+    )
+    assert run.error is None
+    kinds = [path.rsplit("/", 1)[-1] for _, path in run.writes]
+    assert set(kinds[:4]) == {"configmaps", "roles", "services", "stepreports"}
+    assert kinds[4:] == ["rolebindings", "pods", "pods"]
 
 
 def test_a_workload_that_is_gone_is_as_good_as_deleted() -> None:
@@ -147,11 +102,13 @@ def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
 def test_a_status_that_is_as_stored_is_not_written() -> None:
     stored = RLJobStatus(step=2, reward=0.5).model_dump(mode="json", by_alias=True, exclude_none=True)
     state = observation()
-    run = execute(Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), stored))
+    run = execute(
+        Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), lambda: stored)
+    )
     assert run.writes == []
 
 
-def test_a_status_for_a_state_that_has_passed_is_refused_and_no_event_is_sent() -> None:
+def test_a_stale_status_is_refused_and_sends_no_event() -> None:
     note = EventNote("Normal", "JobCompleted", "all steps are committed")
     run = execute(
         Desired(status=RLJobStatus(step=3), events=(note,), finalizer=False),
@@ -170,7 +127,7 @@ def test_a_job_that_is_gone_is_told_as_such() -> None:
     assert isinstance(run.error, JobGone)
 
 
-def test_what_was_applied_for_an_attempt_is_not_applied_again_unless_it_differs() -> None:
+def test_applied_objects_are_applied_again_only_if_they_differ() -> None:
     first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(manifest("Pod", "p"),))
     changed = Desired(apply=(manifest("ConfigMap", "c", data={"a": "2"}),))
     run = Run([(first, observation()), (first, observation()), (changed, observation())])
@@ -189,144 +146,6 @@ def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
     ]
 
 
-CLAIMS = "/api/v1/namespaces/research/persistentvolumeclaims"
-
-
-def existing(kind: str, name: str, *owners: Object) -> Callable[[ScriptedApiServer], None]:
-    """An object that exists, with these owners."""
-    plural = {"PersistentVolumeClaim": "persistentvolumeclaims", "ConfigMap": "configmaps", "Secret": "secrets"}[kind]
-    found = manifest(kind, name)
-    found["metadata"] |= {"uid": "object-uid", "ownerReferences": list(owners)}
-
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("POST", f"/{plural}", refusal(409, "AlreadyExists"))
-        server.answer("GET", f"/{plural}/{name}", Answer(body=found))
-
-    return script
-
-
-@pytest.mark.parametrize(
-    "owners", [(), ({"kind": "RLJob", "name": "another", "uid": "x"},), ({"kind": "App", "uid": "y"},)]
-)
-@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "ConfigMap"])
-def test_what_is_not_the_jobs_is_never_patched(kind: str, owners: tuple[Object, ...]) -> None:
-    wanted = (manifest(kind, "sums-x"),)
-    desired = Desired(create=wanted) if kind == "PersistentVolumeClaim" else Desired(apply=wanted)
-    run = execute(desired, script=existing(kind, "sums-x", *owners))
-    assert isinstance(run.error, ForeignObject)
-    assert f"{kind} sums-x exists and does not belong to this job" in str(run.error)
-    assert [method for method, _ in run.writes] == ["POST"]
-
-
-def test_the_error_about_a_foreign_claim_names_the_field_to_write() -> None:
-    run = execute(
-        Desired(create=(manifest("PersistentVolumeClaim", "sums-checkpoints"),)),
-        script=existing("PersistentVolumeClaim", "sums-checkpoints"),
-    )
-    assert "checkpoint.volume.persistentVolumeClaim.claimName" in str(run.error)
-
-
-def test_a_claim_of_the_job_is_left_as_it_is() -> None:
-    run = execute(
-        Desired(create=(manifest("PersistentVolumeClaim", "c"),)), script=existing("PersistentVolumeClaim", "c", OWNER)
-    )
-    assert run.error is None
-    assert run.writes == [("POST", CLAIMS)]
-
-
-def test_an_object_of_the_job_is_applied_to_by_its_uid() -> None:
-    run = execute(Desired(apply=(manifest("ConfigMap", "c"),)), script=existing("ConfigMap", "c", OWNER))
-    assert run.error is None
-    assert (run.asked[-1].method, run.asked[-1].body["metadata"]["uid"]) == ("PATCH", "object-uid")
-
-
-def test_a_secret_is_neither_read_nor_changed() -> None:
-    run = execute(Desired(create=(manifest("Secret", "s"),)), script=existing("Secret", "s"))
-    assert run.error is None
-    assert [asked.method for asked in run.asked] == ["POST"]
-
-
-def test_an_object_that_was_replaced_since_it_was_made_is_looked_at_again() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("POST", "/configmaps", Answer(body={"metadata": {"name": "c", "uid": "first"}}))
-        server.answer("PATCH", "/configmaps/c", refusal(409, "Conflict"))
-        existing("ConfigMap", "c")(server)
-
-    steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observation()) for text in "12"]
-    run = Run(steps, script)
-    assert isinstance(run.error, ForeignObject)
-    assert run.asked[1].body["metadata"]["uid"] == "first"
-    assert [asked.method for asked in run.asked] == ["POST", "PATCH", "POST", "GET"]
-
-
-@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "ConfigMap"])
-def test_what_a_deleted_job_left_behind_is_waited_for(kind: str) -> None:
-    earlier = {"kind": "RLJob", "name": "sums", "uid": "earlier", "controller": True}
-    run = execute(Desired(create=(manifest(kind, "s"),)), script=existing(kind, "s", earlier))
-    assert isinstance(run.error, LeftBehind)
-    assert "deleted job of this name" in str(run.error)
-    assert [method for method, _ in run.writes] == ["POST"]
-
-
-def test_a_known_foreign_object_does_not_hold_up_the_status() -> None:
-    run = execute(
-        Desired(create=(manifest("PersistentVolumeClaim", "c"),), status=RLJobStatus(step=3)),
-        observation(foreign_object="claim c exists"),
-        script=existing("PersistentVolumeClaim", "c"),
-    )
-    assert isinstance(run.error, ForeignObject)
-    assert run.writes[-1] == ("PATCH", f"{JOB}/status")
-
-
-@pytest.mark.parametrize(("path", "kind"), [("/pods/p", "Pod"), ("/persistentvolumeclaims/c", "PersistentVolumeClaim")])
-def test_an_object_that_goes_while_it_is_looked_at_is_a_conflict(path: str, kind: str) -> None:
-    collection, _, name = path.rpartition("/")
-
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("POST", collection, refusal(409, "AlreadyExists"))
-        server.answer("GET", path, refusal(404, "NotFound"))
-
-    run = execute(Desired(create=(manifest(kind, name),)), script=script)
-    assert isinstance(run.error, Conflict)
-
-
-def test_a_pod_that_exists_already_is_known_again() -> None:
-    pod = manifest("Pod", "p", uid="u") | {"status": {}}
-
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("POST", "/pods", refusal(409, "AlreadyExists"))
-        server.answer("GET", "/pods/p", Answer(body=pod))
-
-    run = execute(Desired(create=(manifest("Pod", "p"),)), script=script)
-    assert run.error is None
-    assert run.seen == [pod]
-
-
-def test_a_pod_of_somebody_else_is_named_and_left_alone() -> None:
-    pod = manifest("Pod", "p")
-    pod["metadata"]["ownerReferences"] = []
-
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("POST", "/pods", refusal(409, "AlreadyExists"))
-        server.answer("GET", "/pods/p", Answer(body=pod))
-
-    run = execute(Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)), script=script)
-    assert isinstance(run.error, NameTaken)
-    assert run.error.pod == "p"
-    assert [method for method, _ in run.writes] == ["POST"]
-
-
-@pytest.mark.parametrize("answer", [refusal(404, "NotFound"), refusal(409, "Conflict")])
-def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> None:
-    run = execute(
-        Desired(delete_pods=(PodDeletion("p", "u", grace_seconds=0),), status=RLJobStatus(step=3)),
-        script=lambda server: server.answer("DELETE", "/pods/p", answer),
-    )
-    assert run.error is None
-    assert run.asked[0].body == {"preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}
-    assert len(run.writes) == 2
-
-
 def test_a_refusal_ends_the_round_before_the_status_is_written() -> None:
     run = execute(
         Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
@@ -334,6 +153,48 @@ def test_a_refusal_ends_the_round_before_the_status_is_written() -> None:
     )
     assert isinstance(run.error, Forbidden)
     assert len(run.writes) == 1
+
+
+ACCOUNT = {
+    "apiVersion": "v1",
+    "kind": "ServiceAccount",
+    "metadata": {"name": SHARED_ACCOUNT, "namespace": "research", "labels": {SHARED: "true"}},
+}
+ACCOUNTS = ("POST", "/api/v1/namespaces/research/serviceaccounts")
+
+
+def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
+    other = observation(name="other", uid="other-uid")
+    run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observation(), other, observation())])
+    assert run.error is None
+    assert run.writes == [ACCOUNTS]
+
+
+@pytest.mark.parametrize(
+    ("message", "times"),
+    [("exceeded quota", 1), (f'error looking up service account: serviceaccount "{SHARED_ACCOUNT}" not found', 2)],
+    ids=["a quota", "the account is gone"],
+)
+def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: int) -> None:
+    desired = Desired(apply=(ACCOUNT,), create=(manifest("Pod", "p"),))
+    run = Run(
+        [(desired, observation()), (desired, observation())],
+        script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", message)),
+    )
+    assert isinstance(run.error, Forbidden)
+    assert run.writes.count(ACCOUNTS) == times
+
+
+REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sums/status")
+
+
+@pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
+def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
+    desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
+    answers = (lambda server: server.answer(*REPORT, refusal(404, "NotFound", "no report"))) if refused else nothing
+    run = Run([(desired, observation()), (desired, observation())], script=answers)
+    assert run.error is None
+    assert run.writes == [REPORT] * times
 
 
 def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
@@ -360,9 +221,9 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=1)
         executor = Executor(client, recorder, lambda _: None)
-        await executor.report(bug, Observation(state.observed, "10", (), {"conditions": [known]}))
+        await executor.report(bug, Observation(state.observed, "10", (), lambda: {"conditions": [known]}))
         [asked] = serving.server.asked
-        await executor.report(bug, Observation(state.observed, "11", (), asked.body["status"]))
+        await executor.report(bug, Observation(state.observed, "11", (), lambda: asked.body["status"]))
         await client.close()
 
     recorder = Recorded()
@@ -374,3 +235,63 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
     assert (failed["type"], failed["status"], failed["reason"]) == ("Failed", "False", "ReconcileError")
     assert "RecursionError: too deep" in failed["message"]
     assert len(recorder.notes) == 1
+
+
+FILES = RequiredObject("my-task", "research", "spec.task.files.configMap")
+
+
+def test_a_missing_object_is_named_and_nothing_is_created() -> None:
+    run = execute(
+        Desired(require=(FILES,), create=(manifest("Pod", "p"),)),
+        script=lambda server: server.answer("GET", "/configmaps/my-task", refusal(404, "NotFound")),
+    )
+    assert isinstance(run.error, MissingObject)
+    assert str(run.error) == (
+        "expected ConfigMap my-task (spec.task.files.configMap) in namespace research, found none: create it"
+    )
+    assert [asked.method for asked in run.asked] == ["GET"]
+
+
+def test_a_required_object_is_looked_up_once_for_an_attempt() -> None:
+    desired = Desired(require=(FILES,), apply=(manifest("ConfigMap", "c"),))
+    run = Run(
+        [(desired, observation())] * 2,
+        lambda server: server.answer("GET", "/configmaps/my-task", Answer(body={"metadata": {"uid": "files"}})),
+    )
+    assert run.error is None
+    assert [asked.method for asked in run.asked].count("GET") == 1
+
+
+def test_a_deleted_object_is_created_again_and_others_are_left_alone() -> None:
+    verify = (manifest("ConfigMap", "here"), manifest("Service", "gone"), manifest("Secret", "token"))
+
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("GET", "/configmaps/here", Answer(body=manifest("ConfigMap", "here")))
+        server.answer("GET", "/services/gone", refusal(404, "NotFound"))
+        server.answer("POST", "/secrets", refusal(409, "AlreadyExists"))
+
+    run = execute(Desired(verify=verify), script=script)
+    assert run.error is None
+    base = "/api/v1/namespaces/research"
+    assert sorted(run.writes) == [("POST", f"{base}/secrets"), ("POST", f"{base}/services")]
+
+
+def test_a_deleted_role_binding_is_created_after_its_role() -> None:
+    def script(server: ScriptedApiServer) -> None:
+        server.answer("GET", "/roles/s", refusal(404, "NotFound"))
+        server.answer("GET", "/rolebindings/s", refusal(404, "NotFound"))
+
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    run = execute(Desired(verify=(manifest("Role", "s", **rbac), manifest("RoleBinding", "s", **rbac))), script=script)
+    assert run.error is None
+    assert [path.rpartition("/")[2] for _, path in run.writes] == ["roles", "rolebindings"]
+    assert [asked.method for asked in run.asked] == ["GET", "POST", "GET", "POST"]
+
+
+def test_a_lookup_that_is_refused_does_not_hold_up_the_status() -> None:
+    run = execute(
+        Desired(verify=(manifest("Service", "gone"),), status=RLJobStatus(step=3)),
+        script=lambda server: server.answer("GET", "/services/gone", refusal(403, "Forbidden")),
+    )
+    assert isinstance(run.error, Forbidden)
+    assert run.writes == [("PATCH", f"{JOB}/status")]

@@ -47,7 +47,7 @@ def test_a_node_that_was_set_right_meanwhile_is_left_alone() -> None:
 
 
 def test_a_write_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_labels, "_WAIT_AFTER_ERROR_SECONDS", 0.01)
+    monkeypatch.setattr(node_labels, "_FIRST_RETRY_SECONDS", 0.01)
     failing = refusal(500, "Internal")
     assert len(written([("node", True, False)], lambda server: server.answer("PATCH", "/node", failing), 2)) == 2
 
@@ -55,3 +55,17 @@ def test_a_write_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_node_that_is_gone_is_forgotten() -> None:
     gone = refusal(404, "NotFound")
     assert len(written([("node", True, False)], lambda server: server.answer("PATCH", "/node", gone))) == 1
+
+
+def test_a_refused_node_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_labels, "_FIRST_RETRY_SECONDS", 0.01)
+
+    def script(server: ScriptedApiServer) -> None:
+        for _ in range(100):
+            server.answer("PATCH", "/refused", refusal(403, "Forbidden"))
+
+    nodes = [("first", True, False), ("refused", True, False), ("last", True, False)]
+    paths = [path.rpartition("/")[2] for path, _ in written(nodes, script, writes=5)]
+    assert paths[:3] == ["first", "refused", "last"]
+    assert set(paths[3:]) == {"refused"}
+    assert len(paths) < 10, "the retries of a refused node become rare"

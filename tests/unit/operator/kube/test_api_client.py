@@ -48,9 +48,7 @@ async def client(serving: Serving, **options: object) -> AsyncIterator[ApiClient
         (refusal(400, "BadRequest"), Invalid),
     ],
 )
-def test_a_refusal_is_an_error_of_its_kind_with_the_servers_sentence_and_is_not_tried_again(
-    answer: Answer, expected: type[ApiError]
-) -> None:
+def test_a_refusal_has_the_servers_message_and_is_not_retried(answer: Answer, expected: type[ApiError]) -> None:
     async def story(serving: Serving) -> None:
         async with client(serving) as api:
             with pytest.raises(ApiError, match=r"^no$") as caught:
@@ -153,6 +151,35 @@ def test_lists_come_in_pages() -> None:
     asked = play(story, script).asked
     assert [request.query.get("continue") for request in asked] == [None, "more"]
     assert all(request.query["limit"] == str(PAGE) and request.query["labelSelector"] == "a=b" for request in asked)
+
+
+def test_pages_of_large_objects_have_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 8 MiB of a page are read; here 2 kB. Pages grow again when the objects are small."""
+    monkeypatch.setattr("rljob_operator.kube.client._LARGEST_PAGE_BYTES", 2000)
+
+    def page(*sizes: int, more: str = "") -> Answer:
+        items = [{"metadata": {"name": f"of-{size}"}, "text": "x" * size} for size in sizes]
+        return Answer(body={"items": items, "metadata": {"resourceVersion": "5", "continue": more}})
+
+    def script(server: ScriptedApiServer) -> None:
+        for answer in (page(*[1500] * 100), page(*[1500] * 25), page(*[1500] * 6), page(5000, more="b"),
+                       page(5, 6, more="c"), page(7, 8, 9)):  # fmt: skip
+            server.answer("GET", "/pods", answer)
+
+    async def story(serving: Serving) -> None:
+        async with client(serving) as api:
+            names = [pod["metadata"]["name"] async for pods, _ in api.list_pages(PODS) for pod in pods]
+            assert names == ["of-5000", "of-5", "of-6", "of-7", "of-8", "of-9"]
+
+    asked = play(story, script).asked
+    assert [(request.query["limit"], request.query.get("continue")) for request in asked] == [
+        ("100", None),
+        ("25", None),
+        ("6", None),
+        ("1", None),
+        ("2", "b"),
+        ("4", "c"),
+    ]
 
 
 def test_never_more_requests_at_once_than_allowed() -> None:

@@ -1,4 +1,4 @@
-"""Where the API server is and who asks, from a pod's service account or from a kubeconfig."""
+"""Address and credentials of the API server, from a service account or a kubeconfig."""
 
 from __future__ import annotations
 

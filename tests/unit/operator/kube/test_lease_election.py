@@ -71,7 +71,7 @@ def test_a_free_lease_is_had_at_once_and_given_back_in_the_end() -> None:
     assert server.asked[-1].body["spec"]["holderIdentity"] == ""
 
 
-def test_another_leader_is_waited_for_until_its_lease_has_not_changed_for_its_duration() -> None:
+def test_another_leader_keeps_the_lease_for_its_duration() -> None:
     async def story(serving: Serving) -> None:
         serving.server.answer("GET", "/leases/lock", lease("other", seconds=1), times=200)
         began = time.monotonic()
@@ -119,3 +119,22 @@ def test_a_leader_whose_process_slept_must_not_write() -> None:
             leader.guard()
 
     play(story)
+
+
+def test_a_leader_creates_a_deleted_lease_again() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        candidate = election(serving, ElectionTimes(lease_duration=10.0, renew_deadline=5.0, retry_period=0.05))
+        await candidate.acquire()
+        serving.server.answer("PUT", "/leases/lock", refusal(404, "NotFound"))
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        held = asyncio.create_task(candidate.hold())
+        async with asyncio.timeout(5):
+            while [method for method, _ in serving.server.writes()].count("POST") < 2:
+                await asyncio.sleep(0.01)
+        assert not held.done()
+        assert candidate.leading
+        held.cancel()
+
+    server = play(story)
+    assert [method for method, _ in server.writes()][:3] == ["POST", "PUT", "POST"]

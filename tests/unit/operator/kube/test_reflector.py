@@ -82,7 +82,7 @@ def test_what_is_listed_is_added_to_and_removed_from() -> None:
     assert server.asked[1].query["allowWatchBookmarks"] == "true"
 
 
-def test_a_stream_that_ends_is_taken_up_at_the_last_revision_seen_bookmarks_included() -> None:
+def test_an_ended_stream_resumes_at_the_last_revision_or_bookmark() -> None:
     def script(server: ScriptedApiServer) -> None:
         server.answer("GET", "/pods", listing(5, "a"))
         server.answer("GET", "/pods", stream(("BOOKMARK", {"metadata": {"resourceVersion": "90"}})))
@@ -92,7 +92,7 @@ def test_a_stream_that_ends_is_taken_up_at_the_last_revision_seen_bookmarks_incl
     assert server.asked[2].query["resourceVersion"] == "90"
 
 
-def test_a_revision_that_is_too_old_means_listing_again_and_what_vanished_meanwhile_goes() -> None:
+def test_an_expired_revision_lists_again_and_drops_vanished_objects() -> None:
     gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
     def script(server: ScriptedApiServer) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from rljob_api.job import RLJob
 from rljob_api.plan_change import PlanChange
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
@@ -103,3 +105,27 @@ def volumes_of(pod: Object) -> dict[str, Object]:
 
 def mounts_of(pod: Object) -> dict[str, Object]:
     return {mount["name"]: mount for mount in container_of(pod)["volumeMounts"]}
+
+
+DISAGGREGATED: Object = {
+    "topology": "Disaggregated",
+    "policy": {"replicas": 2, "gpusPerReplica": 4},
+    "rollout": {"replicas": 3, "gpusPerReplica": 2},
+}
+OTHER_TRAINER: Object = {
+    "trainer": {"image": "verl:1", "command": ["torchrun"], "args": ["train.py"]},
+    "policy": {"replicas": 2, "gpusPerReplica": 8},
+}
+
+JOBS = {
+    "of one worker": {},
+    "without GPUs": {"policy": {"replicas": 2, "gpusPerReplica": 0}},
+    "with rollouts of their own": DISAGGREGATED,
+    "with a model in an image": {"model": {"uri": "oci://registry/models/m:1"}},
+    "with a model in a claim": {"model": {"uri": "pvc://models/qwen"}},
+    "with a volume": {"checkpoint": {"volume": {"nfs": {"server": "nfs", "path": "/"}}}},
+    "with files of the task": {"task": {"name": "digits", "files": {"configMap": "my-task"}}},
+    "with a model cache": {"model": {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "models"}}},
+    "of another trainer": OTHER_TRAINER,
+}
+every_job = pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())

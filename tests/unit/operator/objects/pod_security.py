@@ -21,7 +21,7 @@ _VOLUMES = {
 
 
 def restricted_violations(pod: Object) -> list[str]:
-    """What keeps `pod` out of a namespace that enforces `restricted`."""
+    """Violations that keep `pod` out of a namespace that enforces `restricted`."""
     spec = pod["spec"]
     pod_context = spec.get("securityContext", {})
     violations = [f for f in _HOST_FIELDS if spec.get(f)]

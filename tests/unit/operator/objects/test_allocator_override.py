@@ -34,7 +34,7 @@ def built(*policy_entries: Object, torch: str = "2.13.0", **spec: Any) -> JobObj
 
 
 def role_environment(of: JobObjects, role: str) -> Any:
-    return json.loads(of_kind("ConfigMap", of)["data"][f"{role}-environment.json"])
+    return json.loads(of_kind("ConfigMap", of)["data"]["attempt.json"])[f"{role}Environment"]
 
 
 def notes(of: JobObjects) -> list[tuple[str, str]]:
@@ -63,7 +63,7 @@ def test_a_users_value_is_the_policys_and_not_the_rollouts() -> None:
     assert OWN in the_note(of, "AllocatorSettingKept").message
 
 
-def test_a_users_value_by_reference_reaches_the_policy_through_its_container() -> None:
+def test_a_value_by_reference_reaches_the_policy() -> None:
     source = {"configMapKeyRef": {"name": "mine", "key": "allocator"}}
     of = built({"name": CUDA, "valueFrom": source})
     assert references_of(pod_of(of, "policy"))[CUDA] == source

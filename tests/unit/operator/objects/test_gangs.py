@@ -1,4 +1,4 @@
-"""What Kueue and Volcano find of a job."""
+"""Fields of a job's pods that Kueue and Volcano read."""
 
 from __future__ import annotations
 

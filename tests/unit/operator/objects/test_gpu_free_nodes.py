@@ -1,4 +1,4 @@
-"""Where the controller may go, and what the user says beside it."""
+"""Node affinity of the controller, with and without affinity of the user's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def requires(*expressions: Object) -> Object:
 
 
 def admits(spec: Object, node: dict[str, str]) -> bool:
-    """What the scheduler makes of the required node affinity: one term of several, all expressions of a term."""
+    """Evaluate the required node affinity like the scheduler: any term, all expressions of a term."""
 
     def holds(expression: Object) -> bool:
         value = node.get(expression["key"])
@@ -91,7 +91,7 @@ def test_other_affinities_of_the_user_stay() -> None:
     assert spec["nodeSelector"] == {"pool": "cpu"}
 
 
-def test_where_there_are_only_gpu_nodes_the_controller_prefers_others_and_may_run_on_one() -> None:
+def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
     mine = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}}
     spec = controller_spec("AnyNode", affinity=affinity)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
-from rljob_api.memory_plan import MemoryPlan
 from tests.unit.operator.objects.builders import NAMESPACE, PLAN, job, objects, of_kind
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*.yaml"))
@@ -60,9 +61,12 @@ def test_a_null_that_deletes_a_field_of_a_pod_survives(tmp_path: Path) -> None:
 
 
 def test_there_is_no_plan_before_there_is_one() -> None:
-    assert "memory-plan.json" not in of_kind("ConfigMap", objects(job()))["data"]
+    settings = of_kind("ConfigMap", objects(job(), attempt=2))["data"]["attempt.json"]
+    assert json.loads(settings).keys() == {"attempt", "planChanges", "policyEnvironment", "rolloutEnvironment"}
+    assert AttemptSettings.model_validate_json(settings).plan_generation == 1
 
 
 def test_the_plan_is_handed_over_whole() -> None:
-    text = of_kind("ConfigMap", objects(job(), plan=PLAN))["data"]["memory-plan.json"]
-    assert MemoryPlan.model_validate_json(text) == PLAN
+    text = of_kind("ConfigMap", objects(job(), attempt=2, plan=PLAN))["data"]["attempt.json"]
+    settings = AttemptSettings.model_validate_json(text)
+    assert (settings.attempt, settings.memory_plan) == (2, PLAN)

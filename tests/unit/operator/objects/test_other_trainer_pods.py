@@ -1,11 +1,13 @@
-"""What the pods of another trainer have beside its image: the probe, and the memory plan in their environment."""
+"""Additions to the pods of another trainer: the probe, and the memory plan in their environment."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from rljob_memory.next_plan import other_trainers_first_plan
 from tests.unit.operator.objects.builders import (
     PLAN,
     Object,
@@ -36,7 +38,7 @@ def template(*environment: Object) -> Object:
     return {"template": {"spec": {"containers": [{"env": list(environment)}]}}}
 
 
-def test_the_probe_is_copied_from_the_operators_image_and_found_by_every_python() -> None:
+def test_the_probe_is_copied_and_found_by_every_python() -> None:
     pod = other_trainers_pod()
     (copying,) = pod["spec"]["initContainers"]
     assert copying["image"] == "registry/rljob/operator:1"
@@ -61,6 +63,12 @@ def test_the_probe_is_copied_from_the_operators_image_and_found_by_every_python(
 def test_there_is_no_probe_where_it_is_of_no_use_or_not_wanted(pod: Object, why: str) -> None:
     assert "initContainers" not in pod["spec"]
     assert "PYTHONPATH" not in environment_of(pod)
+
+
+def test_the_probe_is_pulled_by_the_policy_of_the_operators_image() -> None:
+    always = settings(probe_image="registry/rljob/operator:1", probe_image_pull_policy="Always")
+    pod = other_trainers_pod(with_settings=always)
+    assert pod["spec"]["initContainers"][0]["imagePullPolicy"] == "Always"
 
 
 def test_a_path_of_the_template_comes_after_the_probes() -> None:
@@ -103,3 +111,16 @@ def test_expandable_segments_come_by_torchs_own_variable_as_the_plan_says() -> N
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment_of(other_trainers_pod(plan=classic))
     pinned = other_trainers_pod(plan=PLAN, memory={"expandableSegments": "Disabled"})
     assert environment_of(pinned)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+
+
+def test_an_adapter_gets_the_changes_since_the_first_plan() -> None:
+    spec = job(trainer={"image": "trl:1", "adapter": "TRL"}).spec
+    first = other_trainers_first_plan(spec)
+    plan = first.model_copy(update={"micro_batch_tokens": first.micro_batch_tokens // 2})
+    environment = environment_of(other_trainers_pod({"adapter": "TRL"}, plan=plan))
+    assert environment["RLJOB_ADAPTER"] == "TRL"
+    assert json.loads(environment["RLJOB_ADAPTER_CHANGES"]) == {"microBatchTokens": 0.5}
+
+
+def test_without_an_adapter_its_variables_are_absent() -> None:
+    assert not [name for name in environment_of(other_trainers_pod(plan=PLAN)) if name.startswith("RLJOB_ADAPTER")]

@@ -1,4 +1,4 @@
-"""What the memory plan gives the pods: host memory, /dev/shm, nodes to keep off."""
+"""Effects of the memory plan on pods: host memory, /dev/shm, excluded nodes."""
 
 from __future__ import annotations
 

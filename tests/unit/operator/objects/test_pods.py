@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from rljob_api.attempt_settings import AttemptSettings
+from rljob_api.memory_plan import MemoryPlan
 from tests.unit.operator.objects.builders import (
     CHANGE,
+    DISAGGREGATED,
     NAMESPACE,
+    OTHER_TRAINER,
     PLAN,
     UID,
     Object,
     container_of,
     environment_of,
+    every_job,
     job,
     mounts_of,
     objects,
@@ -24,27 +30,6 @@ from tests.unit.operator.objects.builders import (
     volumes_of,
 )
 from tests.unit.operator.objects.pod_security import restricted_violations
-
-DISAGGREGATED: Object = {
-    "topology": "Disaggregated",
-    "policy": {"replicas": 2, "gpusPerReplica": 4},
-    "rollout": {"replicas": 3, "gpusPerReplica": 2},
-}
-OTHER_TRAINER: Object = {
-    "trainer": {"image": "verl:1", "command": ["torchrun"], "args": ["train.py"]},
-    "policy": {"replicas": 2, "gpusPerReplica": 8},
-}
-
-JOBS = {
-    "of one worker": {},
-    "without GPUs": {"policy": {"replicas": 2, "gpusPerReplica": 0}},
-    "with rollouts of their own": DISAGGREGATED,
-    "with a model in an image": {"model": {"uri": "oci://registry/models/m:1"}},
-    "with a model in a claim": {"model": {"uri": "pvc://models/qwen"}},
-    "with a volume": {"checkpoint": {"volume": {"nfs": {"server": "nfs", "path": "/"}}}},
-    "of another trainer": OTHER_TRAINER,
-}
-every_job = pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
 
 
 def test_the_controller_comes_first_and_then_the_workers_of_each_role() -> None:
@@ -97,7 +82,7 @@ def test_every_pod_belongs_to_the_job(spec: Object) -> None:
         }
 
 
-def test_an_installation_labels_pods_and_cannot_hide_what_the_operator_selects_by() -> None:
+def test_installation_labels_cannot_replace_the_operators_selectors() -> None:
     with_labels = settings(pod_labels={"team": "rl", "rljob.dev/role": "none"})
     labels = pod_of(objects(job(), with_labels), "controller")["metadata"]["labels"]
     assert labels["team"] == "rl"
@@ -132,7 +117,7 @@ def test_a_pod_ends_with_its_container_and_gets_time_to_commit(spec: Object) -> 
 @pytest.mark.parametrize(
     ("role", "command"), [("controller", "controller"), ("policy", "worker"), ("rollout", "worker")]
 )
-def test_a_pod_of_rljobs_trainer_runs_its_command_and_is_ready_when_it_says_so(role: str, command: str) -> None:
+def test_a_trainer_pod_runs_its_command_and_reports_readiness(role: str, command: str) -> None:
     container = container_of(pod_of(objects(job(**DISAGGREGATED)), role))
     assert container["image"] == "registry/rljob/trainer:1"
     assert container["command"] == ["rljob", command]
@@ -152,7 +137,10 @@ def test_what_is_written_is_written_to_volumes() -> None:
     }
     volumes = volumes_of(pod)
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
-    assert volumes["job"]["configMap"]["items"] == [{"key": "job.yaml", "path": "job.yaml"}]
+    assert volumes["job"]["configMap"]["items"] == [
+        {"key": "job.yaml", "path": "job.yaml"},
+        {"key": "attempt.json", "path": "attempt.json"},
+    ]
     assert volumes["checkpoints"]["persistentVolumeClaim"] == {"claimName": "sums-checkpoints"}
 
 
@@ -161,6 +149,14 @@ def test_each_job_on_a_shared_volume_writes_to_a_directory_of_its_own() -> None:
     pod = pod_of(objects(job(checkpoint={"volume": volume})), "controller")
     assert volumes_of(pod)["checkpoints"] == {"name": "checkpoints", **volume}
     assert environment_of(pod)["RLJOB_OUTPUT"] == "/var/lib/rljob/sums"
+
+
+def test_a_job_finds_its_files_in_the_claim_that_an_earlier_one_retained() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "sums-checkpoints"}}
+    earlier = pod_of(objects(job(checkpoint={"retain": True})), "controller")
+    later = pod_of(objects(job(checkpoint={"volume": claim})), "controller")
+    assert volumes_of(earlier)["checkpoints"] == volumes_of(later)["checkpoints"]
+    assert environment_of(earlier)["RLJOB_OUTPUT"] == environment_of(later)["RLJOB_OUTPUT"] == "/var/lib/rljob/sums"
 
 
 @pytest.mark.parametrize(
@@ -202,29 +198,51 @@ def test_every_pod_of_a_job_knows_its_place() -> None:
         "RLJOB_WORKERS": "5",
         "RLJOB_MANIFEST": "/etc/rljob/job.yaml",
         "RLJOB_OUTPUT": "/var/lib/rljob",
+        "RLJOB_CACHE_DIR": "/var/lib/rljob/.model-cache",
         "RLJOB_RAY_HEAD": f"sums-controller.{NAMESPACE}.svc:6379",
+        "RLJOB_ATTEMPT_SETTINGS": "/etc/rljob/attempt.json",
     }
     assert environment_of(pod_of(built, "controller"))["RLJOB_STEP_REPORT"] == "sums"
 
 
-def test_plan_token_and_role_environments_come_by_reference() -> None:
-    references = references_of(pod_of(objects(job()), "policy"))
-    keys = {
-        variable: source["configMapKeyRef"]["key"]
-        for variable, source in references.items()
-        if "configMapKeyRef" in source
+def test_the_settings_of_an_attempt_are_one_file_of_the_pods() -> None:
+    built = objects(job(), attempt=4, plan=PLAN, plan_changes=[CHANGE])
+    settings = AttemptSettings.model_validate_json(of_kind("ConfigMap", built)["data"]["attempt.json"])
+    assert (settings.attempt, settings.memory_plan, settings.plan_changes) == (4, PLAN, [CHANGE])
+    assert settings.allocator_environments.keys() == {"policy", "rollout"}
+    assert mounts_of(pod_of(built, "policy"))["job"]["mountPath"] == "/etc/rljob"
+
+
+def test_a_pod_knows_the_attempt_and_plan_that_it_was_created_for() -> None:
+    """By its labels: a literal variable would make the specs of two attempts differ."""
+    built, next_built = (objects(job(), attempt=attempt, plan=PLAN) for attempt in (4, 5))
+    pod, next_pod = pod_of(built, "policy"), pod_of(next_built, "policy")
+    fields = {
+        variable: source["fieldRef"]["fieldPath"]
+        for variable, source in references_of(pod).items()
+        if "fieldRef" in source and variable.startswith("RLJOB_")
     }
-    data = of_kind("ConfigMap", objects(job(), plan=PLAN, plan_changes=[CHANGE]))["data"]
-    assert keys.keys() == {
-        "RLJOB_ATTEMPT",
-        "RLJOB_MEMORY_PLAN",
-        "RLJOB_PLAN_CHANGES",
-        "RLJOB_POLICY_ENVIRONMENT",
-        "RLJOB_ROLLOUT_ENVIRONMENT",
+    assert fields == {
+        "RLJOB_ATTEMPT": "metadata.labels['rljob.dev/attempt']",
+        "RLJOB_PLAN_GENERATION": "metadata.labels['rljob.dev/plan-generation']",
     }
-    assert set(keys.values()) < data.keys()
-    assert all(source["configMapKeyRef"]["optional"] for source in references.values() if "configMapKeyRef" in source)
-    token = references["RAY_AUTH_TOKEN"]["secretKeyRef"]
+    assert (pod["metadata"]["labels"]["rljob.dev/attempt"], pod["spec"]) == ("4", next_pod["spec"])
+    assert pod["metadata"]["labels"]["rljob.dev/plan-generation"] == "3"
+
+
+def test_another_trainer_reads_its_plan_from_its_own_pod() -> None:
+    faked = {"metadata": {"annotations": {"rljob.dev/memory-plan": "{}"}}}
+    pod = pod_of(objects(job(**OTHER_TRAINER | {"policy": {"template": faked}}), plan=PLAN), "policy")
+    assert environment_of(pod)["RLJOB_MEMORY_PLAN_FILE"] == "/etc/rljob/memory-plan.json"
+    *_, plan_file = volumes_of(pod)["job"]["projected"]["sources"]
+    (item,) = plan_file["downwardAPI"]["items"]
+    assert item["path"] == "memory-plan.json"
+    assert item["fieldRef"]["fieldPath"] == "metadata.annotations['rljob.dev/memory-plan']"
+    assert MemoryPlan.model_validate_json(pod["metadata"]["annotations"]["rljob.dev/memory-plan"]) == PLAN
+
+
+def test_the_ray_token_comes_from_the_secret_of_the_job() -> None:
+    token = references_of(pod_of(objects(job()), "policy"))["RAY_AUTH_TOKEN"]["secretKeyRef"]
     assert token["key"] in of_kind("Secret", objects(job()))["stringData"]
 
 
@@ -304,4 +322,4 @@ def test_pods_of_another_attempt_differ_in_labels_alone() -> None:
     changed = objects(job(), attempt=2, plan=PLAN, restarts_in_place=False)
     digests = [pod["metadata"]["annotations"]["rljob.dev/spec-digest"] for pod in (*first.pods, *changed.pods)]
     assert len(set(digests)) == len(digests)
-    assert of_kind("ConfigMap", second)["data"]["attempt"] == "2"
+    assert json.loads(of_kind("ConfigMap", second)["data"]["attempt.json"])["attempt"] == 2

@@ -1,4 +1,4 @@
-"""What docs/pods.md says about pods is what they are."""
+"""docs/pods.md describes the pods as they are."""
 
 from __future__ import annotations
 
@@ -55,14 +55,18 @@ def test_the_page_tells_the_default_requests() -> None:
 
 def test_the_page_names_every_mount() -> None:
     documented = {path.strip("` ") for paths, _, _ in rows("path") for path in paths.split(",")}
-    pod = pod_of(objects(job(model={"uri": "oci://r/m:1"})), "policy")
-    assert documented == {mount["mountPath"] for mount in mounts_of(pod).values()}
+    task = {"name": "digits", "files": {"configMap": "my-task"}}
+    models = {"uri": "oci://r/m:1"}, {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "models"}}
+    pods = [pod_of(objects(job(model=model, task=task)), "controller") for model in models]
+    assert documented == {mount["mountPath"] for pod in pods for mount in mounts_of(pod).values()}
 
 
-def test_the_example_of_a_template_makes_pods(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+def test_every_example_of_the_page_makes_pods(tmp_path: Path) -> None:
     spec = {"model": {"uri": "hf://org/name"}, "task": {"name": "digits"}, "algorithm": {"steps": 3}}
+    spec["policy"] = {"replicas": 2}
     manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "example"}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**manifest, "spec": spec | yaml.safe_load(example)["spec"]}))
-    pod = pod_of(objects(load_manifest(tmp_path / "job.yaml")), "policy", 1)
-    assert container_of(pod)["image"] == "registry.example.com/my-trainer:2"
+    images = []
+    for example in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump({**manifest, "spec": spec | yaml.safe_load(example)["spec"]}))
+        images.append(container_of(pod_of(objects(load_manifest(tmp_path / "job.yaml")), "policy", 1))["image"])
+    assert "registry.example.com/my-trainer:2" in images

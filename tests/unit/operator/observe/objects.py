@@ -61,6 +61,13 @@ def node(name: str = "cpu-node", version: int = 30, gpus: str | None = None, **f
     } | top
 
 
-def step_report(version: int = 40, **fields: Any) -> Object:
-    metadata = {"name": "sums", "namespace": "research", "uid": "r", "resourceVersion": str(version)}
-    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "StepReport", "metadata": metadata} | fields
+def step_report(version: int = 40, owner: str = UID, **status: Any) -> Object:
+    """The StepReport of the job; `status`: its fields."""
+    metadata = {
+        "name": "sums",
+        "namespace": "research",
+        "uid": "r",
+        "resourceVersion": str(version),
+        "ownerReferences": [{"kind": "RLJob", "name": "sums", "uid": owner, "controller": True}],
+    }
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "StepReport", "metadata": metadata, "status": status}

@@ -1,15 +1,13 @@
-"""What is kept of a stored RLJob, and what becomes of one that cannot be read."""
+"""Reading of stored RLJobs, including those that cannot be read."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
-from rljob_operator.observe.job_facts import job_fact, parse_job, parse_step_report, step_report_text
+from rljob_operator.observe.job_facts import job_fact, parse_job
 from rljob_operator.observe.node_facts import node_fact
-from tests.unit.operator.observe.objects import job, node, step_report
+from tests.unit.operator.observe.objects import job, node
 
 
 def test_the_job_comes_back_as_it_was_stored_without_managed_fields() -> None:
@@ -50,23 +48,7 @@ def test_a_job_that_has_its_nodes_or_needs_none() -> None:
     assert not job_fact(job(status={"display": {"phase": "Recovering"}})).placed
 
 
-def test_a_step_report_is_read_or_the_trouble_named() -> None:
-    report, problem = parse_step_report(step_report_text(step_report(step=4)))
-    assert report is not None
-    assert (report.step, problem) == (4, None)
-    report, problem = parse_step_report(step_report_text(step_report(step=-4)))
-    assert report is None
-    assert problem is not None
-    assert problem.startswith("step: ")
-
-
-def test_an_absurd_step_report_names_only_its_first_trouble() -> None:
-    _, problem = parse_step_report(json.dumps({"metadata": 7, "memory": [{}] * 9}).encode())
-    assert problem is not None
-    assert len(problem) <= 1024
-
-
-def test_a_job_that_is_nested_too_deeply_has_a_problem_and_keeps_its_status() -> None:
+def test_a_job_nested_too_deeply_has_a_problem_and_keeps_its_status() -> None:
     placeholder = {NESTED_TOO_DEEPLY: True}
     parsed = parse_job(job_fact(job(status={"step": 3}, spec={"policy": {"template": placeholder}})).text)
     assert parsed.job is None

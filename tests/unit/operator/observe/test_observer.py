@@ -1,12 +1,14 @@
-"""From caches to what is known of one job, and to whom changes are told."""
+"""Observations of one job from the caches, and the keys that changes wake."""
 
 from __future__ import annotations
 
 import pytest
 
 from rljob_operator.kube.watch import Key
+from rljob_operator.observe import job_facts
 from rljob_operator.observe.node_facts import NodeFact, node_fact
-from rljob_operator.observe.observer import Observer
+from rljob_operator.observe.observer import CHECK_SECONDS, Observer
+from rljob_operator.observe.packed import unpack
 from rljob_operator.reconcile.observed import Observed, ObservedNode
 from tests.unit.operator.observe.objects import UID, job, node, pod, step_report
 
@@ -70,6 +72,26 @@ def test_pods_that_are_not_the_jobs_own_are_foreign(observer: Observer) -> None:
     assert seen(observer).pods == ()
 
 
+LEAVING = {"deletionTimestamp": "2026-01-02T04:00:00Z"}
+
+
+def test_a_leaving_pod_of_a_deleted_job_is_waited_for(observer: Observer) -> None:
+    observer.jobs.put(job())
+    observer.pods.put(pod("a", ownerReferences=[{"uid": "of-a-deleted-job", "controller": True}], **LEAVING))
+    assert seen(observer).foreign_pods == ()
+    assert "pod a of a deleted job of this name" in (seen(observer).left_behind or "")
+
+
+def test_workloads_of_a_job_that_is_gone_release_its_queued_pods(observer: Observer) -> None:
+    gated = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
+    observer.pods.put(pod(**gated, **LEAVING))
+    assert observer.orphaned_workloads(SUMS) == (), "there is no Kueue"
+    observer.set_api_groups(frozenset({"kueue.x-k8s.io"}))
+    assert observer.orphaned_workloads(SUMS) == ("sums-rljob-1",)
+    observer.pods.put(pod(version=21, **LEAVING))
+    assert observer.orphaned_workloads(SUMS) == (), "it was admitted"
+
+
 def test_a_pod_that_is_gone_is_not_seen(observer: Observer) -> None:
     observer.jobs.put(job())
     observer.pods.put(pod(version=20))
@@ -91,17 +113,39 @@ def test_a_change_wakes_its_job_and_no_other(observer: Observer, woken: Woken) -
     assert woken.taken() == {SUMS}
 
 
-def test_a_node_that_changes_wakes_the_jobs_that_have_no_nodes(observer: Observer, woken: Woken) -> None:
+def test_a_node_with_room_wakes_the_jobs_that_have_no_nodes(observer: Observer, woken: Woken) -> None:
     observer.jobs.put(job())
     observer.jobs.put(job("placed", status={"conditions": [{"type": "Scheduled", "status": "True"}]}))
     woken.clear()
     observer.nodes.put(node())
-    assert woken.taken() == {SUMS}
+    assert woken.taken() == set(), "they are woken in portions"
+    assert observer.unplaced.next_portion() == [SUMS]
     observer.nodes.put(node(version=31, annotations={"heartbeat": "2"}))
-    assert woken.taken() == set()
     observer.nodes.put(node(version=32, spec={"unschedulable": True}))
-    assert woken.taken() == {SUMS}
+    assert observer.unplaced.next_portion() == []
     assert seen(observer).nodes == (ObservedNode("cpu-node", gpus=0, usable=False),)
+
+
+def test_running_jobs_are_known(observer: Observer) -> None:
+    observer.jobs.put(job())
+    assert not observer.runs(SUMS)
+    observer.jobs.put(job(version=11, status={"conditions": [{"type": "Scheduled", "status": "True"}]}))
+    assert observer.runs(SUMS)
+    observer.jobs.put(job(version=12, status={"display": {"phase": "Recovering"}}))
+    assert observer.runs(SUMS)
+    observer.jobs.put(job(version=13, status={"display": {"phase": "Complete"}}))
+    assert not observer.runs(SUMS)
+
+
+def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(job_facts, "unpack", lambda packed: parsed.append(packed) or unpack(packed))
+    observer.jobs.put(job(status={"step": 3}))
+    observation = observer.observe(SUMS)
+    assert observation is not None
+    assert len(parsed) == 1
+    assert observation.status == observation.status == {"step": 3}
+    assert len(parsed) == 2
 
 
 def test_setbacks_last_until_everything_is_made_or_the_job_is_another(observer: Observer) -> None:
@@ -160,3 +204,25 @@ def test_answers_to_writes_are_known_at_once(observer: Observer) -> None:
 )
 def test_what_is_read_from_a_node(given: dict[str, object], expected: NodeFact) -> None:
     assert node_fact(given, GPUS) == expected
+
+
+def test_lookups_of_objects_are_spread_and_follow_a_deleted_report() -> None:
+    key = ("research", "sums")
+    first = set()
+    for _ in range(5):
+        observer = Observer((), lambda _key: None)
+        observer.jobs.put(job())
+        seen = observer.observe(key)
+        assert seen is not None
+        assert 0 < (seen.observed.objects_check_seconds or 0) <= CHECK_SECONDS
+        first.add(seen.observed.objects_check_seconds)
+    assert len(first) == 5
+    observer.step_reports.put(step_report(step=1))
+    observer.step_reports.remove(step_report(version=41))
+    deleted = observer.observe(key)
+    assert deleted is not None
+    assert deleted.observed.objects_check_seconds == 0
+    observer.objects_checked(key)
+    checked = observer.observe(key)
+    assert checked is not None
+    assert (checked.observed.objects_check_seconds or 0) > CHECK_SECONDS / 2

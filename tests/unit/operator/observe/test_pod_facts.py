@@ -1,4 +1,4 @@
-"""What is read from a pod's metadata, conditions and container states."""
+"""Facts read from a pod's metadata, conditions and container states."""
 
 from __future__ import annotations
 
@@ -113,7 +113,53 @@ def test_why_a_container_does_not_start() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
     assert read(status=ours(state=waiting)).waiting == "ErrImagePull: no such image"
     init = {"initContainerStatuses": [{"name": "fetch", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
-    assert read(status={**ours(state=waiting), **init}).waiting == "CrashLoopBackOff"
+    assert read(status={**ours(state=waiting), **init}).waiting == "CrashLoopBackOff: init container fetch"
+
+
+def test_a_container_that_keeps_failing_is_named_with_its_last_exit() -> None:
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    last = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no such bucket"}}
+    init = {"initContainerStatuses": [{"name": "fetch", "state": state, "lastState": last}]}
+    assert read(status=init).waiting == (
+        "CrashLoopBackOff: init container fetch exited with code 1: no such bucket: back-off 5m0s"
+    )
+
+
+def failed_container(name: str, code: int = 1, **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error", **more}}}
+
+
+def test_the_failed_init_container_is_found() -> None:
+    init = {"initContainerStatuses": [failed_container("first", 0), failed_container("second", 7, message="boom")]}
+    failure = read(status={"phase": "Failed", **init}).failed_init_container
+    assert failure is not None
+    assert failure.message("init container", "p") == "init container second of pod p exited with code 7: boom"
+
+
+def test_a_sidecar_that_is_stopped_with_its_pod_is_no_failure() -> None:
+    spec = {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]}
+    status = {"phase": "Succeeded", "initContainerStatuses": [failed_container("proxy", 143)]}
+    assert read(spec=spec, status=status).failed_init_container is None
+
+
+def test_a_container_that_was_lost_with_its_node_is_no_failure() -> None:
+    lost = failed_container("fetch", 137, reason="ContainerStatusUnknown")
+    assert read(status={"phase": "Failed", "initContainerStatuses": [lost]}).failed_init_container is None
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({"reason": "Evicted", "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '}, True),
+        ({"reason": "Evicted", "message": "The node was low on resource: memory."}, False),
+        ({}, False),
+    ],
+)
+def test_an_eviction_is_the_pods_own_fault_unless_its_node_ran_short(status: dict[str, Any], message: bool) -> None:
+    under_pressure = {} if message else condition("DisruptionTarget", "True", reason="TerminationByKubelet")
+    found = read(status={"phase": "Failed", **status, **under_pressure})
+    assert (found.evicted is not None) == message
+    assert found.disruption == (None if message else "TerminationByKubelet")
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
@@ -126,7 +172,7 @@ def test_an_ordinary_start_is_no_hindrance(reason: str) -> None:
     [
         (condition("DisruptionTarget", "True", reason="PreemptionByScheduler"), "PreemptionByScheduler"),
         (condition("DisruptionTarget", "False", reason="PreemptionByScheduler"), None),
-        ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
+        ({"phase": "Failed", "reason": "NodeLost", **ours(state={"terminated": {"exitCode": 1}})}, "NodeLost"),
         ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
         ({"phase": "Failed", "reason": "Error", **ours(state={"terminated": {"exitCode": 1}})}, None),
     ],
@@ -159,7 +205,7 @@ def test_no_limit_and_none_that_can_be_read_are_none(spec: dict[str, Any]) -> No
     assert (read(spec=spec).memory_limit_bytes, read(spec=spec).shared_memory_bytes) == (None, None)
 
 
-def test_whether_a_pod_restarts_in_place_is_read_from_what_the_api_server_kept_of_it() -> None:
+def test_restart_in_place_is_read_from_the_stored_pod() -> None:
     rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [86]}}
     assert read(spec={"containers": [{"name": "rljob", "restartPolicyRules": [rule]}]}).restarts_in_place
     assert not read(spec={"containers": [{"name": "rljob"}]}).restarts_in_place

@@ -128,6 +128,10 @@ class AnyCluster(RuleBasedStateMachine):
         self.cluster.change_spec(suspend=not self.cluster.spec.get("suspend", False))
 
     @rule()
+    def somebody_retries(self) -> None:
+        self.cluster.change_spec(retry=self.cluster.spec.get("retry", 0) + 1)
+
+    @rule()
     def somebody_loses_the_status(self) -> None:
         self.cluster.set_status(RLJobStatus())
 
@@ -201,7 +205,7 @@ TestAnyCluster.settings = settings(
 
 
 def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_place: bool = False) -> SimulatedCluster:
-    """From apply to Complete, with one failure; the operator dies after that many writes of its whole life."""
+    """A job from apply to Complete with one failure; the operator dies after that many writes."""
     cluster = SimulatedCluster()
     cluster.nodes = tuple(replace(node, restarts_in_place=in_place) for node in cluster.nodes)
 
@@ -248,7 +252,7 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
         (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, True),
     ],
 )
-def test_the_end_is_the_same_wherever_the_operator_is_killed_between_two_writes(
+def test_the_end_is_the_same_after_a_kill_between_any_two_writes(
     code: ExitCode, restarts: int, adjustments: int, in_place: bool
 ) -> None:
     undisturbed = _a_job_that_fails_once(code, None, in_place=in_place)
@@ -263,6 +267,6 @@ def test_the_end_is_the_same_wherever_the_operator_is_killed_between_two_writes(
 
 
 @pytest.mark.parametrize(("code", "most"), [(ExitCode.WORKER_LOST, 14), (ExitCode.DEVICE_OUT_OF_MEMORY, 15)])
-def test_a_job_that_goes_on_after_a_failure_takes_few_writes_beside_its_objects(code: ExitCode, most: int) -> None:
+def test_a_recovered_job_takes_few_writes(code: ExitCode, most: int) -> None:
     cluster = _a_job_that_fails_once(code, None)
     assert cluster.status_writes <= most

@@ -1,4 +1,4 @@
-"""What people and other programs do to a job: it ends in a condition, never in a crash or a hot loop."""
+"""Bad input of people and programs ends in a condition, never in a crash or a hot loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from rljob_operator.reconcile.desired import Desired
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
 
 
-def test_a_spec_that_cannot_be_read_is_told_of_and_goes_on_once_it_is_mended() -> None:
+def test_an_unreadable_spec_is_reported_and_resumes_once_fixed() -> None:
     cluster = SimulatedCluster(facts={"problem": "spec.rollout.engineArgs: must not set model"})
     assert cluster.settle() == Desired()
-    failed = cluster.condition(ConditionType.FAILED)
-    assert (failed.status, failed.reason) == ("True", "InvalidSpec")
-    assert "must not set model" in failed.message
+    stalled = cluster.condition(ConditionType.STALLED)
+    assert (stalled.status, stalled.reason) == ("True", "InvalidSpec")
+    assert "must not set model" in stalled.message
+    assert cluster.phase == "Invalid"
+    assert not cluster.holds(ConditionType.FAILED), "kubectl wait --for=condition=Failed is for the end of a job"
     cluster.facts = {}
     assert cluster.run().phase == "Running"
+    assert not cluster.holds(ConditionType.STALLED)
 
 
 def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> None:
@@ -23,40 +26,42 @@ def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> Non
     cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
     cluster.settle()
     assert cluster.phase == "Running"
-    assert cluster.condition(ConditionType.FAILED).reason == "InvalidSpec"
+    stalled = cluster.condition(ConditionType.STALLED)
+    assert (stalled.status, stalled.reason) == ("True", "InvalidSpec")
+    assert "the running attempt keeps its spec" in stalled.message
     cluster.end(CONTROLLER, 1, sentence="it broke", step=30)
     for pod in (POLICY_0, POLICY_1):
         cluster.end(pod, 83)
     cluster.settle()
-    assert cluster.phase == "Failed"
+    assert cluster.phase == "Invalid"
     assert cluster.attempt.end_time is None
     cluster.facts = {}
     cluster.next_attempt_runs()
     assert (cluster.phase, cluster.attempt.from_step) == ("Running", 31)
 
 
-def test_a_job_that_completes_while_its_spec_cannot_be_read_is_complete_once_it_can() -> None:
+def test_a_job_that_completed_under_an_unreadable_spec_is_complete() -> None:
     cluster = SimulatedCluster().run()
     cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
     for pod in (CONTROLLER, POLICY_0, POLICY_1):
         cluster.end(pod, 0)
     cluster.settle()
-    assert cluster.phase == "Failed"
+    assert cluster.phase == "Invalid"
     cluster.facts = {}
     cluster.settle()
     assert cluster.phase == "Complete"
     assert not cluster.holds(ConditionType.FAILED)
 
 
-def test_a_template_that_cannot_be_merged_is_an_invalid_spec_until_it_is_mended() -> None:
+def test_an_unmergeable_template_is_an_invalid_spec() -> None:
     cluster = SimulatedCluster(spec=job_spec(policy={"template": {"spec": {"containers": "rljob"}}}))
     assert cluster.settle() == Desired()
-    assert cluster.condition(ConditionType.FAILED).reason == "InvalidSpec"
+    assert cluster.condition(ConditionType.STALLED).reason == "InvalidSpec"
     assert cluster.events == ["InvalidSpec"]
     assert cluster.pods == {}
     cluster.change_spec(policy={"replicas": 2})
     assert cluster.run().phase == "Running"
-    assert not cluster.holds(ConditionType.FAILED)
+    assert not cluster.holds(ConditionType.STALLED)
 
 
 def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
@@ -110,7 +115,7 @@ def test_times_to_come_do_not_stop_a_job() -> None:
     assert cluster.run().phase == "Running"
 
 
-def test_pods_of_an_attempt_that_is_over_go_before_the_live_one_is_completed() -> None:
+def test_pods_of_an_ended_attempt_are_deleted_before_completion() -> None:
     cluster = SimulatedCluster().run()
     cluster.vanish(POLICY_1)
     cluster.change_pod(POLICY_0, attempt=0)
@@ -136,7 +141,7 @@ def test_a_foreign_pod_that_only_has_our_labels_is_no_hindrance() -> None:
     cluster = SimulatedCluster(facts={"foreign_pods": ("stranger",)})
     cluster.run()
     assert cluster.phase == "Running"
-    assert cluster.events == ["ForeignPodIgnored", "AttemptStarted"]
+    assert cluster.events == ["ForeignPodIgnored"]
 
 
 def test_what_the_api_server_refuses_is_quoted_and_tried_again_later() -> None:
@@ -154,7 +159,7 @@ def test_what_the_api_server_refuses_is_quoted_and_tried_again_later() -> None:
     assert again.requeue_after_seconds == 30
 
 
-def test_a_step_report_that_cannot_be_used_is_told_of_once_and_the_job_goes_on() -> None:
+def test_an_unusable_step_report_is_reported_once() -> None:
     cluster = SimulatedCluster().run()
     cluster.reports(5_000_000)
     cluster.settle()
@@ -198,7 +203,7 @@ def test_a_job_with_an_invalid_template_can_be_suspended() -> None:
     assert cluster.phase == "Suspended"
 
 
-def test_a_foreign_object_in_the_way_is_named_in_a_condition_and_in_one_event() -> None:
+def test_a_foreign_object_is_named_in_a_condition_and_one_event() -> None:
     message = "PersistentVolumeClaim demo-checkpoints exists and does not belong to this job"
     cluster = SimulatedCluster()
     cluster.round()
@@ -214,7 +219,21 @@ def test_a_foreign_object_in_the_way_is_named_in_a_condition_and_in_one_event() 
     assert cluster.run().phase == "Running"
 
 
-def test_what_a_deleted_job_left_behind_is_reported_while_the_creation_is_retried() -> None:
+def test_a_missing_object_is_a_condition_until_it_exists() -> None:
+    message = "expected ConfigMap my-task (spec.task.files.configMap) in namespace demo, found none: create it"
+    cluster = SimulatedCluster()
+    cluster.round()
+    cluster.facts = {"missing_object": message}
+    cluster.settle()
+    scheduled = cluster.condition(ConditionType.SCHEDULED)
+    assert (scheduled.status, scheduled.reason, scheduled.message) == ("False", "MissingObject", message)
+    cluster.tick(31)
+    assert cluster.round().create
+    cluster.facts = {}
+    assert cluster.run().phase == "Running"
+
+
+def test_leftovers_of_a_deleted_job_are_reported_during_retries() -> None:
     cluster = SimulatedCluster()
     cluster.round()
     cluster.facts = {"left_behind": "ConfigMap demo-rljob belongs to a deleted job of this name"}

@@ -1,4 +1,4 @@
-"""How attempts end, and what follows: counted restarts, restarts that are nobody's fault, and giving up."""
+"""Ends of attempts and the response: counted and uncounted restarts, giving up."""
 
 from __future__ import annotations
 
@@ -42,30 +42,31 @@ def test_a_failure_that_may_pass_is_a_counted_restart(code: int, reason: str) ->
 @pytest.mark.parametrize(
     ("code", "reason"), [(ExitCode.BAD_INPUT, "BadInput"), (ExitCode.INVALID_MANIFEST, "TrainerError")]
 )
-def test_what_only_a_human_can_mend_fails_the_job_with_the_trainers_sentence(code: ExitCode, reason: str) -> None:
+def test_bad_input_fails_the_job_with_the_trainers_message(code: ExitCode, reason: str) -> None:
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, code, sentence="the task has no reward: write spec.task.reward")
     cluster.settle()
     failed = cluster.condition(ConditionType.FAILED)
-    assert (failed.reason, failed.message) == (reason, "the task has no reward: write spec.task.reward")
+    assert failed.reason == reason
+    assert failed.message.startswith("the task has no reward: write spec.task.reward. The job resumes after")
     assert cluster.phase == "Failed"
     cluster.finish_deletions()
     assert set(cluster.pods) == {CONTROLLER}, "its logs are kept"
     assert cluster.settle() == Desired()
 
 
-def test_without_last_words_the_sentence_has_the_code_its_meaning_and_where_to_look() -> None:
+def test_without_a_termination_message_the_exit_code_is_explained() -> None:
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, ExitCode.WORKER_LOST)
     cluster.tick(20)
     cluster.round()
     assert cluster.attempt.message == (
-        "pod demo-controller exited with code 83 (a policy rank or a rollout engine died, or Ray did not start); "
-        "kubectl logs demo-controller has more"
+        "pod demo-controller exited with code 83 (a policy rank or a rollout engine died or hung, or Ray did not "
+        "start); kubectl logs demo-controller has more"
     )
 
 
-def test_when_the_restarts_are_used_up_the_job_has_failed_and_accounts_for_them() -> None:
+def test_exhausted_restarts_fail_the_job_with_an_account() -> None:
     cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 2})).run()
     for _ in range(2):
         cluster.end(CONTROLLER, 1, sentence="it broke", step=0)
@@ -75,7 +76,7 @@ def test_when_the_restarts_are_used_up_the_job_has_failed_and_accounts_for_them(
     cluster.settle()
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
-    assert failed.message == (
+    assert failed.message.startswith(
         "attempt 3 failed: rank 1 died (all restarts are used, recovery.maxRestarts is 2; "
         "earlier attempts: 1: Error, 2: Error)"
     )
@@ -103,7 +104,7 @@ def test_half_of_the_remaining_steps_give_a_restart_back() -> None:
     assert cluster.phase == "Recovering"
 
 
-def test_restarts_without_progress_wait_longer_each_time_and_five_minutes_at_most() -> None:
+def test_restarts_without_progress_back_off_to_five_minutes() -> None:
     cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 20})).run()
     waits = []
     for _ in range(7):
@@ -147,7 +148,7 @@ def test_the_next_attempt_waits_until_the_old_pods_are_really_gone() -> None:
     assert cluster.attempt.number == 2
 
 
-def test_a_worker_killed_for_host_memory_is_named_with_its_limit_and_what_to_raise() -> None:
+def test_a_worker_killed_for_host_memory_is_named_with_its_limit() -> None:
     template = {"spec": {"containers": [{"name": "rljob", "resources": {"limits": {"memory": "8Gi"}}}]}}
     cluster = SimulatedCluster(spec=job_spec(policy={"replicas": 2, "template": template})).run()
     cluster.end(POLICY_1, 137, reason="OOMKilled")
@@ -162,7 +163,7 @@ def test_a_worker_killed_for_host_memory_is_named_with_its_limit_and_what_to_rai
     assert cluster.status.restarts == 1
 
 
-def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_give_it_room() -> None:
+def test_a_controller_killed_without_a_limit_gets_advice() -> None:
     cluster = SimulatedCluster(spec=job_spec(controller={"template": {"spec": {"nodeSelector": {"a": "b"}}}})).run()
     cluster.end(CONTROLLER, 137, reason="OOMKilled")
     cluster.round()
@@ -176,9 +177,7 @@ def test_a_controller_killed_for_host_memory_without_a_limit_is_told_where_to_gi
     ("role", "pod", "template"),
     [("rollout", POLICY_1, "policy"), ("policy", POLICY_1, "policy"), ("controller", CONTROLLER, "controller")],
 )
-def test_where_the_trainer_names_the_process_the_template_of_its_pod_is_the_one_to_change(
-    role: Role, pod: str, template: str
-) -> None:
+def test_advice_names_the_template_of_the_failed_process(role: Role, pod: str, template: str) -> None:
     cluster = SimulatedCluster().run()
     evidence = Evidence(time=cluster.now, attempt=1, role=role, rank=1, step=4, message="low on memory")
     cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="low on memory.", step=3, evidence=evidence)
@@ -227,7 +226,7 @@ def test_a_kill_that_a_lost_worker_reports_is_diagnosed() -> None:
     assert cluster.attempt.diagnosis.class_name == "HostMemory"
 
 
-def test_workers_that_go_on_do_not_hold_up_what_the_controller_says_for_ever() -> None:
+def test_running_workers_delay_the_controllers_end_only_briefly() -> None:
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-0 died while updating", step=4)
     cluster.settle()
@@ -238,7 +237,7 @@ def test_workers_that_go_on_do_not_hold_up_what_the_controller_says_for_ever() -
     assert cluster.status.restarts == 1
 
 
-def test_a_controller_that_says_nothing_does_not_hold_up_a_dead_worker_for_ever() -> None:
+def test_a_silent_controller_delays_a_dead_workers_end_only_briefly() -> None:
     cluster = SimulatedCluster().run()
     cluster.end(POLICY_0, 1, text="Traceback: boom")
     cluster.settle()
@@ -267,7 +266,7 @@ def test_a_pod_that_the_cluster_takes_away_is_nobodys_fault(disruption: str) -> 
     assert (cluster.phase, cluster.attempt.number) == ("Running", 2)
 
 
-def test_a_drained_worker_takes_the_controller_down_first_so_that_the_step_is_committed() -> None:
+def test_a_drained_worker_ends_the_controller_first() -> None:
     cluster = SimulatedCluster().run()
     cluster.delete_pod(POLICY_0)
     cluster.settle()

@@ -44,7 +44,7 @@ def test_the_changed_plan_is_written_down_before_anything_acts_on_it() -> None:
     assert (change.phase, change.role, change.rank, change.level) == ("update", "policy", 1, "ReplacePods")
 
 
-def test_a_job_that_ran_out_of_memory_goes_on_under_the_changed_plan_at_once() -> None:
+def test_an_out_of_memory_job_restarts_at_once_under_a_new_plan() -> None:
     cluster = running(step=0)
     out_of_device_memory(cluster, step=0)
     cluster.settle()
@@ -80,7 +80,7 @@ def test_events_tell_the_failure_the_change_and_the_recovery() -> None:
 
 
 @pytest.mark.parametrize(("failures", "most"), [(1, 0), (3, 2)])
-def test_when_the_adjustments_are_used_up_the_job_has_failed_and_accounts_for_them(failures: int, most: int) -> None:
+def test_exhausted_adjustments_fail_the_job_with_an_account(failures: int, most: int) -> None:
     cluster = running(recovery={"maxAdjustments": most})
     for _ in range(failures):
         out_of_device_memory(cluster)
@@ -117,7 +117,7 @@ def test_a_pinned_setting_in_the_way_is_named_with_what_to_write() -> None:
     assert status_of(cluster).restarts == 0
 
 
-def test_with_the_plan_kept_by_the_user_a_failure_is_a_restart_that_says_why() -> None:
+def test_a_fixed_plan_makes_a_failure_an_explained_restart() -> None:
     cluster = running(memory={"mode": "Disabled"})
     out_of_device_memory(cluster)
     cluster.settle()
@@ -150,7 +150,7 @@ def test_a_worker_killed_for_its_memory_gets_more_within_the_bound() -> None:
     assert status_of(cluster).plan_changes[0].phase == "update"
 
 
-def test_without_a_bound_to_raise_it_to_restarts_are_left_and_the_account_says_what_to_write() -> None:
+def test_without_a_host_memory_bound_the_account_names_it() -> None:
     cluster = running(limit="8Gi", recovery={"maxRestarts": 1})
     for _ in range(2):
         cluster.end(POLICY_1, 137, reason="OOMKilled")
@@ -158,6 +158,23 @@ def test_without_a_bound_to_raise_it_to_restarts_are_left_and_the_account_says_w
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
     assert "recovery.maxHostMemory is absent, so the limit of 8.00 GiB stays: write 12Gi" in failed.message
+
+
+def test_a_predicted_limit_is_raised_without_a_bound() -> None:
+    cluster = running(model={"uri": "hf://Qwen/Qwen3-8B"})
+    before = cluster.pods[POLICY_1].memory_limit_bytes
+    assert before is not None, "the operator's own"
+    cluster.end(POLICY_1, 137, reason="OOMKilled")
+    cluster.next_attempt_runs()
+    assert cluster.pods[POLICY_1].memory_limit_bytes == before * 3 // 2
+
+
+def test_a_limit_below_the_prediction_is_a_condition_and_no_refusal() -> None:
+    cluster = running(limit="8Gi", model={"uri": "hf://Qwen/Qwen3-8B"})
+    condition = cluster.condition(ConditionType.MEMORY_PRESSURE)
+    assert (condition.status, condition.reason) == ("False", "LimitBelowPrediction")
+    assert "in spec.policy.template" in condition.message
+    assert "found 8.00 GiB" in condition.message
 
 
 def test_a_full_dev_shm_is_made_larger() -> None:
@@ -170,7 +187,7 @@ def test_a_full_dev_shm_is_made_larger() -> None:
     assert status_of(cluster).attempts[0].diagnosis is not None
 
 
-def test_the_smallest_dev_shm_is_the_one_that_the_controller_found_too_small() -> None:
+def test_the_smallest_dev_shm_is_the_one_found_too_small() -> None:
     small = {"name": "shm", "emptyDir": {"sizeLimit": "600Mi"}}
     policy = {"replicas": 2, "template": {"spec": {"volumes": [small]}}}
     cluster = running(policy=policy, recovery={"maxSharedMemory": "4Gi"})
@@ -180,7 +197,7 @@ def test_the_smallest_dev_shm_is_the_one_that_the_controller_found_too_small() -
     assert cluster.pods[POLICY_0].shared_memory_bytes == 1200 << 20
 
 
-def test_pods_that_find_no_node_are_told_which_ones_the_plan_keeps_them_off() -> None:
+def test_unplaced_pods_name_the_nodes_excluded_by_the_plan() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
     plan = PLAN.model_copy(update={"excluded_nodes": ["gpu-7"]})
@@ -209,7 +226,7 @@ def test_the_only_node_that_has_the_gpus_is_not_left() -> None:
 # --- evidence ---
 
 
-def test_the_step_report_has_the_trainers_words_where_the_termination_message_has_none() -> None:
+def test_the_step_report_replaces_a_missing_termination_message() -> None:
     cluster = running()
     cluster.reports(3, last_evidence=evidence(cluster, rank=0))
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY)
@@ -218,7 +235,7 @@ def test_the_step_report_has_the_trainers_words_where_the_termination_message_ha
     assert (change.rank, change.diagnosis.class_name) == (0, "Fragmentation")
 
 
-def test_an_exit_code_that_names_the_memory_says_more_than_words_that_do_not() -> None:
+def test_an_exit_code_of_memory_outweighs_an_unrelated_message() -> None:
     cluster = running()
     nobody_knows = {"class": "Unknown", "confidence": 0.5, "message": "memory ran out"}
     words = evidence(cluster, message="found 10 MiB, expected more", diagnoses=[nobody_knows])
@@ -229,7 +246,7 @@ def test_an_exit_code_that_names_the_memory_says_more_than_words_that_do_not() -
     assert (diagnosis.class_name, diagnosis.message) == ("SharedMemory", "found 10 MiB, expected more")
 
 
-def test_words_about_a_failure_that_was_answered_are_not_taken_for_the_next_one() -> None:
+def test_a_handled_failures_message_is_not_read_again() -> None:
     cluster = running()
     words, change = evidence(cluster, rank=0), trainers_change(cluster)
     plan = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})

@@ -130,7 +130,7 @@ def test_a_node_is_left_only_where_all_workers_find_room_without_it(
     assert excluded(cluster) == (["gpu-node"] if left else [])
 
 
-def test_what_a_trainer_does_not_follow_is_no_evidence_of_what_its_engine_did() -> None:
+def test_an_unsupported_setting_is_no_evidence_about_the_engine() -> None:
     trainer = {"image": "registry.example/trl:1", "supportedSettings": []}
     cluster = met_strangers(1, (CPU_NODE, GPU_NODE), trainer=trainer, memory={})
     last = status_of(cluster).last_out_of_memory

@@ -22,7 +22,7 @@ def test_a_controller_with_all_its_workers_has_the_time_of_its_pod() -> None:
 
 
 @pytest.mark.parametrize("lost", [SimulatedCluster.vanish, lambda cluster, name: cluster.end(name, 137)])
-def test_a_controller_that_is_going_when_a_worker_is_lost_gets_no_more_than_a_moment(
+def test_an_ending_controller_gets_a_moment_after_a_lost_worker(
     lost: Callable[[SimulatedCluster, str], None],
 ) -> None:
     cluster = SimulatedCluster().run()

@@ -1,4 +1,4 @@
-"""Where pods may go, what is said when they find no place, and that no job stays half-placed."""
+"""Placement of pods, reports of unplaced pods, and release of half-placed jobs."""
 
 from __future__ import annotations
 
@@ -75,18 +75,29 @@ def test_a_controller_on_a_gpu_node_is_told_of() -> None:
     cluster.ready()
     cluster.settle()
     assert scheduled(cluster)[:2] == ("True", "ControllerOnGpuNode")
-    assert cluster.events == ["ControllerOnGpuNode", "AttemptStarted"]
+    assert cluster.events == ["ControllerOnGpuNode"]
 
 
-def test_a_gpu_count_that_no_node_has_is_said_with_the_numbers() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"gpusPerReplica": 16}))
+@pytest.mark.parametrize(
+    ("spec", "pod", "field"),
+    [
+        ({"policy": {"gpusPerReplica": 16}}, POLICY_0, "policy.gpusPerReplica"),
+        (
+            {"topology": "Disaggregated", "rollout": {"gpusPerReplica": 16}},
+            "demo-rollout-0",
+            "rollout.gpusPerReplica",
+        ),
+    ],
+)
+def test_a_gpu_count_that_no_node_has_is_said_with_the_numbers(spec: dict[str, Any], pod: str, field: str) -> None:
+    cluster = SimulatedCluster(spec=job_spec(**spec))
     cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_0)
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", pod)
     cluster.settle()
     assert scheduled(cluster) == (
         "False",
         "Unschedulable",
-        "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; lower policy.gpusPerReplica, or add a node",
+        f"no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; lower {field}, or add a node",
     )
 
 
@@ -151,7 +162,7 @@ def test_waits_between_tries_to_place_double_up_to_tenfold() -> None:
     assert waits == [60, 120, 240, 480, 600, 600]
 
 
-def test_the_clock_of_a_half_placed_job_starts_with_the_last_pod_that_was_placed() -> None:
+def test_the_placement_timeout_starts_with_the_last_placed_pod() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
     cluster.tick(5000)
@@ -161,7 +172,7 @@ def test_the_clock_of_a_half_placed_job_starts_with_the_last_pod_that_was_placed
     assert not any(pod.deleting for pod in cluster.pods.values())
 
 
-def test_pods_that_an_operator_died_before_making_get_their_time_to_be_placed() -> None:
+def test_pods_created_after_a_crash_get_their_placement_time() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
     cluster.place(CONTROLLER)
@@ -202,6 +213,32 @@ def test_who_has_another_gang_scheduler_or_none_keeps_its_pods(spec: dict[str, A
     cluster.place(CONTROLLER)
     cluster.tick(6000)
     cluster.change_pod(CONTROLLER, started=True)
+    cluster.settle()
+    assert not any(pod.deleting for pod in cluster.pods.values())
+
+
+@pytest.mark.parametrize("edit", [{"queueName": "team"}, {"gang": "Volcano"}])
+def test_pods_created_before_an_edit_of_the_gang_are_still_released(edit: dict[str, Any]) -> None:
+    installed = {"kueue_installed": True, "volcano_installed": False}
+    cluster = SimulatedCluster(spec=job_spec(), facts=installed)
+    cluster.settle()
+    cluster.place(CONTROLLER)
+    cluster.start(CONTROLLER)
+    cluster.change_spec(**edit)
+    cluster.settle()
+    cluster.tick(6000)
+    cluster.settle()
+    assert cluster.pods[CONTROLLER].deleting
+    assert cluster.attempt.reason == "PlacementTimedOut"
+
+
+def test_pods_of_a_group_are_left_to_its_scheduler_after_an_edit() -> None:
+    cluster = SimulatedCluster(spec=job_spec(queueName="team"), facts={"kueue_installed": True})
+    cluster.settle()
+    cluster.place(CONTROLLER)
+    cluster.start(CONTROLLER)
+    cluster.change_spec(queueName=None)
+    cluster.tick(6000)
     cluster.settle()
     assert not any(pod.deleting for pod in cluster.pods.values())
 

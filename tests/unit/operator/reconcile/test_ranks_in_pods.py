@@ -38,9 +38,9 @@ def job(**rollout: Any) -> SimulatedCluster:
     [
         (ROLLOUT_1, {}, 1),
         (ROLLOUT_1, {"gpusPerReplica": 4}, 4),
-        (ROLLOUT_1, {"gpusPerReplica": 4, "tensorParallelSize": 2}, 2),
         (ROLLOUT_0, {"gpusPerReplica": 4}, 0),
         (POLICY_1, {"gpusPerReplica": 4}, 8),
+        (ROLLOUT_1, {"gpusPerReplica": 4, "tensorParallelSize": 2}, 4),
     ],
 )
 def test_a_pod_killed_for_its_memory_stands_for_the_first_process_in_it(
@@ -54,13 +54,14 @@ def test_a_pod_killed_for_its_memory_stands_for_the_first_process_in_it(
     assert change.diagnosis.class_name == "HostMemory"
 
 
-def test_a_rollout_pod_without_gpus_holds_one_engine() -> None:
-    spec = disaggregated(gpusPerReplica=0)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rollout_pod_without_gpus_holds_one_engine(processes: int) -> None:
+    spec = disaggregated(gpusPerReplica=0, tensorParallelSize=processes)
     cluster = running(**spec | {"policy": {"replicas": 2, "gpusPerReplica": 0}})
     cluster.end(ROLLOUT_1, ExitCode.HOST_OUT_OF_MEMORY)
     cluster.settle()
     (change,) = status_of(cluster).plan_changes
-    assert (change.role, change.rank) == ("rollout", 1)
+    assert (change.role, change.rank) == ("rollout", processes)
 
 
 def test_the_limit_of_the_pod_that_the_engine_is_in_is_raised() -> None:
@@ -83,5 +84,9 @@ def test_every_pod_is_where_its_first_rank_is(spec: dict[str, Any]) -> None:
 def test_a_colocated_engine_is_in_the_pod_of_its_policy_rank() -> None:
     layout = PodLayout.of(RLJobSpec.model_validate(job_spec(**COLOCATED)))
     assert [layout.pod_of("rollout", rank) for rank in (7, 8, 15)] == [("policy", 0), ("policy", 1), ("policy", 1)]
-    shared = PodLayout.of(RLJobSpec.model_validate(job_spec(**COLOCATED, rollout={"tensorParallelSize": 4})))
+    own = PodLayout.of(RLJobSpec.model_validate(job_spec(**COLOCATED, rollout={"tensorParallelSize": 4})))
+    assert [own.pod_of("rollout", rank) for rank in (7, 8)] == [("policy", 0), ("policy", 1)], "a process for each GPU"
+    shared = PodLayout.of(
+        RLJobSpec.model_validate(job_spec(**COLOCATED, rollout={"tensorParallelSize": 4}, trainer={"image": "a"}))
+    )
     assert [shared.pod_of("rollout", rank) for rank in (1, 2)] == [("policy", 0), ("policy", 1)]

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.conditions import ConditionType
+from rljob_api.step_report import ExitDecision
 from rljob_operator.reconcile.desired import Desired
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -25,13 +27,12 @@ def uids(cluster: SimulatedCluster) -> dict[str, str]:
     return {name: pod.uid for name, pod in cluster.pods.items()}
 
 
-def environment(desired: Desired) -> dict[str, str]:
+def settings_of(desired: Desired) -> AttemptSettings:
     (config_map,) = (manifest for manifest in desired.apply if manifest["kind"] == "ConfigMap")
-    data: dict[str, str] = config_map["data"]
-    return data
+    return AttemptSettings.model_validate_json(config_map["data"]["attempt.json"])
 
 
-def test_the_next_attempt_goes_on_in_the_same_pods_with_the_new_environment() -> None:
+def test_the_next_attempt_reuses_the_pods_with_a_new_environment() -> None:
     cluster = waiting()
     before = uids(cluster)
     cluster.round()
@@ -39,13 +40,16 @@ def test_the_next_attempt_goes_on_in_the_same_pods_with_the_new_environment() ->
     assert status_of(cluster).plan_changes[0].level == "RestartInPlace"
 
     desired = cluster.round()
-    assert environment(desired)["attempt"] == "2"
-    assert '"generation":2' in environment(desired)["memory-plan.json"]
+    settings = settings_of(desired)
+    assert (settings.attempt, settings.plan_generation) == (2, 2)
+    assert settings.plan_changes == status_of(cluster).plan_changes
     assert (desired.create, desired.delete_pods) == ((), ())
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt, cluster.attempt.from_step) == (2, 1, 4)
     assert status_of(cluster).attempts[0].end_time == cluster.now
+    assert desired.decision is None, "it follows the record of the attempt"
 
-    cluster.settle()
+    assert cluster.round().decision == ExitDecision(attempt=1, next_attempt=2, plan_generation=2)
+    assert cluster.settle().decision is None
     assert not cluster.holds(ConditionType.RUNNING), "the containers are still the old ones, however ready"
     cluster.restart()
     cluster.settle()
@@ -57,7 +61,7 @@ def test_the_next_attempt_goes_on_in_the_same_pods_with_the_new_environment() ->
     assert (status_of(cluster).adjustments, status_of(cluster).restarts) == (1, 0)
 
 
-def test_a_pinned_sleep_level_that_the_device_ignores_does_not_block_the_restart() -> None:
+def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
     """On a CPU the trainer keeps the engine awake, whatever is pinned: its plan is the one of the next attempt too."""
     awake, on_a_cpu = (
         PLAN.model_copy(update={"rollout_sleep": "Disabled"}),
@@ -142,7 +146,7 @@ def test_a_setting_pinned_meanwhile_is_in_the_plan_of_replaced_pods() -> None:
     assert (plan.generation, plan.micro_batch_tokens, cluster.attempt.pods_of_attempt) == (3, 777, None)
 
 
-def test_pods_that_do_not_start_anew_in_time_are_replaced_and_nothing_is_counted() -> None:
+def test_pods_that_restart_too_slowly_are_replaced_uncounted() -> None:
     cluster = waiting()
     cluster.settle()
     cluster.restart(POLICY_0)
@@ -156,7 +160,7 @@ def test_pods_that_do_not_start_anew_in_time_are_replaced_and_nothing_is_counted
     assert (status_of(cluster).adjustments, status_of(cluster).restarts) == (1, 0)
 
 
-def test_a_pod_that_ends_instead_of_starting_anew_is_no_failure_of_the_next_attempt() -> None:
+def test_a_pod_that_ends_instead_of_restarting_is_not_a_new_failure() -> None:
     cluster = waiting()
     cluster.settle()
     cluster.end(CONTROLLER, 80, sentence="policy-1 ran out", step=3)
@@ -185,7 +189,7 @@ def test_a_suspended_job_does_not_go_on_in_its_pods() -> None:
     assert cluster.pods[CONTROLLER].deleting
 
 
-def test_a_controller_that_waits_in_vain_is_given_time_to_end_with_its_logs() -> None:
+def test_a_waiting_controller_gets_time_to_end_with_its_logs() -> None:
     cluster = waiting(recovery={"maxAdjustments": 0})
     cluster.settle()
     assert cluster.phase == "Failed"
@@ -237,3 +241,18 @@ def test_processes_that_die_without_a_step_are_waited_after_in_new_pods() -> Non
     cluster.tick(5)
     cluster.settle()
     assert (cluster.attempt.number, cluster.pods[CONTROLLER].deleting) == (1, True)
+
+
+def test_the_controller_of_a_failed_job_is_told_to_exit() -> None:
+    cluster = waiting(memory={"mode": "Disabled"}, recovery={"maxRestarts": 0})
+    cluster.settle()
+    assert cluster.holds(ConditionType.FAILED)
+    assert cluster.report is not None
+    assert cluster.report.decision == ExitDecision(attempt=1)
+
+
+def test_a_controller_whose_pod_is_replaced_gets_no_decision() -> None:
+    cluster = waiting(nodes=(GPU_NODE, CPU_NODE))
+    for _ in range(4):
+        assert cluster.round().decision is None
+    assert cluster.attempt.reason == "DeviceOutOfMemory"

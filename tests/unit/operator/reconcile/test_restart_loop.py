@@ -13,7 +13,7 @@ def restarted(cluster: SimulatedCluster, times: int) -> None:
         cluster.restart(POLICY_0)
 
 
-def test_a_pod_that_never_finds_its_new_environment_is_replaced_and_that_counts() -> None:
+def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
     cluster = waiting()
     cluster.settle()
     cluster.restart()
@@ -33,7 +33,7 @@ def test_a_pod_that_never_finds_its_new_environment_is_replaced_and_that_counts(
     assert (cluster.attempt.number, cluster.attempt.pods_of_attempt, cluster.phase) == (3, None, "Running")
 
 
-def test_restarts_of_earlier_attempts_in_the_same_pods_are_none_of_this_one() -> None:
+def test_restarts_of_earlier_attempts_are_not_counted() -> None:
     cluster = waiting()
     cluster.settle()
     cluster.restart()
@@ -58,7 +58,7 @@ def test_an_operator_that_comes_back_after_hours_ends_the_loop_at_once() -> None
     assert cluster.attempt.reason == "RestartLoop"
 
 
-def test_pods_that_are_caught_again_and_again_use_the_restarts_up_and_the_job_accounts_for_them() -> None:
+def test_pods_in_a_restart_loop_exhaust_the_restarts() -> None:
     cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 2}), nodes=KNOWING).run()
     for _ in range(3):
         restarted(cluster, MAX_RESTARTS_IN_PLACE + 1)
@@ -67,7 +67,7 @@ def test_pods_that_are_caught_again_and_again_use_the_restarts_up_and_the_job_ac
             cluster.next_attempt_runs()
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
-    assert failed.message.endswith("earlier attempts: 1: RestartLoop, 2: RestartLoop)")
+    assert "earlier attempts: 1: RestartLoop, 2: RestartLoop)." in failed.message
 
 
 def test_pods_of_another_trainer_may_restart_as_their_own_containers_ask() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.conditions import ConditionType
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster
+from rljob_api.status import Condition
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, job_spec
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedClust
         'CreateContainerConfigError: secret "token" not found',
     ],
 )
-def test_a_pod_that_cannot_start_is_told_of_at_once_and_fails_the_job_after_the_timeout(waiting: str) -> None:
+def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) -> None:
     cluster = SimulatedCluster()
     cluster.settle()
     cluster.place()
@@ -73,3 +74,54 @@ def test_pods_that_run_are_not_timed() -> None:
     cluster.settle()
     assert cluster.phase == "Pending"
     assert not any(pod.deleting for pod in cluster.pods.values())
+
+
+@pytest.mark.parametrize("trainer", [None, {"image": "registry.example/verl:1"}])
+def test_an_outage_of_the_registry_after_progress_is_a_counted_restart(trainer: dict[str, str] | None) -> None:
+    cluster = SimulatedCluster(spec=job_spec() | ({"trainer": trainer} if trainer else {})).run()
+    if trainer is None:
+        cluster.reports(40)
+    cluster.end(POLICY_0, 1)
+    cluster.tick(20)
+    cluster.settle()
+    for _ in range(4):
+        cluster.finish_deletions()
+        cluster.settle()
+    cluster.tick(400)
+    cluster.settle()
+    cluster.place()
+    for name in cluster.pods:
+        cluster.change_pod(name, waiting="ImagePullBackOff: registry: 503")
+    cluster.tick(1801)
+    cluster.settle()
+    assert cluster.status is not None
+    assert (cluster.phase, cluster.status.restarts) == ("Recovering", 2)
+    assert "ImagePullBackOff: registry: 503" in cluster.condition(ConditionType.RECOVERING).message
+    for _ in range(3):
+        cluster.finish_deletions()
+        cluster.settle()
+    assert cluster.last.requeue_after_seconds, "the next attempt is delayed"
+    cluster.next_attempt_runs()
+    assert (cluster.phase, cluster.attempt.number) == ("Running", 3)
+
+
+def test_an_object_left_behind_is_reported_after_a_minute_with_advice() -> None:
+    left = "StepReport demo belongs to a deleted job of this name; waiting for its garbage collection"
+    cluster = SimulatedCluster()
+    cluster.round()
+    cluster.facts = {"left_behind": left}
+
+    def waited(seconds: float) -> Condition:
+        cluster.tick(seconds)
+        for _ in range(3):
+            cluster.round()
+            cluster.pods.clear()  # they cannot be created before the other objects
+        return cluster.condition(ConditionType.SCHEDULED)
+
+    assert (waited(30).reason, waited(29).message) == ("WaitingForPods", left)
+    assert "ObjectLeftBehind" not in cluster.events
+    scheduled = waited(1)
+    assert scheduled.reason == "ObjectLeftBehind"
+    assert scheduled.message.startswith(left)
+    assert "finalizers" in scheduled.message
+    assert cluster.events.count("ObjectLeftBehind") == 1

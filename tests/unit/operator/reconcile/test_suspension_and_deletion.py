@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.reconcile.desired import Desired
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SETTINGS, SimulatedCluster, job_spec
 
 
 def test_a_job_that_is_created_suspended_has_no_pods() -> None:
@@ -73,7 +73,7 @@ def test_a_job_whose_last_step_is_committed_while_it_stops_is_complete() -> None
     assert cluster.phase == "Complete"
 
 
-def test_deleting_a_job_ends_the_controller_then_the_workers_then_lets_it_go() -> None:
+def test_deletion_ends_the_controller_then_workers_then_finalizer() -> None:
     cluster = SimulatedCluster().run()
     cluster.delete_job()
     cluster.settle()
@@ -111,7 +111,7 @@ def test_in_a_namespace_that_is_being_deleted_nothing_is_made() -> None:
     assert cluster.condition(ConditionType.SCHEDULED).reason == "NamespaceTerminating"
 
 
-def test_a_job_that_kueue_has_not_admitted_takes_its_workload_along_when_it_goes() -> None:
+def test_deletion_of_an_unadmitted_job_deletes_its_workload() -> None:
     cluster = SimulatedCluster(spec=job_spec(queueName="gpus"), facts={"kueue_installed": True})
     cluster.settle()
     for name in cluster.pods:
@@ -121,3 +121,30 @@ def test_a_job_that_kueue_has_not_admitted_takes_its_workload_along_when_it_goes
     for name in cluster.pods:
         cluster.change_pod(name, deleting=True)
     assert cluster.round().delete_workloads == ("demo-rljob-1",)
+
+
+NAMESPACED = SETTINGS.model_copy(update={"namespaces": ("team",)})
+
+
+def test_a_job_of_a_listed_namespace_has_no_finalizer() -> None:
+    cluster = SimulatedCluster(settings=NAMESPACED).run()
+    assert not cluster.finalizer
+    cluster.delete_job()
+    assert cluster.gone
+
+
+def test_a_finalizer_from_before_goes_at_once_in_a_listed_namespace() -> None:
+    cluster = SimulatedCluster().run()
+    assert cluster.finalizer
+    cluster.settings = NAMESPACED
+    cluster.settle()
+    assert not cluster.finalizer
+    assert cluster.phase == "Running"
+
+
+def test_a_deleted_job_of_a_listed_namespace_does_not_wait_for_its_pods() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.settings = NAMESPACED
+    cluster.delete_job()
+    cluster.round()
+    assert cluster.gone

@@ -51,7 +51,7 @@ def test_a_preventive_change_costs_no_adjustment() -> None:
     assert status_of(cluster).last_out_of_memory is None
 
 
-def test_changes_made_while_the_operator_was_away_are_caught_up_with_in_order() -> None:
+def test_changes_during_an_outage_are_applied_in_order() -> None:
     cluster = running()
     changes = [trainers_change(cluster, generation) for generation in (2, 3, 4)]
     cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes)

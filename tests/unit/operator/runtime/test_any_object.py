@@ -10,10 +10,14 @@ from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from rljob_operator.apply.executor import JobGone
 from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceGone, NotFound, Unavailable
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Resource
 from rljob_operator.kube.watch import Reflector, Sink
+from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
@@ -21,6 +25,7 @@ from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.runtime.reconcile_loop import ReconcileLoop
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
+from rljob_testing.operator import manifests
 from tests.unit.operator.observe.objects import Object, job, node, pod, step_report
 from tests.unit.operator.runtime.test_reconcile_loop import SETTINGS, Answers
 
@@ -76,6 +81,10 @@ class Stream:
         self._lines = lines
         self.content = self
 
+    @property
+    def is_drained(self) -> bool:
+        return not self._lines
+
     async def readany(self) -> bytes:
         if self._lines:
             return self._lines.pop(0).encode() + b"\n"
@@ -89,22 +98,39 @@ class Stream:
         pass
 
 
+class HostileAnswers(Answers):
+    """Fails as told, for the hostile job."""
+
+    async def execute(self, desired: Desired, observation: Observation) -> None:
+        if observation.observed.name != "honest":
+            await super().execute(desired, observation)
+
+
 class Served:
     """An API server with these objects of each resource, in the listing or as events of a watch."""
 
     def __init__(self, listed: dict[Resource, list[Any]], lines: dict[Resource, list[str]]) -> None:
         self._listed = listed
         self._lines = lines
+        self._streams: list[Stream] = []
+
+    @property
+    def is_drained(self) -> bool:
+        """All lines were read."""
+        return not self._lines and all(stream.is_drained for stream in self._streams)
 
     async def list_pages(self, resource: Resource, *_: Any) -> AsyncIterator[tuple[list[Any], str]]:
         yield self._listed.get(resource, []), "50"
 
     async def watch(self, resource: Resource, *_: Any) -> Stream:
-        return Stream(self._lines.pop(resource, []))
+        self._streams.append(Stream(self._lines.pop(resource, [])))
+        return self._streams[-1]
 
 
-async def run(served: Served) -> None:
-    honest = asyncio.Event()
+async def run(served: Served, *errors: Exception) -> list[str]:
+    """Run the operator until the honest job was reconciled after everything was read. `errors`: of the API server, in
+    the first reconciles of the other job. Returns the reported bugs of the operator."""
+    honest, executor = asyncio.Event(), HostileAnswers(*errors)
     queue = WorkQueue()
     observer = Observer(("nvidia.com/gpu",), queue.add)
 
@@ -118,8 +144,13 @@ async def run(served: Served) -> None:
     }  # fmt: skip
     client = cast(ApiClient, served)
     tasks = [asyncio.create_task(Reflector(client, *fed, reconnect_seconds=0.01).run()) for fed in sinks.items()]
-    tasks.append(asyncio.create_task(ReconcileLoop(SETTINGS, queue, observer, Answers(), decide).run()))
-    async with asyncio.timeout(10):
+    tasks.append(asyncio.create_task(ReconcileLoop(SETTINGS, queue, observer, executor, decide).run()))
+    async with asyncio.timeout(20):
+        await honest.wait()
+        while not served.is_drained:
+            await asyncio.sleep(0.001)
+        honest.clear()
+        queue.add(("research", "honest"))
         await honest.wait()
     await asyncio.sleep(0.01)
     ended = [task.exception() for task in tasks if task.done()]
@@ -127,6 +158,7 @@ async def run(served: Served) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert ended == []
+    return executor.bugs
 
 
 RESOURCES = st.sampled_from(list(OBJECTS))
@@ -152,3 +184,61 @@ def test_no_event_stops_anything(data: st.DataObject, resource: Resource, kind: 
     lines = {resource: [line]}
     lines[RLJOBS] = [*lines.get(RLJOBS, []), honest]
     asyncio.run(run(Served(dict(OBJECTS), lines)))
+
+
+REPORTED: dict[str, Any] = {
+    "attempt": 1,
+    "step": 3,
+    "seconds": {"rollout": 1.0},
+    "updateTime": "2026-01-02T03:04:05Z",
+    "memory": [{"role": "policy", "rank": 0, "deviceTotalBytes": 80 << 30}],
+    "plan": manifests.PLAN,
+    "pendingExit": {"exitCode": 80, "message": "out of memory"},
+    "lastEvidence": {
+        "time": "2026-01-02T03:04:05Z", "attempt": 1, "role": "policy", "rank": 0, "step": 4, "message": "oom",
+    },
+}  # fmt: skip
+ERRORS = [
+    Conflict("changed"),
+    Unavailable("no answer"),
+    Forbidden("exceeded quota"),
+    Invalid("etcdserver: request is too large"),
+    NotFound("no such object"),
+    NamespaceGone("deleted"),
+    JobGone("deleted"),
+    RecursionError("too deep"),
+]
+HOSTILE_REPORTS = st.lists(
+    changed(REPORTED) | changed(REPORTED | {"memory": [REPORTED["memory"][0]] * 300}), max_size=5
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), HOSTILE_REPORTS, st.lists(st.sampled_from(ERRORS), max_size=6))
+def test_no_report_order_or_api_error_stops_anything(
+    data: st.DataObject, contents: list[Any], errors: list[Exception]
+) -> None:
+    kinds = st.sampled_from(["ADDED", "MODIFIED", "DELETED"])
+    reports = [
+        {"type": data.draw(kinds), "object": step_report(version=60 + index) | {"status": content}}
+        for index, content in enumerate(contents)
+    ]
+    own = {kind: [obj] for kind, obj in ((RLJOBS, OBJECTS[RLJOBS][0]), (PODS, OBJECTS[PODS][0]))}
+    events = [
+        {"type": "MODIFIED", "object": _at(own[kind][0], 61 + index)} for index, kind in enumerate((RLJOBS, PODS))
+    ]
+    lines = {
+        STEP_REPORTS: [json.dumps(line).replace('"DEEP"', DEEP) for line in data.draw(st.permutations(reports))],
+        RLJOBS: [
+            json.dumps(events[0]),
+            json.dumps({"type": "ADDED", "object": job("honest", version=70, uid="honest")}),
+        ],
+        PODS: [json.dumps(events[1])],
+    }
+    with capture_logs():  # tracebacks for the terminal take a second
+        bugs = asyncio.run(run(Served(dict(OBJECTS), lines), *errors))
+    assert [bug for bug in bugs if "RecursionError: too deep" not in bug] == []
+
+
+def _at(obj: Object, version: int) -> Object:
+    return obj | {"metadata": obj["metadata"] | {"resourceVersion": str(version)}}

@@ -32,7 +32,7 @@ class Watch:
         self.age_seconds = age_seconds
 
 
-def test_a_replica_that_waits_is_healthy_and_ready_once_it_knows_the_leader() -> None:
+def test_a_standby_is_ready_once_it_knows_the_leader() -> None:
     health = Health(stale_watch_seconds=150)
 
     async def story(client: TestClient[web.Request, web.Application]) -> None:
@@ -54,6 +54,16 @@ def test_a_watch_that_has_fallen_silent_is_named() -> None:
         assert "the watch of pods has been silent for 151 s" in await answer.text()
 
     visit(probes_app(health), story)
+
+
+def test_an_outage_of_the_api_server_is_unready_not_unhealthy() -> None:
+    health = Health(stale_watch_seconds=150)
+    health.standing_by()
+    health.watching([Watch(180.0), Watch(190.0)])
+    assert health.problem() is None
+    assert "silent for 180 s" in (health.not_ready() or "")
+    health.watching([Watch(1600.0), Watch(1600.0)])
+    assert "silent for 1600 s" in (health.problem() or ""), "a restart may help"
 
 
 def test_fresh_watches_are_healthy() -> None:
@@ -81,7 +91,7 @@ def test_metrics_are_for_those_who_may_read_them(header: dict[str, str], may: in
     async def story(client: TestClient[web.Request, web.Application]) -> None:
         answer = await client.get("/metrics", headers=header)
         assert answer.status == status
-        assert ("rljob_operator_queue_depth" in await answer.text()) == (status == 200)
+        assert ("rljob_operator_leader" in await answer.text()) == (status == 200)
 
     visit(metrics_app(lambda token: earning(may, token)), story)
 

@@ -1,4 +1,4 @@
-"""What is counted when a job's status is written."""
+"""Counters that a write of a job's status increases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAILURE = {"time": CHANGE.time, "step": 2, "diagnosis": CHANGE.diagnosis}
 
 
 def counted(before: RLJobStatus, after: RLJobStatus) -> dict[str, float]:
-    """Which counts the write added to, and how much."""
+    """The counters that the write increased, and by how much."""
 
     def values() -> dict[str, float]:
         samples = [sample for family in REGISTRY.collect() for sample in family.samples]
@@ -34,7 +34,7 @@ def status(*changes: PlanChange, **fields: Any) -> RLJobStatus:
     return RLJobStatus(plan_changes=list(changes), **fields)
 
 
-def test_a_change_is_counted_by_its_setting_and_its_failure_by_its_class_once() -> None:
+def test_a_change_and_its_failure_are_counted_once() -> None:
     after = status(CHANGE, last_out_of_memory=FAILURE)
     assert counted(status(), after) == {"adjustments_totalmicroBatchTokens": 1, "out_of_memory_totalActivationSpike": 1}
     assert counted(after, after) == {}

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from rljob_operator.apply.executor import Executor, JobGone, NameTaken
+from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
 from rljob_operator.apply.ownership import ForeignObject, LeftBehind
 from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable, error_of
 from rljob_operator.kube.lease import LeadershipLost
@@ -16,7 +16,7 @@ from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.bug_report import BugReport
-from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.desired import Desired, RequiredObject
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
 from rljob_operator.runtime.work_queue import WorkQueue
@@ -169,6 +169,11 @@ def test_any_other_missing_object_or_api_is_a_refusal_that_is_retried() -> None:
 def test_the_next_decision_knows_the_foreign_object() -> None:
     observed = Rounds(Answers(ForeignObject("ConfigMap", "sums-rljob")), rounds=2).observed[1]
     assert "sums-rljob" in (observed.foreign_object or "")
+
+
+def test_the_next_decision_knows_the_missing_object() -> None:
+    missing = MissingObject("ConfigMap", RequiredObject("my-task", "research", "spec.task.files.configMap"))
+    assert "my-task" in (Rounds(Answers(missing), rounds=2).observed[1].missing_object or "")
 
 
 def test_the_next_decision_knows_what_a_deleted_job_left_behind() -> None:

@@ -10,6 +10,7 @@ import pytest
 from rljob_operator import cli
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.options import options
+from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 
 MANUAL = Path(__file__).parents[4] / "docs" / "operator.md"
@@ -112,12 +113,15 @@ def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[
 
 def test_every_metric_is_in_the_manual_and_no_other() -> None:
     described = {
-        line.split("`")[1] for line in MANUAL.read_text().splitlines() if line.startswith("| `rljob_operator_")
+        line.split("`")[1]
+        for line in MANUAL.read_text().splitlines()
+        if line.startswith(("| `rljob_operator_", "| `workqueue_"))
     }
+    WorkQueue()  # its metrics are registered with the module
     counted = {"counter": "_total"}
     existing = {
         f"{family.name}{counted.get(family.type, '')}"
         for family in REGISTRY.collect()
-        if family.name.startswith("rljob_operator_")
+        if family.name.startswith(("rljob_operator_", "workqueue_"))
     }
     assert described == existing

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from rljob_operator.metrics import REGISTRY
 from rljob_operator.runtime import work_queue
+from rljob_operator.runtime.fair_order import Priority
 from rljob_operator.runtime.work_queue import WorkQueue
 
 A, B = ("research", "a"), ("research", "b")
@@ -37,7 +39,7 @@ def test_a_job_is_in_it_once_and_first_come_is_first_served() -> None:
     play(story)
 
 
-def test_what_changes_while_it_is_worked_on_comes_again_afterwards_and_not_before() -> None:
+def test_a_key_that_changes_during_its_work_is_queued_again_after_it() -> None:
     async def story(queue: WorkQueue) -> None:
         queue.add(A)
         assert await queue.get() == A
@@ -86,5 +88,56 @@ def test_a_closed_queue_lets_its_workers_go() -> None:
         queue.requeue(A, 0.0)
         queue.close()
         assert await asyncio.gather(*workers) == [None, None, None]
+
+    play(story)
+
+
+def test_a_running_job_waits_behind_no_pending_one() -> None:
+    async def story() -> None:
+        queue = WorkQueue(lambda key: Priority.RUNNING if key == B else Priority.PENDING)
+        queue.add(A)
+        queue.add(B)
+        assert await queue.get() == B
+
+    asyncio.run(story())
+
+
+def test_a_reserved_worker_waits_for_a_running_job() -> None:
+    async def story() -> None:
+        queue = WorkQueue(lambda key: Priority.RUNNING if key == B else Priority.PENDING)
+        reserved = asyncio.create_task(queue.get(running_only=True))
+        queue.add(A)
+        await asyncio.sleep(0)
+        assert not reserved.done()
+        queue.add(B)
+        assert await reserved == B
+
+    asyncio.run(story())
+
+
+def metric(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"workqueue_{name}", {"name": "rljob", "controller": "rljob"} | labels) or 0.0
+
+
+def test_the_metrics_of_the_queue() -> None:
+    async def story(queue: WorkQueue) -> None:
+        before = {name: metric(name) for name in ("adds_total", "retries_total", "work_duration_seconds_count")}
+        waited = metric("queue_duration_seconds_count", priority="pending")
+        for key in (A, A, B):
+            queue.add(key)
+        assert metric("depth", priority="pending") == 2
+        assert await queue.get() == A
+        assert metric("depth", priority="pending") == 1
+        assert metric("unfinished_work_seconds") > 0
+        assert metric("longest_running_processor_seconds") > 0
+        queue.failed(A)
+        queue.done(A)
+        assert metric("unfinished_work_seconds") == 0
+        assert {name: metric(name) - value for name, value in before.items()} == {
+            "adds_total": 2,
+            "retries_total": 1,
+            "work_duration_seconds_count": 1,
+        }
+        assert metric("queue_duration_seconds_count", priority="pending") - waited == 1
 
     play(story)

@@ -1,0 +1,330 @@
+"""The chart's ValidatingAdmissionPolicy on a real API server: accepted and refused jobs, messages."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_api.job import RLJob
+from rljob_cluster.control_plane import ControlPlane
+from rljob_operator.objects.job_objects import build_job_objects
+from rljob_operator.settings import OperatorSettings
+from rljob_testing.operator.api_client import ApiClient, ApiError, refusal
+from rljob_testing.operator.eventually import eventually
+from tests.integration.chart.conftest import CHART, RELEASE, CommandLine, Object, job
+
+VALUES = {
+    "enabled": True,
+    "maxTemplateBytes": 8192,
+    "maxEngineArgsBytes": 2048,
+    "maxSpecBytes": 16384,
+    "allowedPriorityClasses": ["research-low"],
+    "allowedServiceAccounts": ["data-reader"],
+    "allowedSecrets": ["hub"],
+    "allowedPodLabels": ["team"],
+}
+RLJOBS = "/apis/rljob.dev/v1alpha1/namespaces/team-a/rljobs"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ApiClient]:
+    """An administrator, once the policy is in force."""
+    api = ApiClient.from_kubeconfig(control_plane.kubeconfig)
+    command_line.helm("install", RELEASE, str(CHART), "--set-json", f"admissionPolicy={json.dumps(VALUES)}")
+    command_line.kubectl("wait", "--for=condition=Established", "--timeout=240s", "crd/rljobs.rljob.dev")
+    eventually(lambda: refusal(dry_run, api, worker({"hostNetwork": True})), "the policy to be in force")
+    eventually(lambda: api.find("serviceaccounts", "default", "team-a"), "the namespace to have its ServiceAccount")
+    yield api
+    command_line.release_jobs()
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+    command_line.kubectl("delete", "crd", "--all")
+
+
+def dry_run(api: ApiClient, spec: Object) -> Object:
+    return api.request("POST", RLJOBS, manifest(spec), params={"dryRun": "All"})
+
+
+def manifest(spec: Object) -> Object:
+    body = job("sums", "team-a")
+    body["spec"] |= spec
+    return body
+
+
+def controller(pod: Object) -> Object:
+    return {"controller": {"template": {"spec": pod}}}
+
+
+def worker(pod: Object) -> Object:
+    return {"policy": {"template": {"spec": pod}}}
+
+
+def own(**container: Any) -> Object:
+    return worker({"containers": [container]})
+
+
+def volume(**source: Any) -> Object:
+    return worker({"volumes": [{"name": "data", **source}]})
+
+
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+SIDECAR = {"name": "logs", "image": "fluent-bit", "restartPolicy": "Always", "securityContext": RESTRICTED}
+
+
+def secret_variable(secret: str) -> Object:
+    return {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}
+
+
+def deep(levels: int) -> Object:
+    inner: Object = {}
+    for _ in range(levels):
+        inner = {"nested": inner}
+    return inner
+
+
+ACCEPTED = {
+    "no template": {},
+    "placement": worker({"nodeSelector": {"pool": "h200"}, "tolerations": [{"key": "rl", "operator": "Exists"}]}),
+    "allowed names": worker({"priorityClassName": "research-low", "serviceAccountName": "data-reader"}),
+    "an allowed label": {
+        "policy": {"template": {"metadata": {"labels": {"team": "rl"}, "annotations": {"note": "x"}}}}
+    },
+    "an image and resources": own(image="registry/trainer:2", resources={"limits": {"memory": "900Gi"}}),
+    "a variable": own(env=[{"name": "NCCL_DEBUG", "value": "INFO"}]),
+    "an allowed Secret": own(env=[{"name": "T", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]),
+    "an allowed Secret, all of it": own(envFrom=[{"secretRef": {"name": "hub"}}, {"configMapRef": {"name": "any"}}]),
+    "an allowed Secret of the job": {"env": [secret_variable("hub")], "envFrom": [{"secretRef": {"name": "hub"}}]},
+    "a claim": volume(persistentVolumeClaim={"claimName": "data"}),
+    "a larger /dev/shm": worker({"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "64Gi"}}]}),
+    "a Secret as a volume": volume(secret={"secretName": "hub"}),
+    "a projected volume": volume(projected={"sources": [{"configMap": {"name": "a"}}, {"secret": {"name": "hub"}}]}),
+    "a restricted sidecar": worker({"initContainers": [SIDECAR]}),
+    "another user": worker({"securityContext": {"runAsUser": 4711, "fsGroup": 4711, "runAsNonRoot": True}}),
+    "a stricter context": own(securityContext={"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}),
+    "a probe": own(livenessProbe={"httpGet": {"path": "/", "port": 80}}),
+    "checkpoints on a claim": {"checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "runs"}}}},
+    "engine arguments": {"rollout": {"engineArgs": {"enforce_eager": True, "compilation_config": {"level": 0}}}},
+    "another trainer": {"trainer": {"image": "registry/trl:1", "command": ["python", "train.py"]}},
+}
+
+REFUSED = {
+    "hostNetwork": (worker({"hostNetwork": True}), "hostNetwork, hostPID and hostIPC are not allowed"),
+    "hostPID": (controller({"hostPID": True}), "spec.controller.template.spec: hostNetwork, hostPID"),
+    "a node": (worker({"nodeName": "control-plane-1"}), "nodeName: not allowed, since it bypasses the scheduler"),
+    "a ServiceAccount": (worker({"serviceAccountName": "deployer"}), "only data-reader is allowed"),
+    "a ServiceAccount by its old name": (worker({"serviceAccount": "deployer"}), "only data-reader is allowed"),
+    "a mounted token": (worker({"automountServiceAccountToken": True}), "tokens of ServiceAccounts are not allowed"),
+    "a projected token": (
+        volume(projected={"sources": [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}),
+        "tokens of ServiceAccounts are not allowed",
+    ),
+    "a priority class": (worker({"priorityClassName": "system-node-critical"}), "only research-low is allowed"),
+    "hostPath": (volume(hostPath={"path": "/"}), "volumes: hostPath and other sources"),
+    "nfs": (volume(nfs={"server": "s", "path": "/"}), "volumes: hostPath and other sources"),
+    "hostPath for checkpoints": (
+        {"checkpoint": {"volume": {"hostPath": {"path": "/"}}}},
+        "spec.checkpoint.volume: hostPath",
+    ),
+    "a token for checkpoints": (
+        {"checkpoint": {"volume": {"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}}},
+        "spec.checkpoint.volume: hostPath and other sources",
+    ),
+    "a Secret for checkpoints": (
+        {"checkpoint": {"volume": {"secret": {"secretName": "db-password"}}}},
+        "spec.checkpoint.volume: Secrets: only hub is allowed",
+    ),
+    "root": (worker({"securityContext": {"runAsUser": 0}}), "runAsUser: 0"),
+    "perhaps root": (worker({"securityContext": {"runAsNonRoot": False}}), "runAsNonRoot: false"),
+    "no seccomp": (worker({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}), "an unconfined seccomp"),
+    "removed seccomp": (worker({"securityContext": {"seccompProfile": None}}), "an unconfined seccomp"),
+    "sysctls": (worker({"securityContext": {"sysctls": [{"name": "a", "value": "1"}]}}), "sysctls are not allowed"),
+    "SELinux": (own(securityContext={"seLinuxOptions": {"type": "spc_t"}}), "set seLinuxOptions"),
+    "privileged": (own(securityContext={"privileged": True}), "may not be privileged"),
+    "escalation": (own(securityContext={"allowPrivilegeEscalation": True}), "may not be privileged"),
+    "capabilities": (own(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}), "add capabilities"),
+    "capabilities kept": (own(securityContext={"capabilities": {"drop": []}}), "add capabilities"),
+    "removed capabilities": (own(securityContext={"capabilities": None}), "add capabilities"),
+    "a root container": (own(securityContext={"runAsUser": 0}), "run as root"),
+    "unmasked /proc": (own(securityContext={"procMount": "Unmasked"}), "procMount"),
+    "no context at all": (worker({"securityContext": None}), "as in a PodSpec without null"),
+    "no context of a container": (own(securityContext=None), "as in a PodSpec without null"),
+    "a directive": (worker({"securityContext": {"$patch": "replace"}}), "directives ($patch)"),
+    "a replaced container": (own(name="rljob", securityContext={"$patch": "delete"}), "directives ($patch)"),
+    "a host port": (own(ports=[{"containerPort": 80, "hostPort": 80}]), "hostPort"),
+    "a probe of another host": (
+        own(livenessProbe={"tcpSocket": {"host": "10.0.0.1", "port": 1}}),
+        "hostPort, and a host",
+    ),
+    "a hook of another host": (
+        own(lifecycle={"preStop": {"httpGet": {"host": "10.0.0.1", "port": 1}}}),
+        "hostPort, and a host",
+    ),
+    "an unrestricted sidecar": (
+        worker({"containers": [{"name": "side", "image": "x"}]}),
+        "a container of your own needs",
+    ),
+    "a sidecar beside the controller": (controller({"containers": [SIDECAR]}), "they could use its token"),
+    "a start beside the controller": (controller({"initContainers": [SIDECAR]}), "they could use its token"),
+    "a variable from a Secret": (
+        own(env=[{"name": "T", "valueFrom": {"secretKeyRef": {"name": "db-password", "key": "p"}}}]),
+        "only hub is allowed",
+    ),
+    "variables from a Secret": (own(envFrom=[{"secretRef": {"name": "db-password"}}]), "only hub is allowed"),
+    "a Secret as a volume": (volume(secret={"secretName": "db-password"}), "only hub is allowed"),
+    "a projected Secret": (
+        volume(projected={"sources": [{"secret": {"name": "db-password"}}]}),
+        "only hub is allowed",
+    ),
+    "a Secret of a driver": (
+        volume(csi={"driver": "x", "nodePublishSecretRef": {"name": "db-password"}}),
+        "only hub is allowed",
+    ),
+    "a pull Secret": (worker({"imagePullSecrets": [{"name": "registry"}]}), "only hub is allowed"),
+    "a Secret in the job's variables": (
+        {"env": [secret_variable("db-password")]},
+        "spec.env, spec.envFrom: Secrets: only",
+    ),
+    "a Secret for the job's variables": (
+        {"envFrom": [{"secretRef": {"name": "db-password"}}]},
+        "spec.env, spec.envFrom",
+    ),
+    "a label of others": (
+        {"policy": {"template": {"metadata": {"labels": {"app": "postgres"}}}}},
+        "spec.policy.template.metadata.labels: only team is allowed",
+    ),
+    "the rollout": (
+        {"topology": "Disaggregated", "rollout": {"template": {"spec": {"hostIPC": True}}}},
+        "spec.rollout.template.spec: hostNetwork",
+    ),
+    "a large template": (own(env=[{"name": "A", "value": "x" * 9000}]), "expected at most 8192 bytes, found 90"),
+    "large engine arguments": (
+        {"rollout": {"engineArgs": {"hf_overrides": {"a": "x" * 3000}}}},
+        "spec.rollout.engineArgs: expected at most 2048 bytes, found 30",
+    ),
+    "a large spec": (
+        {"trainer": {"image": "x", "args": ["x" * 4000] * 5}},
+        "spec: expected at most 16384 bytes, found 21",
+    ),
+    "a deep template": (worker(deep(800)), "expected at most 8192 bytes, found"),
+    "text for a list": (worker({"containers": "privileged"}), "as in a PodSpec"),
+    "text for a container": (worker({"containers": ["privileged"]}), "as in a PodSpec"),
+    "a list for a volume": (worker({"volumes": [["a"]]}), "as in a PodSpec"),
+}
+
+
+def test_the_api_servers_type_checker_finds_no_mistake_in_the_policy(api: ApiClient, command_line: CommandLine) -> None:
+    def status() -> Object:
+        policy = command_line.get("validatingadmissionpolicy", "rljob-system-rljob-operator-rljobs")
+        return dict(policy.get("status", {}))
+
+    eventually(lambda: "typeChecking" in status(), "the policy to be checked")
+    assert status()["typeChecking"] == {}
+
+
+@pytest.mark.parametrize("spec", ACCEPTED.values(), ids=ACCEPTED)
+def test_the_policy_accepts(api: ApiClient, spec: Object) -> None:
+    dry_run(api, spec)
+
+
+@pytest.mark.parametrize("spec", ACCEPTED.values(), ids=ACCEPTED)
+def test_pod_security_restricted_accepts_the_pods_of_an_accepted_job(api: ApiClient, spec: Object) -> None:
+    for pod in pods_of(spec):
+        api.request("POST", "/api/v1/namespaces/team-a/pods", without_references(pod), params={"dryRun": "All"})
+
+
+@pytest.mark.parametrize(("spec", "told"), REFUSED.values(), ids=REFUSED)
+def test_the_policy_refuses(api: ApiClient, spec: Object, told: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        dry_run(api, spec)
+    assert "ValidatingAdmissionPolicy 'rljob-system-rljob-operator-rljobs'" in refused.value.message
+    assert told in refused.value.message
+
+
+POWERS = {
+    "run any image and command, also in sidecars": worker({"initContainers": [SIDECAR]}),
+    "use any ServiceAccount of the namespace, and its token": worker(
+        {"serviceAccountName": "default", "automountServiceAccountToken": True}
+    ),
+    "read any Secret of the namespace, by volume or variable": volume(secret={"secretName": "db-password"}),
+    "mount any ConfigMap or claim of the namespace": volume(persistentVolumeClaim={"claimName": "any"}),
+    "run as root, privileged, with capabilities, without seccomp": own(
+        securityContext={"privileged": True, "runAsUser": 0, "runAsNonRoot": False}
+    ),
+    "use the host's network, processes, paths or ports": worker({"hostPID": True}),
+    "choose a node past the scheduler and its taints (`nodeName`)": worker({"nodeName": "control-plane-1"}),
+    "take any priority class, and so preempt other pods": worker({"priorityClassName": "system-node-critical"}),
+    "carry labels that Services and NetworkPolicies select": {
+        "policy": {"template": {"metadata": {"labels": {"app": "postgres"}}}}
+    },
+}
+"""A job for each row of docs/security.md."""
+
+
+@pytest.mark.parametrize(("power", "spec"), POWERS.items(), ids=range(len(POWERS)))
+def test_the_table_of_powers_holds(api: ApiClient, power: str, spec: Object) -> None:
+    page = (EXAMPLES.parent / "docs" / "security.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {power} |")]
+    by_pod_security, by_policy = (cell.strip() for cell in row.split("|")[2:4])
+    create = partial(api.request, "POST", "/api/v1/namespaces/team-a/pods", params={"dryRun": "All"})
+    refused = any(refusal(create, body=without_references(pod)) for pod in pods_of(spec))
+    assert by_pod_security == ("refused" if refused else "allowed")
+    assert by_policy.startswith("refused" if refusal(dry_run, api, spec) else "allowed")
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_policy_accepts_the_examples(api: ApiClient, example: Path) -> None:
+    for document in yaml.safe_load_all(example.read_text()):
+        document["metadata"]["namespace"] = "team-a"
+        api.request("POST", RLJOBS, document, params={"dryRun": "All"})
+
+
+def test_a_job_of_before_the_policy_may_change_in_other_fields(api: ApiClient, command_line: CommandLine) -> None:
+    """Its finalizer can be taken off, or it could never be deleted."""
+    binding = "validatingadmissionpolicybinding/rljob-system-rljob-operator-rljobs"
+    saved = command_line.get(binding)
+    command_line.kubectl("delete", binding)
+    powerful = manifest(worker({"hostNetwork": True}))
+    eventually(lambda: refusal(dry_run, api, powerful["spec"]) is None, "the policy to be out of force")
+    api.create("rljobs", powerful | {"metadata": {"name": "older"}}, "team-a")
+    command_line.apply({**saved, "metadata": {"name": saved["metadata"]["name"]}})
+    eventually(lambda: refusal(dry_run, api, powerful["spec"]), "the policy to be in force")
+
+    api.merge("rljobs", "older", {"metadata": {"finalizers": ["rljob.dev/pods-end-first"]}}, "team-a")
+    api.merge("rljobs", "older", {"spec": {"suspend": True}}, "team-a")
+    api.merge("rljobs", "older", {"metadata": {"finalizers": None}}, "team-a")
+    more = copy.deepcopy(powerful["spec"]["policy"])
+    more["template"]["spec"]["hostPID"] = True
+    assert refusal(api.merge, "rljobs", "older", {"spec": {"policy": more}}, "team-a") is not None
+    api.delete("rljobs", "older", "team-a")
+
+
+def pods_of(spec: Object) -> list[Object]:
+    settings = OperatorSettings(trainer_image="registry/trainer:1", trainer_torch_version="2.13.0")
+    return list(
+        build_job_objects(
+            RLJob.model_validate(manifest(spec), by_alias=True, by_name=False),
+            settings,
+            namespace="team-a",
+            uid="5f0c1c9a-0f3c-4d55-9f3b-6f2f3a3d6f10",
+            attempt=1,
+            plan=None,
+            controller_placement="GpuFreeNodes",
+            gang="Native",
+            ray_token="a-token",
+        ).pods
+    )
+
+
+def without_references(pod: Object) -> Object:
+    """The pod without names of objects that other admission plugins look for."""
+    pod = copy.deepcopy(pod)
+    for field in ("serviceAccountName", "priorityClassName"):
+        pod["spec"].pop(field, None)
+    return pod

@@ -1,0 +1,181 @@
+"""Several ranks of which one fails: all leave the collective, restore their state, join anew and repeat the work.
+
+The same processes then learn, bit for bit, what they learn without a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from policy_processes import PolicyProcesses, policy_config, policy_processes, scored_batch, tiny_model
+from torch import nn
+
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.policy import rank
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.rank import PolicyRank
+
+FAILING_RANK = 1
+
+
+def out_of_memory() -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+
+
+def in_forward(policy: PolicyRank) -> None:
+    """Between the gathering of a layer's parameters and their use, in the second micro-batch."""
+    fail_in_call(policy, 2, lambda _output: out_of_memory())
+
+
+def in_backward(policy: PolicyRank) -> None:
+    """While a layer's gradients are computed, in the second micro-batch: FSDP's final callback is not called."""
+    fail_in_call(policy, 2, lambda output: output.register_hook(lambda _grad: out_of_memory()))
+
+
+def fail_in_call(policy: PolicyRank, call: int, fail: Callable[[torch.Tensor], Any]) -> None:
+    layer: nn.Module = policy._model.decoder_layers[0].mlp
+    calls = 0
+
+    def hook(_module: nn.Module, _arguments: Any, output: torch.Tensor) -> None:
+        nonlocal calls
+        calls += torch.is_grad_enabled()
+        if calls == call:
+            handle.remove()
+            fail(output)
+
+    handle = layer.register_forward_hook(hook)
+
+
+def between_micro_batches(policy: PolicyRank) -> None:
+    original = policy._update.after_micro_batch
+
+    def fail(number: int) -> None:
+        policy._update.after_micro_batch = original
+        out_of_memory()
+
+    policy._update.after_micro_batch = fail
+
+
+def after_optimizer_step(policy: PolicyRank) -> None:
+    original = policy._optimizer.after_step
+
+    def fail() -> None:
+        policy._optimizer.after_step = original
+        out_of_memory()
+
+    policy._optimizer.after_step = fail
+
+
+def in_optimizer_step(policy: PolicyRank) -> None:
+    """Once half of a shard has changed."""
+    original = policy._optimizer._step_bucket
+
+    def fail(*arguments: Any) -> None:
+        original(*arguments)
+        policy._optimizer._step_bucket = original  # type: ignore[method-assign]
+        out_of_memory()
+
+    policy._optimizer._step_bucket = fail  # type: ignore[method-assign]
+
+
+IN_AN_UPDATE = (in_forward, in_backward, between_micro_batches, in_optimizer_step, after_optimizer_step)
+STEPS = range(1, len(IN_AN_UPDATE) + 3)
+
+
+def in_a_sync(policy: PolicyRank) -> None:
+    with policy.weights_for_sync() as weights:
+        for number, _ in enumerate(weights):
+            if number == 3 and policy.rank == FAILING_RANK:
+                out_of_memory()
+
+
+def in_a_checkpoint(policy: PolicyRank, directory: Path) -> None:
+    """The other ranks write in the background, and wait for this one."""
+    if policy.rank == FAILING_RANK:
+        policy._checkpoint_writer.start = lambda *_arguments: out_of_memory()  # type: ignore[method-assign]
+    policy.start_checkpoint(directory)
+
+
+def inject(policy: PolicyRank, fault: Callable[[PolicyRank], None]) -> None:
+    if policy.rank == FAILING_RANK:
+        fault(policy)
+
+
+def updated(policy: PolicyRank, step: int) -> dict[str, float]:
+    return policy.update(scored_batch(step)).metrics
+
+
+def process_id(_policy: PolicyRank) -> int:
+    return os.getpid()
+
+
+def config_of(tmp_path: Path, **changes: Any) -> PolicyConfig:
+    return policy_config(
+        tiny_model(tmp_path / "model"), tmp_path / "run", snapshots=True, updates_per_step=2, **changes
+    )
+
+
+def state_of(policy: PolicyProcesses) -> str:
+    """The digest of the weights, which all ranks agree on."""
+    [digest] = set(policy.call("weights_digest"))
+    return digest
+
+
+def without_failure(ranks: int, config: PolicyConfig, steps: Iterable[int]) -> list[tuple[dict[str, float], str]]:
+    """The metrics and the weights after each step."""
+    with policy_processes(ranks, config) as policy:
+        return [(policy.run(updated, step)[0], state_of(policy)) for step in steps]
+
+
+def fail_in_update(policy: PolicyProcesses, step: int, fault: Callable[[PolicyRank], None]) -> None:
+    policy.run(inject, fault)
+    outcomes = policy.outcomes(updated, step)
+    assert isinstance(outcomes[FAILING_RANK], torch.OutOfMemoryError)
+    assert all(policy.call("can_undo_update"))
+    policy.rejoin(undo_update=True)
+
+
+def test_failures_in_every_phase_change_no_bit_and_end_no_process(tmp_path: Path) -> None:
+    config = config_of(tmp_path, loss=LossConfig(kl_coefficient=0.1))
+    expected = without_failure(2, config, STEPS)
+    with policy_processes(2, config) as policy:
+        processes = policy.run(process_id)
+        for step, fault in zip(STEPS, IN_AN_UPDATE, strict=False):
+            fail_in_update(policy, step, fault)
+            assert (policy.run(updated, step)[0], state_of(policy)) == expected[step - 1], fault.__name__
+        for step, fail in ((STEPS[-2], in_a_sync), (STEPS[-1], partial(in_a_checkpoint, directory=tmp_path / "saved"))):
+            assert isinstance(policy.outcomes(fail)[FAILING_RANK], torch.OutOfMemoryError)
+            policy.rejoin(undo_update=False)
+            assert (policy.run(updated, step)[0], state_of(policy)) == expected[step - 1]
+        assert policy.run(process_id) == processes
+
+
+def test_four_ranks_recover_from_a_failure_of_one(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    expected = without_failure(4, config, (1, 2))
+    with policy_processes(4, config) as policy:
+        for step, fault in ((1, in_backward), (2, in_optimizer_step)):
+            fail_in_update(policy, step, fault)
+            assert (policy.run(updated, step)[0], state_of(policy)) == expected[step - 1]
+
+
+def forget_nothing(_policy: PolicyRank) -> None:
+    rank.forget_interrupted_pass = lambda _model: None
+
+
+def test_without_the_reset_of_fsdp_the_losses_differ(tmp_path: Path) -> None:
+    """Interrupted at the same point, all ranks still do the same collectives, and nothing else shows the damage."""
+    config = config_of(tmp_path)
+    expected = without_failure(2, config, (1, 2))
+    with policy_processes(2, config) as policy:
+        policy.run(in_backward)
+        assert all(isinstance(each, Exception) for each in policy.outcomes(updated, 1))
+        policy.run(forget_nothing)
+        policy.rejoin(undo_update=True)
+        found = [policy.run(updated, step)[0]["loss"] for step in (1, 2)]
+    assert found != [metrics["loss"] for metrics, _ in expected]

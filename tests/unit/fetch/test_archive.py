@@ -1,0 +1,53 @@
+"""A tar stream is extracted completely or not at all."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.fetch.archive import IncompleteArchive, extract, require_free
+
+
+def archive(**files: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"model/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+WHOLE = archive(weights=b"w" * 1500, config=b"{}")
+
+
+def test_a_directory_of_the_archive_becomes_the_output(tmp_path: Path) -> None:
+    output = tmp_path / "runs" / "job" / "model"
+    assert extract(io.BytesIO(WHOLE), "model", output) == 1502
+    assert {file.name: file.stat().st_size for file in output.iterdir()} == {"weights": 1500, "config": 2}
+    assert list(output.parent.iterdir()) == [output]
+
+
+@pytest.mark.parametrize("length", [0, 100, 700, 512 + 1536, len(WHOLE) - 10240 + 1024, 512 + 1536 + 1024 + 100])
+def test_a_stream_that_ends_early_leaves_nothing(tmp_path: Path, length: int) -> None:
+    with pytest.raises(IncompleteArchive):
+        extract(io.BytesIO(WHOLE[:length]), "model", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteArchive):
+        extract(io.BytesIO(archive(**{"../../../escaped": b"x"})), "model", tmp_path / "a" / "model")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_files_of_the_user_are_not_overwritten(tmp_path: Path) -> None:
+    require_free(tmp_path / "absent")
+    require_free(tmp_path)
+    (tmp_path / "mine").touch()
+    with pytest.raises(OutputUnavailable, match="give another --output"):
+        require_free(tmp_path)

@@ -1,0 +1,83 @@
+"""Host memory and disk that the pods request, from the size of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_operator.objects.predicted_memory import limit_is_predicted, low_memory_limit
+from tests.unit.operator.objects.builders import Object, container_of, job, objects, of_kind, pod_of
+
+EIGHT_B = {"uri": "hf://Qwen/Qwen3-8B"}
+
+
+def memory_of(resources: Object | None = None, model: Object = EIGHT_B, **policy: Any) -> tuple[Any, Any]:
+    """Request and limit of the worker."""
+    if resources is not None:
+        policy["template"] = {"spec": {"containers": [{"resources": resources}]}}
+    found = container_of(pod_of(objects(job(model=model, policy=policy)), "policy"))["resources"]
+    return found["requests"]["memory"], found.get("limits", {}).get("memory")
+
+
+def test_a_worker_requests_the_prediction_and_is_limited_to_twice_that() -> None:
+    assert memory_of() == ("95744Mi", "187Gi")
+    eight, _ = memory_of(gpusPerReplica=8)
+    assert eight == "212480Mi"
+
+
+OTHER_TRAINER = {"image": "registry.example.com/trainer:1"}
+LIMITED = {"template": {"spec": {"containers": [{"resources": {"limits": {"memory": "16Gi"}}}]}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "predicted"),
+    [
+        ({"model": EIGHT_B}, True),
+        ({"model": EIGHT_B, "policy": LIMITED}, False),
+        ({"model": EIGHT_B, "trainer": OTHER_TRAINER}, False),
+        ({"model": {"uri": "hf://org/name"}}, False),
+    ],
+    ids=["predicted", "the user's", "another trainer", "unknown size"],
+)
+def test_only_a_limit_that_follows_from_the_prediction_counts_as_one(spec: Object, predicted: bool) -> None:
+    found = job(**spec).spec
+    assert limit_is_predicted(found, "policy") is predicted
+    assert not limit_is_predicted(found, "controller")
+
+
+def test_a_model_of_unknown_size_has_the_default_request_and_no_limit() -> None:
+    assert memory_of(model={"uri": "hf://org/name"}) == ("4Gi", None)
+
+
+@pytest.mark.parametrize(
+    ("resources", "memory"),
+    [
+        ({"limits": {"memory": "16Gi"}}, ("16Gi", "16Gi")),
+        ({"requests": {"memory": "300Gi"}}, ("300Gi", "300Gi")),
+        ({"requests": {"memory": "16Gi"}}, ("16Gi", "187Gi")),
+        ({"requests": {"memory": "4e9"}}, ("4e9", None)),
+        ({"limits": {"memory": None}}, ("95744Mi", None)),
+    ],
+)
+def test_what_the_template_sets_wins(resources: Object, memory: tuple[str, str | None]) -> None:
+    assert memory_of(resources) == memory
+
+
+def test_the_claim_holds_the_checkpoints() -> None:
+    def size(**spec: Any) -> str:
+        claim = of_kind("PersistentVolumeClaim", objects(job(**spec)))
+        return str(claim["spec"]["resources"]["requests"]["storage"])
+
+    assert size() == "50Gi"
+    assert size(model=EIGHT_B) == "328Gi"
+    assert size(model=EIGHT_B, checkpoint={"size": "60Gi"}) == "60Gi"
+
+
+def test_only_a_limit_of_the_users_that_is_too_low_is_reported() -> None:
+    limited = {"template": {"spec": {"containers": [{"resources": {"limits": {"memory": "16Gi"}}}]}}}
+    message = low_memory_limit(job(model=EIGHT_B, policy=limited).spec) or ""
+    assert "expected a memory limit of at least 93." in message
+    assert "found 16.00 GiB" in message
+    assert low_memory_limit(job(model=EIGHT_B).spec) is None
+    assert low_memory_limit(job(policy=limited).spec) is None, "the size is not known"

@@ -1,0 +1,190 @@
+"""AdamW over float32 masters: the same update wherever its state is, and the update of torch's AdamW."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.float32_masters import split
+from rljob_trainer.policy.optimizer import MasterAdamW
+
+SHAPES = {"embedding": (50, 7), "bias": (3,), "frozen": (4, 4), "matrix": (11, 13), "adapter": (5, 6), "last": (64,)}
+
+
+class Weights(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name, shape in SHAPES.items():
+            values = torch.randn(shape)
+            values = values if name == "adapter" else split(values)[0] if dtype == torch.bfloat16 else values
+            self.register_parameter(name, nn.Parameter(values, requires_grad=name != "frozen"))
+
+
+def optimizer_of(model: nn.Module, *, offload: bool = False, bucket: int = 100, **settings: Any) -> MasterAdamW:
+    memory = memory_plan(optimizer_offload=offload)
+    config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", 1e-3, memory, weight_decay=0.1, **settings)
+    return MasterAdamW(model, config, {}, bucket_elements=bucket)  # type: ignore[arg-type]
+
+
+def learn(model: nn.Module, optimizer: MasterAdamW, steps: int, micro_batches: int = 3) -> None:
+    draw = torch.Generator().manual_seed(steps)
+    for _ in range(steps):
+        for _ in range(micro_batches):
+            parts = [each * torch.randn(each.shape, generator=draw) for each in optimizer.parameters.values()]
+            torch.stack([part.float().sum() for part in parts]).sum().backward()
+        optimizer.gradients.clip(optimizer.gradients.norm(), 1.0)
+        optimizer.step()
+        optimizer.gradients.clear()
+
+
+def everything(optimizer: MasterAdamW) -> dict[str, torch.Tensor]:
+    found = {}
+    for name in optimizer.parameters:
+        found[f"{name}.master"] = torch.cat([piece for _, piece in optimizer.master_pieces(name)])
+        found |= {f"{name}.{key}": value.clone() for key, value in optimizer.state_of(name).items()}
+    return found
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        assert torch.equal(values, other[name]), name
+
+
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_streamed_step_is_the_plain_step_bit_for_bit(dtype: torch.dtype, moments: str) -> None:
+    results = []
+    for offload in (False, True):
+        model = Weights(dtype)
+        optimizer = optimizer_of(model, offload=offload, moments=moments)
+        assert optimizer.state.offloaded == offload
+        learn(model, optimizer, 4)
+        results.append(everything(optimizer))
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_the_adamw_of_torch_on_float32_masters(dtype: torch.dtype) -> None:
+    """To the last bits: torch's kernel rounds the elements at the end of a tensor in another order."""
+    model = Weights(dtype)
+    optimizer = optimizer_of(model)
+    masters = {name: nn.Parameter(each.detach().float().clone()) for name, each in optimizer.parameters.items()}
+    groups = [
+        {"params": [each for each in masters.values() if each.dim() >= 2], "weight_decay": 0.1},
+        {"params": [each for each in masters.values() if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    torchs = torch.optim.AdamW(groups, lr=1e-3, fused=True)
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        for name, parameter in optimizer.parameters.items():
+            grad = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+            (parameter * grad).sum().backward()
+            masters[name].grad = grad.float()
+        optimizer.step()
+        optimizer.gradients.clear()
+        torchs.step()
+    for name, master in masters.items():
+        found = torch.cat([piece for _, piece in optimizer.master_pieces(name)]).view(master.shape)
+        torch.testing.assert_close(found, master.detach(), rtol=1e-6, atol=1e-7)
+    assert torch.equal(model.frozen, Weights(dtype).frozen)
+
+
+def test_steps_too_small_for_bfloat16_weights_add_up_in_the_masters() -> None:
+    model = Weights(torch.bfloat16)
+    optimizer = optimizer_of(model)
+    optimizer.learning_rate = 1e-6
+    before = everything(optimizer)
+    for _ in range(3):
+        for parameter in optimizer.parameters.values():
+            parameter.sum().backward()
+        optimizer.step()
+        optimizer.gradients.clear()
+    after = everything(optimizer)
+    assert torch.equal(model.matrix, Weights(torch.bfloat16).matrix), "too small a step for the weights themselves"
+    moved = before["matrix.master"] - after["matrix.master"]
+    assert float(moved.mean()) == pytest.approx(3e-6, rel=0.1)
+
+
+def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
+    """In bfloat16, 256 + 1 is 256."""
+    weight = nn.Module()
+    weight.register_parameter("weight", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)))
+    optimizer = optimizer_of(weight)
+    for factor in (256.0, 1.0, 1.0):
+        (weight.weight * factor).sum().backward()
+        assert weight.weight.grad is None, "freed at once"
+    [total] = optimizer.gradients.all()
+    assert total.tolist() == [258.0, 258.0]
+    assert optimizer.gradients.norm() == pytest.approx(258 * 2**0.5)
+    optimizer.gradients.clip(optimizer.gradients.norm(), 1.0)
+    assert optimizer.gradients.norm() == pytest.approx(1.0)
+
+
+def test_second_moments_in_bfloat16_decay() -> None:
+    """Rounded to nearest they never would: a thousandth is less than half a unit in the last place."""
+    model = Weights(torch.bfloat16)
+    optimizer = optimizer_of(model, moments="bfloat16")
+    state = optimizer.state_of("matrix")["exp_avg_sq"]
+    state.fill_(1.0)
+    for parameter in optimizer.parameters.values():
+        (parameter * 0).sum().backward()
+    for _ in range(200):
+        optimizer.step()
+    assert float(state.float().mean()) == pytest.approx(0.999**200, rel=0.02)
+
+
+def test_a_parameter_without_gradient_stays_as_it_is() -> None:
+    model = Weights(torch.bfloat16)
+    optimizer = optimizer_of(model)
+    before = everything(optimizer)
+    model.bias.sum().backward()  # type: ignore[operator, union-attr]
+    optimizer.step()
+    after = everything(optimizer)
+    changed = {name.split(".")[0] for name, values in after.items() if not torch.equal(values, before[name])}
+    assert changed == {"bias"}
+
+
+def test_the_state_moves_between_device_and_host_unchanged() -> None:
+    model = Weights(torch.bfloat16)
+    optimizer = optimizer_of(model)
+    learn(model, optimizer, 2)
+    before = everything(optimizer)
+    for offload in (True, True, False):
+        optimizer.state.offload(enabled=offload)
+        assert optimizer.state.offloaded == offload
+        assert_same_bits(before, everything(optimizer))
+
+
+def test_masters_that_are_no_bfloat16_numbers_are_kept() -> None:
+    model = Weights(torch.bfloat16)
+    torch.manual_seed(3)
+    masters = torch.randn(SHAPES["matrix"])
+    model.matrix.data, remainders = split(masters)
+    config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", 1e-3, memory_plan())
+    optimizer = MasterAdamW(model, config, {"matrix": remainders})  # type: ignore[arg-type]
+    [(_, found)] = optimizer.master_pieces("matrix")
+    assert torch.equal(found.view(masters.shape), masters)
+    optimizer.set_master("matrix", masters + 1e-4)
+    [(_, found)] = optimizer.master_pieces("matrix")
+    assert torch.equal(found.view(masters.shape), masters + 1e-4)
+
+
+def test_norms_biases_and_embeddings_do_not_decay() -> None:
+    model = nn.Sequential(nn.Embedding(6, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False))
+    head: nn.Linear = model[3]  # type: ignore[assignment]
+    head.weight = model[0].weight  # type: ignore[assignment]
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = optimizer_of(model)
+    for parameter in model.parameters():
+        (parameter * 0.0).sum().backward()
+    optimizer.step()
+    decayed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
+    assert decayed == ["2.weight"]

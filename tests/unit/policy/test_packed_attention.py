@@ -1,0 +1,98 @@
+"""Packed sequences give what each gives alone, in every kind of model that packs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rljob_trainer.policy import packed_attention
+from rljob_trainer.policy.model import PolicyModel
+from rljob_trainer.policy.packed_attention import PACKED_KINDS, can_pack
+
+LENGTHS = [7, 1, 12, 3]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+
+
+def model_of(kind: str, attention: str, **changes: Any) -> PolicyModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SHAPE | changes))
+    packed_attention.register()
+    causal_lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    return PolicyModel(causal_lm, temperature=1.0, chunk_tokens=64, packs=attention == packed_attention.NAME)
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_KINDS))
+def test_packed_sequences_do_not_see_each_other(kind: str) -> None:
+    _require_equal(kind)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
+def test_a_sliding_window_ends_where_it_does_unpacked(kind: str) -> None:
+    changes: dict[str, Any] = {"sliding_window": 4}
+    if kind == "qwen3":
+        changes |= {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+    _require_equal(kind, **changes)
+
+
+def _require_equal(kind: str, **changes: Any) -> None:
+    packed, plain = (model_of(kind, attention, **changes) for attention in (packed_attention.NAME, "sdpa"))
+    plain.load_state_dict(packed.state_dict())
+    ids = torch.randint(1, 64, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
+    targets, rows = ids.roll(1), torch.arange(len(ids))
+    logprobs, entropy = packed(
+        ids[None],
+        rows,
+        targets,
+        bounds=torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32),
+        longest=16,
+        position_ids=torch.cat([torch.arange(length) for length in LENGTHS])[None],
+    )
+    weights = torch.randn(len(ids), generator=torch.Generator().manual_seed(2))
+    (weights * (logprobs + entropy)).sum().backward()
+    alone = []
+    for part, wanted in zip(ids.split(LENGTHS), targets.split(LENGTHS), strict=True):
+        values = plain(part[None], torch.arange(len(part)), wanted)
+        alone.append(values[0] + values[1])
+    torch.testing.assert_close(logprobs + entropy, torch.cat(alone), atol=1e-5, rtol=1e-5)
+    (weights * torch.cat(alone)).sum().backward()
+    for (name, found), (_, expected) in zip(packed.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "packs"),
+    [
+        ("qwen3", {}, True),
+        ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, False),
+        ("gpt2", {}, False),
+    ],
+)
+def test_kinds_that_could_mix_sequences_are_padded(
+    tmp_path: Path, kind: str, changes: dict[str, Any], packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AutoConfig.for_model(kind, **(SHAPE if kind == "qwen3" else {}))
+    for name, value in changes.items():
+        setattr(config, name, value)
+    config.to_json_file(tmp_path / "config.json")
+    assert can_pack(tmp_path, "cpu", torch.float32) is packs
+    assert not can_pack(tmp_path, "cuda", torch.bfloat16), "not by default"
+    monkeypatch.setenv(packed_attention.ENABLED, "1")
+    assert not can_pack(tmp_path, "cuda", torch.float32), "the kernel has no float32"
+    monkeypatch.setenv(packed_attention.ENABLED, "0")
+    assert not can_pack(tmp_path, "cpu", torch.float32)

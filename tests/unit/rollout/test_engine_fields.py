@@ -1,0 +1,85 @@
+"""Engine arguments are compared with vLLM's own before vLLM is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.rollout.engine_fields import (
+    engine_args_problems,
+    fields_in,
+    installed_engine_fields,
+    require_engine_args,
+)
+
+SOURCE = """
+import torch
+
+@dataclass
+class EngineArgs:
+    enforce_eager: bool = False
+    block_size: int | None = None
+    swap_space: float = 4
+    served_model_name: str | list[str] | None = None
+    quantization: QuantizationMethods | str | None = None
+    runner: RunnerOption = "auto"
+    mode: Literal["fast", "exact"] | None = None
+    overrides: 'dict[str, Any] | Overrides' = None
+
+    def method(self) -> int:
+        local: int = 3
+        return local
+"""
+FIELDS = fields_in(SOURCE)
+
+
+def test_the_fields_are_those_of_the_class() -> None:
+    assert list(FIELDS) == [
+        *("enforce_eager", "block_size", "swap_space", "served_model_name"),
+        *("quantization", "runner", "mode", "overrides"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enforce_eager", True),
+        ("block_size", 16),
+        ("block_size", None),
+        ("swap_space", 4),
+        ("served_model_name", ["a", "b"]),
+        ("quantization", "fp8"),
+        ("runner", "anything of a type that only vLLM knows"),
+        ("mode", "fast"),
+        ("overrides", {"a": 1}),
+    ],
+)
+def test_values_of_the_right_type_are_accepted(name: str, value: Any) -> None:
+    assert engine_args_problems({name: value}, FIELDS) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("enforce_eager", "yes", "expected bool, found 'yes'"),
+        ("block_size", "16", "expected int | None, found '16'"),
+        ("block_size", True, "expected int | None, found True"),
+        ("swap_space", "4GB", "expected float, found '4GB'"),
+        ("mode", "slow", "expected Literal['fast', 'exact'] | None, found 'slow'"),
+        ("enforce_eagerly", True, "is no engine argument of the installed vLLM: did you mean enforce_eager?"),
+        ("zzz", True, "is no engine argument of the installed vLLM: remove it"),
+    ],
+)
+def test_unknown_names_and_wrong_types_are_found(name: str, value: Any, message: str) -> None:
+    assert engine_args_problems({name: value}, FIELDS) == {name: message}
+
+
+def test_the_installed_vllm_is_read() -> None:
+    fields = installed_engine_fields()
+    assert fields is not None, "the tests' environment has vLLM"
+    assert {"enforce_eager", "max_num_seqs", "weight_transfer_config"} <= fields.keys()
+    require_engine_args({"enforce_eager": True, "max_num_batched_tokens": 2048})
+    with pytest.raises(BadInput, match=r"rollout\.engineArgs\.enforce_eagerly: .* did you mean enforce_eager\?"):
+        require_engine_args({"enforce_eagerly": True})

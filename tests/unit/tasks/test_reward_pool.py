@@ -1,0 +1,183 @@
+"""Rewards in processes of their own. The functions are modules that the workers import."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.task import TaskSpec
+from rljob_testing.patience import Deadline
+from rljob_trainer.errors import BadInput
+from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.tasks.reward_pool import RewardPool
+from rljob_trainer.tasks.reward_source import RewardSource
+from rljob_trainer.tasks.scoring import RewardFailure
+
+REWARDS = """
+import os, re, sys, time
+
+def length(answer, record):
+    return len(answer) + record["offset"]
+
+def slow(answer, record):
+    time.sleep(0.05)
+    return os.getpid()
+
+def sometimes(answer, record):
+    if answer == "hang":
+        while True:
+            pass
+    if answer == "die":
+        os._exit(7)
+    if answer == "raise":
+        raise LookupError("no such thing")
+    return len(answer)
+
+def hang_with_child(answer, record):
+    import subprocess
+    child = subprocess.Popen(["sleep", "1000"])
+    open(record["file"], "w").write(str(child.pid))
+    child.wait()
+
+def modules(answer, record):
+    return float("torch" in sys.modules or "vllm" in sys.modules or bool(os.environ.get("CUDA_VISIBLE_DEVICES")))
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Any]:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    opened: list[RewardPool] = []
+
+    def open_pool(reward: str, *, workers: int = 1, timeout: float = 60.0, **spec: Any) -> RewardPool:
+        task = TaskSpec.model_validate({"name": "digits", "reward": f"rewards:{reward}", **spec})
+        pool = RewardPool(
+            RewardSource(task, tmp_path, 0), workers=workers, timeout_seconds=timeout, log=tmp_path / "rewards.log"
+        )
+        opened.append(pool.__enter__())
+        return pool
+
+    yield open_pool
+    for each in opened:
+        each.close()
+
+
+def completion(text: str) -> Completion:
+    return Completion([1, 2], [-1.0, -1.0], True, text)
+
+
+def results(pool: RewardPool, texts: list[str], record: dict[str, Any], *, stop: bool = False) -> list[Any]:
+    scoring = pool.begin([Prompt(0, [1], "", record)], len(texts))
+    scoring.add(0, [completion(text) for text in texts])
+    return scoring.results(stop_at_failure=stop)
+
+
+def test_results_are_in_the_order_of_the_completions(pool: Any) -> None:
+    texts = ["x" * (n % 7) for n in range(300)]
+    assert results(pool("length", workers=3), texts, {"offset": 2}) == [float(len(text) + 2) for text in texts]
+
+
+def test_completions_may_be_added_in_parts_and_in_any_order(pool: Any) -> None:
+    prompts = [Prompt(n, [1], "", {"offset": 10 * n}) for n in range(4)]
+    scoring = pool("length").begin(prompts, 2)
+    scoring.add(4, [completion("ab")] * 4)
+    scoring.add(0, [completion("a")] * 4)
+    assert scoring.results(stop_at_failure=True) == [1.0, 1.0, 11.0, 11.0, 22.0, 22.0, 32.0, 32.0]
+
+
+def test_a_call_that_hangs_or_dies_fails_alone_and_others_are_scored(pool: Any) -> None:
+    failing = pool("sometimes", timeout=3)
+    assert results(failing, ["a", "hang", "bb", "die", "ccc"], {}) == [
+        1.0,
+        RewardFailure("took more than 3 s (task.rewardTimeoutSeconds)"),
+        2.0,
+        RewardFailure("ended its process with exit code 7"),
+        3.0,
+    ]
+    assert results(failing, ["dddd"], {}) == [4.0]
+
+
+def test_an_answer_pattern_that_backtracks_ends_at_the_limit(pool: Any) -> None:
+    answer = {"pattern": r"<answer>((?:\s*[^<]+\s*)+)</answer>"}
+    hanging = pool("length", timeout=1, answer=answer)
+    begun = time.monotonic()
+    [failure] = results(hanging, ["<answer>" + "1 " * 40], {"offset": 0})
+    assert isinstance(failure, RewardFailure)
+    assert time.monotonic() - begun < 60
+
+
+def test_children_of_a_function_that_hangs_are_killed(pool: Any, tmp_path: Path) -> None:
+    file = tmp_path / "child"
+    [failure] = results(pool("hang_with_child", timeout=5), ["x"], {"file": str(file)})
+    assert isinstance(failure, RewardFailure)
+    child = int(file.read_text())
+    until(lambda: not _is_running(child), "the child to end")
+
+
+def test_a_failure_has_the_traceback_of_the_function(pool: Any) -> None:
+    [failure] = results(pool("sometimes"), ["raise"], {})
+    assert failure.message == "raised LookupError: no such thing"
+    assert 'raise LookupError("no such thing")' in failure.traceback
+
+
+def test_the_first_failure_may_end_the_wait(pool: Any) -> None:
+    begun = time.monotonic()
+    found = results(pool("sometimes", timeout=600), ["raise", "hang"], {}, stop=True)
+    assert isinstance(found[0], RewardFailure)
+    assert found[1] is None
+    assert time.monotonic() - begun < 300
+
+
+def test_workers_are_added_while_slow_calls_wait(pool: Any) -> None:
+    slow, seen = pool("slow", workers=3), set[float]()
+    until(lambda: seen.update(results(slow, ["x"] * 30, {})) or len(seen) == 3, "all workers to load and to work")
+
+
+def test_a_dropped_step_leaves_no_calls(pool: Any) -> None:
+    begun = time.monotonic()
+    slow = pool("slow")
+    dropped = slow.begin([Prompt(0, [1], "", {})], 10_000)
+    dropped.add(0, [completion("x")] * 10_000)
+    assert len(results(slow, ["y"], {})) == 1
+    assert time.monotonic() - begun < 300  # instead of 500 s
+
+
+def test_workers_import_no_torch_and_see_no_gpu(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert results(pool("modules"), ["x"], {}) == [0.0]
+
+
+def test_a_record_that_cannot_be_sent_is_refused(pool: Any) -> None:
+    with pytest.raises(BadInput, match="expected records that can be pickled"):
+        results(pool("length"), ["x"], {"offset": lambda: 0})
+
+
+def test_a_module_that_cannot_be_loaded_is_refused(pool: Any) -> None:
+    with pytest.raises(BadInput, match=r"cannot load .*expected a function missing in"):
+        results(pool("missing"), ["x"], {})
+
+
+def test_workers_end_with_the_pool_though_a_call_hangs(pool: Any) -> None:
+    hanging = pool("sometimes", timeout=600)
+    hanging.begin([Prompt(0, [1], "", {})], 1).add(0, [completion("hang")])
+    until(lambda: hanging.worker_ids, "a worker to start")
+    [worker] = hanging.worker_ids
+    hanging.close()
+    assert not _is_running(worker)
+
+
+def until(holds: Callable[[], object], doing: str) -> None:
+    deadline = Deadline(120)
+    while not holds():
+        assert not deadline.passed, f"waited too long for {doing}"
+        time.sleep(0.01)
+
+
+def _is_running(process: int) -> bool:
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return bool(status.stdout.strip()) and not status.stdout.startswith("Z")

@@ -1,0 +1,115 @@
+"""Deadlines of phases, and the stacks of processes that exceed them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.errors import PhaseDeadlineExceeded
+from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines, innermost_frame, with_stacks
+from rljob_trainer.roles.time_limit import current_limit, time_limit
+from tests.unit.ledger.samples import step_record
+
+HANGING = """
+import ctypes, sys
+from rljob_trainer.roles.time_limit import stacks_written_after
+
+def all_reduce():
+    ctypes.PyDLL(None).sleep(3)  # holds Python's lock
+
+with stacks_written_after(float(sys.argv[1])):
+    all_reduce()
+"""
+
+
+def deadlines(*seconds: float, floor: float = 600) -> PhaseDeadlines:
+    steps = [step_record(n).model_copy(update={"seconds": {"update": s}}) for n, s in enumerate(seconds, 1)]
+    return PhaseDeadlines(floor, steps)
+
+
+def test_the_first_run_of_a_phase_has_more_time_than_later_ones() -> None:
+    limits = deadlines()
+    assert limits.limit_seconds("update") == 3600
+    limits.done("update")
+    assert limits.limit_seconds("update") == 600
+    assert limits.limit_seconds("rollout") == 3600
+    limits.forget()
+    assert limits.limit_seconds("update") == 3600
+    assert limits.limit_seconds(None) == 7200
+
+
+def test_a_long_phase_has_ten_times_its_median() -> None:
+    limits = deadlines(90, 100, 4000)
+    limits.done("update")
+    assert limits.limit_seconds("update") == 1000
+
+
+def test_checkpoints_are_limited_by_the_slowest_one() -> None:
+    limits = deadlines()
+    limits.done("checkpoint")
+    assert limits.limit_seconds("checkpoint") == 3600
+    slow = step_record(1).model_copy(update={"seconds": {"checkpoint": 900.0}})
+    assert PhaseDeadlines(600, [slow, step_record(2)]).limit_seconds("checkpoint") == 9000
+
+
+def test_zero_disables_the_limits() -> None:
+    limits = deadlines(floor=0)
+    with limits.limited("update"):
+        assert current_limit() is None
+
+
+def test_an_inner_limit_replaces_the_outer_one() -> None:
+    with time_limit(100):
+        with time_limit(5):
+            assert current_limit().seconds == 5  # type: ignore[union-attr]
+        assert current_limit().seconds == 100  # type: ignore[union-attr]
+    assert current_limit() is None
+
+
+def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) -> None:
+    log = tmp_path / "policy-0.log"
+    with log.open("w") as file:
+        subprocess.run([sys.executable, "-c", HANGING, "0.5"], stderr=file, check=True, timeout=300)
+    failure = PhaseDeadlineExceeded("policy-0 did not finish updating").of("policy-0")
+    explained = with_stacks(failure, tmp_path, ["policy-0", "rollout-0"], 7, "update")
+    file = tmp_path / "stacks-step-7-update.txt"
+    assert str(explained) == (
+        f"policy-0 did not finish updating; it was in all_reduce (<string>:6). Stacks of policy-0: {file}"
+    )
+    assert explained.actor == "policy-0"
+    assert "=== policy-0\nTimeout (" in file.read_text()
+
+
+def test_a_process_within_its_limit_writes_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING.replace("sleep(3)", "sleep(0)"), "60"],
+        capture_output=True,
+        check=True,
+        timeout=300,
+    )
+    assert done.stderr == b""
+
+
+def test_the_frame_is_that_of_the_thread_that_runs_the_role() -> None:
+    dump = (
+        "Timeout (0:10:00)!\nThread 0x1 (most recent call first):\n"
+        '  File "/lib/threading.py", line 320 in wait\n\n'
+        "Thread 0x2 (most recent call first):\n"
+        '  File "/torch/distributed/distributed_c10d.py", line 2501 in all_reduce\n'
+        '  File "/rljob_trainer/roles/actor.py", line 70 in call\n\n'
+        "Thread 0x3 (most recent call first):\n"
+        '  File "/lib/selectors.py", line 1 in select\n'
+    )
+    assert innermost_frame(dump) == "all_reduce (distributed_c10d.py:2501)"
+
+
+@pytest.mark.parametrize("content", [None, "", "no stack here\n"])
+def test_a_process_without_stacks_is_named_all_the_same(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "rollout-0.log").write_text(content)
+    failure = PhaseDeadlineExceeded("rollout-0 did not finish generating").of("rollout-0")
+    explained = with_stacks(failure, tmp_path, ["rollout-0"], 1, "rollout")
+    assert str(explained) == "rollout-0 did not finish generating; it has written no stack"

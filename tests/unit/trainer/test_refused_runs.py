@@ -1,0 +1,90 @@
+"""Jobs that `rljob run` refuses before it starts a process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rljob_api.exit_codes import ExitCode
+from rljob_trainer.models.random_model import resolve
+from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+
+MANIFEST = """
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: refused}
+spec:
+  model: {uri: "file:///no/such/model"}
+  task: {name: digits}
+  algorithm: {steps: 8}
+  rollout: {engineArgs: {enforce_eagerly: true}}
+"""
+
+
+def test_unknown_engine_arguments_are_refused_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.BAD_INPUT
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "engineArgs.enforce_eagerly: is no engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
+        in (printed)
+    )
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_unknown_fault_is_named_even_if_none_is_allowed(
+    allowed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST + ("  faultInjection: {enabled: true}\n" if allowed else ""))
+    options = RunOptions(output=tmp_path / "run", faults=("Foo@update:1",))
+    assert run_manifest(manifest, options) is ExitCode.INVALID_MANIFEST
+    assert "--fault Foo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [("steps: 3\n", "found: Invalid JSON: expected"), ('{"kvCache": "4Gi"}', "found: emptyCache: Field required\n")],
+)
+def test_a_file_that_is_no_plan_is_refused_in_one_line(
+    content: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, plan = tmp_path / "job.yaml", tmp_path / "plan.json"
+    manifest.write_text(MANIFEST)
+    plan.write_text(content)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", plan=plan)) is ExitCode.INVALID_MANIFEST
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert found in printed
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return shutil.copytree(resolve("qwen3?hidden=32&layers=1", tmp_path), tmp_path / "model")
+
+
+def refusal(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST.replace("/no/such/model", str(model)).replace("enforce_eagerly", "enforce_eager"))
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_with_dynamic_rope_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (model / "config.json").write_text(json.dumps(config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}))
+    assert "rope_scaling of the type dynamic" in refusal(model, tmp_path, capsys)
+
+
+def test_a_mixture_of_experts_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = model / "model.safetensors"
+    expert = {"model.layers.0.mlp.experts.0.up_proj.weight": np.zeros((2, 2), np.float32)}
+    save_file(load_file(file) | expert, file, metadata={"format": "pt"})
+    assert "found a mixture of experts" in refusal(model, tmp_path, capsys)

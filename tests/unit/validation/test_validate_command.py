@@ -1,0 +1,205 @@
+"""`rljob validate` finds everything that can be known before a job starts, and names its line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rljob_api.manifest import dotted, load_manifest
+from rljob_testing.hub_server import HubServer
+from rljob_trainer.cli import app
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.validation.inspect_job import findings_in, inspect_job
+from rljob_trainer.validation.inspection import Inspection
+
+JOB = """\
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata:
+  name: my-task
+spec:
+  model:
+    uri: "random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32"
+  task:
+    name: jsonl
+    args: {path: prompts.jsonl}
+    reward: rewards:share
+  algorithm:
+    steps: 3
+    promptsPerStep: 2
+    maxPromptTokens: 8
+    maxResponseTokens: 4
+"""
+CONFIG_MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: my-task\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "2+2="}\n')
+    (tmp_path / "rewards.py").write_text(
+        "def share(answer, record):\n    return 0.5\n"
+        "def trl(completions, **others):\n    return 0.5\n"
+        "def raising(answer, record):\n    return record['anwser']\n"
+        "def leaving(answer, record):\n    raise SystemExit(7)\n"
+    )
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def validate(*arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["validate", *map(str, arguments)], input=stdin)
+
+
+def change(folder: Path, before: str, after: str) -> Path:
+    manifest = folder / "job.yaml"
+    manifest.write_text(manifest.read_text().replace(before, after))
+    return manifest
+
+
+def test_a_job_that_would_run_is_valid(folder: Path) -> None:
+    result = validate(folder / "job.yaml")
+    note, valid = result.output.splitlines()
+    assert (result.exit_code, valid) == (0, f"{folder}/job.yaml: valid")
+    assert note.startswith(f"{folder}/job.yaml:5: note: spec.policy: predicted on a GPU: host memory 4.25 GiB a worker")
+
+
+def test_a_memory_limit_below_the_prediction_is_a_warning(folder: Path) -> None:
+    small = "policy: {template: {spec: {containers: [{resources: {limits: {memory: 2Gi}}}]}}}"
+    result = validate(change(folder, "  algorithm:", f"  {small}\n  algorithm:"))
+    assert result.exit_code == 0
+    assert "expected a memory limit of at least 4.25 GiB in spec.policy.template" in result.stderr
+    assert "found 2.00 GiB" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field", "message"),
+    [
+        ("rewards:share", "rewards:trl", "task.reward", "expected trl(answer: str, record: dict) -> float, found trl("),
+        ("rewards:share", "rewards:raising", "task.reward", "raised KeyError: 'anwser'"),
+        ("rewards:share", "nothing:share", "task.reward", "cannot import nothing"),
+        ("prompts.jsonl", "absent.jsonl", "task.args", "absent.jsonl"),
+        ("prompts.jsonl", "rewards.py", "task.args", "rewards.py, line 1: expected one JSON object"),
+        ("maxPromptTokens: 8", "maxPromptTokens: 2", "algorithm.maxPromptTokens", "Write algorithm.maxPromptTokens: 4"),
+        ("Tokens: 4", "Tokens: 900000", "algorithm.maxPromptTokens", "the maximum length of the model, found 900008"),
+        ("hidden=64", "hiden=64", "model.uri", "hiden"),
+        ("random:", "oci:", "model.uri", "expected an image as oci://registry/name:tag"),
+        ("spec:\n", "spec:\n  rollout: {engineArgs: {foo: 1}}\n", "rollout.engineArgs.foo", "no engine argument"),
+    ],
+)
+def test_failures_of_the_job_are_found_before_it_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, field: str, message: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "rewards", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    change(folder, before, after)
+    entries: list[dict[str, Any]] = []
+    Inspection(load_manifest(folder / "job.yaml"), folder, entries.append).run()
+    found = [(dotted(entry["field"]), entry["message"]) for entry in entries if entry.get("severity") == "error"]
+    assert len(found) == 1, found
+    assert found[0][0] == f"spec.{field}"
+    assert message in found[0][1]
+
+
+def test_an_unusable_job_is_reported_with_its_line(folder: Path) -> None:
+    manifest = change(folder, "rewards:share", "rewards:leaving")
+    result = validate(manifest)
+    assert result.exit_code == 84
+    assert f"{manifest}:11: spec.task.reward: the reward function ended the process of the check" in result.stderr
+    assert validate("--schema-only", manifest).exit_code == 0
+
+
+def test_a_check_that_takes_too_long_is_stopped(folder: Path) -> None:
+    (finding,) = inspect_job(load_manifest(folder / "job.yaml"), folder, timeout_seconds=0.05)
+    assert finding.severity == "error"
+    assert finding.message.endswith(" takes longer than 0.05 s: not checked")
+
+
+def test_an_interruption_is_blamed_on_the_check_that_began_last(tmp_path: Path) -> None:
+    entries = [
+        {"check": "the prompts", "field": ["spec", "algorithm", "maxPromptTokens"]},
+        {"severity": "note", "field": ["spec", "model", "uri"], "message": "not here"},
+        {"check": "the reward function", "field": ["spec", "task", "reward"]},
+    ]
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    note, blamed = findings_in(tmp_path / "results.jsonl", "takes longer than 9 s: not checked")
+    assert (note.severity, note.message) == ("note", "not here")
+    assert (blamed.severity, blamed.field) == ("error", ("spec", "task", "reward"))
+    assert blamed.message == "the reward function takes longer than 9 s: not checked"
+
+
+def test_a_warning_is_an_error_only_if_strict(folder: Path) -> None:
+    manifest = change(folder, "promptsPerStep: 2", "promptsPerStep: 3")
+    result = validate(manifest)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, f"{manifest}: valid, with 1 warning")
+    assert f"{manifest}:14: warning: spec.algorithm.promptsPerStep: the task has 2 prompts" in result.stderr
+    assert validate("--strict", manifest).exit_code == 2
+
+
+def test_what_only_the_cluster_has_is_noted(folder: Path) -> None:
+    result = validate("--strict", change(folder, "random://qwen3?", "pvc://models/qwen?"))
+    assert result.exit_code == 0
+    assert (
+        f"{folder}/job.yaml:7: note: spec.model.uri: model and prompt lengths are not checked: pvc://models"
+        in result.stdout
+    )
+
+
+def test_a_hub_model_is_checked_without_its_weights(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = resolve_model("random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32", tmp_path / "models")
+    hub = HubServer(model)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    for name, value in {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}.items():
+        monkeypatch.setenv(name, value)
+    manifest = folder / "job.yaml"
+    manifest.write_text(
+        JOB.replace("random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32", "hf://tests/tiny")
+    )
+    assert validate(manifest).output.splitlines()[-1] == f"{manifest}: valid"
+    assert "config.json" in hub.downloads
+    assert "model.safetensors" not in hub.downloads
+
+    absent = validate(change(folder, "hf://tests/tiny", "hf://tests/absent"))
+    assert (absent.exit_code, "the hub has no model hf://tests/absent" in absent.stderr) == (84, True)
+    hub.shutdown()
+    hub.server_close()
+    unreachable = validate(manifest)
+    assert unreachable.exit_code == 0
+    assert f"{manifest}:7: warning: spec.model.uri: model and prompt lengths are not checked" in unreachable.stderr
+
+
+def test_each_document_of_a_file_is_checked(folder: Path) -> None:
+    text = f"{CONFIG_MAP}---\n{JOB}---\n{JOB.replace('steps: 3', 'steps: many')}"
+    (folder / "job.yaml").write_text(text)
+    result = validate("--schema-only", folder / "job.yaml")
+    assert result.exit_code == 2
+    assert result.stdout.splitlines() == [
+        f"{folder}/job.yaml (document 1): skipped: ConfigMap",
+        f"{folder}/job.yaml (document 2): valid",
+    ]
+    assert result.stderr.startswith(f"{folder}/job.yaml:35 (document 3): spec.algorithm.steps: expected a whole number")
+
+
+def test_standard_input_is_read() -> None:
+    assert validate("--schema-only", "-", stdin=JOB).output == "stdin: valid\n"
+    result = validate("-", stdin="kind: [")
+    assert (result.exit_code, result.stderr.startswith("stdin:1: is not YAML")) == (2, True)
+
+
+def test_a_file_without_a_job_is_refused(folder: Path) -> None:
+    (folder / "job.yaml").write_text(f"{CONFIG_MAP}---\n{CONFIG_MAP}")
+    result = validate(folder / "job.yaml")
+    assert result.exit_code == 2
+    assert "found other kinds of objects only" in result.stderr
+
+
+def test_a_job_beside_other_objects_can_be_run(folder: Path) -> None:
+    (folder / "job.yaml").write_text(f"{CONFIG_MAP}---\n{JOB}")
+    assert load_manifest(folder / "job.yaml").metadata.name == "my-task"
