@@ -46,7 +46,7 @@ test: setup check kubernetes ## Run every check and every test
 	$(PYTEST)
 
 .PHONY: test-unit
-test-unit: setup ## Run the tests that start no cluster, no API server and no training (two minutes)
+test-unit: setup ## Run the tests that start no cluster, no API server and no training (three minutes)
 	$(PYTEST) tests/unit
 
 .PHONY: test-integration
@@ -56,6 +56,12 @@ test-integration: setup kubernetes ## Run the tests of real runs, and of the ope
 .PHONY: test-e2e
 test-e2e: setup kubernetes ## Run the tests of images, and of jobs on this machine's Kubernetes (root)
 	$(PYTEST) tests/e2e
+
+# All parsers together.
+FUZZ_SECONDS := 60
+.PHONY: fuzz
+fuzz: setup ## Fuzz every parser of what others write, and record it (FUZZ_SECONDS=3600: for an hour)
+	$(BIN)/python -m bench.programs.fuzz --seconds $(FUZZ_SECONDS)
 
 .PHONY: cluster
 cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with simulated GPUs (NODES=50: add KWOK nodes)
@@ -112,9 +118,14 @@ bench-operator: setup ## Run 1,000 jobs at once on 50 simulated nodes, and one j
 	$(BIN)/python -m bench.programs.operator_scale
 	$(BIN)/python -m bench.programs.operator_single_job
 
+.PHONY: bench-operator-large
+bench-operator-large: setup ## Run 10,000 jobs on 5,000 simulated nodes, half of them pending, while nodes flap
+	$(BIN)/python -m rljob_cluster build --fake-nodes
+	$(BIN)/python -m bench.programs.operator_large
+
 .PHONY: bench-soak
-bench-soak: demo-cluster ## Inject random faults into jobs on this machine's cluster for an hour (root)
-	$(BIN)/python -m bench.programs.soak
+bench-soak: demo-cluster ## Inject random faults into jobs beside a hostile tenant on this machine's cluster for an hour (root)
+	$(BIN)/python -m bench.programs.soak --hostile-tenant
 
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs
