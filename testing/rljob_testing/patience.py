@@ -11,6 +11,9 @@ PATIENCE_SECONDS = 480.0
 """Limit for steps of a job, whose processes first import torch and vLLM: minutes on two busy cores. Less than the 600 s
 after which pods are given up, which must not end a wait first."""
 
+RUN_PATIENCE_SECONDS = 3 * PATIENCE_SECONDS
+"""Limit for a whole run, which may start its engines several times while tests of the cluster have precedence."""
+
 
 class Deadline:
     """A deadline by a clock that stops while the hypervisor runs other guests.
@@ -30,7 +33,7 @@ class Deadline:
         return time.monotonic() - lost > self._end
 
 
-def wait_for_end(process: subprocess.Popen[str], seconds: float = PATIENCE_SECONDS) -> str:
+def wait_for_end(process: subprocess.Popen[str], seconds: float = RUN_PATIENCE_SECONDS) -> str:
     """The output of `process` until it ends. AssertionError, with the output so far, if it does not end in time."""
     deadline = Deadline(seconds)
     while True:
