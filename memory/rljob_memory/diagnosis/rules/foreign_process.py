@@ -93,6 +93,11 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
     contexts = sum(process.used_bytes for process in context_sized(device))
     if foreign - contexts < contexts:
         return None
+    # A part of the job that shares the GPU with the failing engine.
+    policy = policy_reserved_bytes(evidence) if failure.role == "rollout" and not evidence.engines_apart else 0
+    foreign -= policy
+    if foreign <= 0:
+        return None
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
     by_an_engine = not evidence.engines_apart and (evidence.engine.seen or failure.role is not None)
@@ -102,11 +107,12 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
         by_an_engine = by_an_engine and bool(evidence.siblings)
     if by_an_engine and not (engine_holds_little(failure, evidence) and foreign > sleeping_engine_bytes(failure)):
         confidence /= 2
+    beside = f", besides {human_bytes(policy)} of the policy" if policy else ""
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,
         round(confidence, 2),
-        f"{human_bytes(foreign)} of the GPU's {human_bytes(device.total_bytes)} were held by other processes; "
-        f"{human_bytes(device.requested_bytes)} more did not fit",
+        f"{human_bytes(foreign)} of the GPU's {human_bytes(device.total_bytes)} were held by other processes"
+        f"{beside}; {human_bytes(device.requested_bytes)} more did not fit",
         {"other_processes_bytes": foreign},
     )
 

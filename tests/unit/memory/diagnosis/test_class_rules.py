@@ -178,6 +178,16 @@ def test_a_sleeping_engine_is_not_blamed_for_foreign_memory(
     assert best(CollectedEvidence(full, plan=plan_with(sleep_level))).failure_class is expected
 
 
+def test_the_policy_of_the_job_is_no_foreign_process() -> None:
+    policy = MemorySeries("policy-0", (MemorySample(allocated_bytes=16 * GIB, reserved_bytes=17 * GIB),))
+    device = DeviceMemory(GIB, total_bytes=140 * GIB, free_bytes=GIB, process_bytes=21 * GIB)  # 118 GiB are others'
+    failure = Failure(FailureKind.ALLOCATOR, device=device, role="rollout", rank=0, step=1, phase="sync")
+    evidence = CollectedEvidence(failure, series=(policy,), plan=plan_with(2))
+    found = next(each for each in diagnose(evidence) if each.failure_class is FailureClass.FOREIGN_PROCESS)
+    assert found.numbers["other_processes_bytes"] == 101 * GIB
+    assert "held by other processes, besides 17.00 GiB of the policy" in found.message
+
+
 def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
     full = Failure(
         FailureKind.ALLOCATOR,
