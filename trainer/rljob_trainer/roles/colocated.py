@@ -29,9 +29,10 @@ class ColocatedRoles(Roles):
         return super().update(batch)
 
     def sync(self, version: int) -> None:
-        """As in every topology. Engines that sleep are woken."""
+        """As in every topology. Of an engine that sleeps, only the weights are on the GPU meanwhile."""
         self.engines_at = None
         if self._sleeps:
+            self._put_engines_to_sleep()
             wait_for(self.engines.call("wake_weights"), "waking the weights")
         super().sync(version)
         if self._sleeps:
