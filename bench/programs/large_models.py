@@ -173,6 +173,7 @@ def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
     if plans := [line["plan"] for line in lines if line["kind"] == "attempt"]:
         row["plan"] = plans[0]
     row["all_seconds"] = [step["total_seconds"] for step in all_steps]
+    row["all_seconds_by_phase"] = [step["seconds"] for step in all_steps]
     steps = all_steps[WARM_UP_STEPS:]
     if not steps:
         return row

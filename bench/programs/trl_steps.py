@@ -46,6 +46,8 @@ def main(
     micro_batch: int,
     dtype: str,
     gradient_checkpointing: bool,
+    engine_share: float,
+    awake: bool,
 ) -> None:
     begun = time.perf_counter()
     completions = prompts * group_size
@@ -64,8 +66,8 @@ def main(
         gradient_checkpointing=gradient_checkpointing,
         use_vllm=True,
         vllm_mode="colocate",
-        vllm_enable_sleep_mode=True,
-        vllm_gpu_memory_utilization=0.3,
+        vllm_enable_sleep_mode=not awake,
+        vllm_gpu_memory_utilization=engine_share,
         vllm_max_model_length=response_tokens + 16,
         report_to=[],
         save_strategy="no",
@@ -110,4 +112,6 @@ if __name__ == "__main__":
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--engine-share", type=float, default=0.3, help="of the GPU's memory, for vLLM")
+    parser.add_argument("--awake", action="store_true", help="the engine does not sleep during the update")
     main(**vars(parser.parse_args()))

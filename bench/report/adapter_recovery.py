@@ -1,4 +1,4 @@
-"""Attempts of another trainer whose options an adapter changes, from records of bench/programs/adapter_recovery.py."""
+"""Attempts of another trainer whose options an adapter changes, from records of adapter_recovery and trl_failures."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ def block(result: Result) -> str:
     header = ["attempt", "options changed by the adapter", "steps", "seconds", "outcome"]
     note = f"{result['note'][0].upper()}{result['note'][1:]}"
     return f"{source(result)}{note}; TRL {result['versions']['trl']}.\n\n{table(header, rows)}"
+
+
+def failures(result: Result) -> str:
+    """A line for each attempt of each failure."""
+    rows = [
+        [
+            f"`{' '.join(failure['options'])}`",
+            row["attempt"],
+            _options(row),
+            row["steps"],
+            f"{row['seconds']:.0f}",
+            _outcome(row),
+        ]
+        for failure in result["rows"]
+        for row in failure["attempts"]
+    ]
+    header = ["options of `trl_steps`", "attempt", "options changed by the adapter", "steps", "seconds", "outcome"]
+    return f"{source(result)}TRL {result['versions']['trl']}.\n\n{table(header, rows)}"
 
 
 def _options(row: Row) -> str:

@@ -38,6 +38,7 @@ BLOCKS: Mapping[str, Render] = {
     "overhead": training.overhead,
     "probe_overhead": training.probe,
     "adapter_recovery": adapter_recovery.block,
+    "trl_failures": adapter_recovery.failures,
     "memory_telemetry": training.telemetry,
     "operator_scale": operator.scale,
     "operator_duel": operator.duel,
