@@ -1,4 +1,4 @@
-"""The sets of failures from public threads (tests/data/public): those that are right stay right."""
+"""The sets of failures adapted from public threads (tests/data/public): those that are right stay right."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from rljob_memory.evidence import read_evidence
 
 SETS = Path(__file__).parents[3] / "data" / "public"
 ACCEPTED_MISSES = {
-    "first": {
-        # Two steps of four ranks without names: the growth between them may as well be the optimizer's state.
-        "03-torchtitan-alloc-growth.txt",
-        # Host memory at 84.6 %, then a launcher that ends its processes, as it does after every failure.
-        "53-deepspeed-cpu-percent.txt",
-    },
-    "second": set(),
     "third": {
         # A table of nvidia-smi, and no failure: it shows memory in use without a process, as it does in any container.
         "34-crosse-smi-no-process.txt",
