@@ -139,7 +139,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
     (Activity.GENERATION, r"generate_sequences|in generate\b|/generation/utils\.py"),
     (
         Activity.FORWARD,
-        r"fetch_sub_module|pre_sub_module_forward|"
+        r"fetch_sub_module|pre_sub_module_forward|torchinductor_\w+/\S+ in call$|"
         + _in(
             r"_?(?:pre|root_pre|post)_(?:forward|unshard)\w*", r"(?:training|validation|forward)_step", "compute_loss"
         ),
@@ -157,7 +157,7 @@ _PROSE = tuple(
         (Activity.GATHERING, r"\bstate_dict\(?\)? (?:call|entry)\b"),
         (Activity.KV_CACHE, r"\b(?:allocat|creat|initiali[sz])\w{0,4} (?:\w{1,20} ){0,3}kv[ _-]?cache"),
         (Activity.MODEL_LOAD, r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"),
-        (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the )?(?:executor|engine)\b"),
+        (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the |vLLM )?(?:executor|engine)\b"),
     )
 )
 """Activities in the words of a message."""

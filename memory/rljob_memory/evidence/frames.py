@@ -12,6 +12,8 @@ _FRAME = re.compile(
     # IPython's, of today and of before, and rich's
     r"|^File (?P<file2>[^\s:\"]{1,400}):\d+, in (?P<name2>[\w<>.]{1,100})\("
     r"|^(?P<file3>[~/][^\s:\"]{1,400}\.py) in (?P<name3>[\w<>.]{1,100})\("
+    # Colab's
+    r"|^\[(?P<file5>[~/][^\]\s]{1,400}\.py)\]\([^)\s]{1,200}\) in (?P<name5>[\w<>.]{1,100})\("
     r"|^\W{0,4} (?P<file4>[~/][^\s:\"]{1,400}\.py):\d+ in (?P<name4>[\w<>.]{0,100})"
 )
 _ARROW = re.compile(r"->|→|=>")

@@ -30,6 +30,7 @@ _TELLING = (
     b"resume",
     b"File ",
     b".py in ",
+    b".py](http",
     b"\xe2\x94\x82",
     b"lloc",
     b"OOM",
@@ -179,7 +180,7 @@ def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
         progress = _progress(raw)
         if b"out of memory" in raw or b"exceed allowed memory" in raw:
             following = MOST_MESSAGE_LINES
-        elif b"File " in raw or b".py in " in raw:
+        elif b"File " in raw or b".py in " in raw or b".py](http" in raw:
             following = max(following, _FRAME_LINES)
         elif following == 0 and not _is_telling(raw):
             if progress:
