@@ -17,15 +17,19 @@ _SLEEPING_ENGINE_SHARE = 0.15
 """The smaller of the two is what an engine may keep while it sleeps, on large cards and on small ones."""
 
 
-def foreign_bytes(failure: Failure) -> int:
-    """Memory that other processes hold, if it is more than the driver's own and the request lacked it; else 0."""
+def foreign_bytes(failure: Failure, known_bytes: int = 0) -> int:
+    """Memory that other processes hold, if it is more than the driver's own and the request lacked it; else 0.
+
+    `known_bytes`: memory of other processes that is accounted for, and not included.
+    """
     device = failure.device
     if device is None or device.total_bytes is None or device.had_enough_free:
         return 0
     least = max(_LEAST_FOREIGN_BYTES, round(_LEAST_FOREIGN_SHARE * device.total_bytes))
     if device.process_bytes is None:
         least += _OWN_BESIDE_TORCH_BYTES
-    return device.foreign_bytes if device.foreign_bytes >= least else 0
+    foreign = device.foreign_bytes - known_bytes
+    return foreign if foreign >= least else 0
 
 
 def engine_holds_little(failure: Failure, evidence: CollectedEvidence) -> bool:
@@ -56,6 +60,12 @@ def sleeping_engine_bytes(failure: Failure) -> int:
     """Memory that an engine may keep on the GPU while it sleeps."""
     total = (failure.device.total_bytes if failure.device else None) or 0
     return min(_SLEEPING_ENGINE_BYTES, round(_SLEEPING_ENGINE_SHARE * total))
+
+
+def policy_beside_the_engine_bytes(failure: Failure, evidence: CollectedEvidence) -> int:
+    """Memory of the policy on the GPU of a colocated engine that failed; 0 for other failures, and if unknown."""
+    beside = failure.role == "rollout" and not evidence.engines_apart
+    return policy_reserved_bytes(evidence) if beside else 0
 
 
 def policy_cache_bytes(evidence: CollectedEvidence) -> int | None:

@@ -122,7 +122,9 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"ray\.exceptions\.OutOfMemoryError|\bRayOutOfMemoryError\b|due to the node running low on memory"
         r"|NODE_OUT_OF_MEMORY"
-        r"|(?:[1-9]\d* Workers \(tasks /|^\s*) actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
+        r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
+        # In a line that was broken before it, where none crashed for another reason: Ray reports no two zeros.
+        r"|^\s*actors\) killed due to memory pressure \(OOM\), 0 Workers crashed"
         r"|exceeds the memory usage threshold of|Ray killed this worker"
         # Parts of the report, which logs cut, reverse or glue together. The first one ends every report.
         r"|on how to address the out of memory issue: https://docs\.ray\.io"

@@ -11,6 +11,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.gpu_holders import (
     engine_holds_little,
     foreign_bytes,
+    policy_beside_the_engine_bytes,
     policy_reserved_bytes,
     sleeping_engine_bytes,
 )
@@ -87,16 +88,12 @@ def _beside_its_own_context(evidence: CollectedEvidence) -> Diagnosis | None:
 
 
 def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    device, foreign = failure.device, foreign_bytes(failure)
+    policy = policy_beside_the_engine_bytes(failure, evidence)
+    device, foreign = failure.device, foreign_bytes(failure, known_bytes=policy)
     if device is None or not device.total_bytes or not foreign:
         return None
     contexts = sum(process.used_bytes for process in context_sized(device))
     if foreign - contexts < contexts:
-        return None
-    # A part of the job that shares the GPU with the failing engine.
-    policy = policy_reserved_bytes(evidence) if failure.role == "rollout" and not evidence.engines_apart else 0
-    foreign -= policy
-    if foreign <= 0:
         return None
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5

@@ -188,6 +188,15 @@ def test_the_policy_of_the_job_is_no_foreign_process() -> None:
     assert "held by other processes, besides 17.00 GiB of the policy" in found.message
 
 
+def test_the_rest_beside_the_policy_of_the_job_is_the_drivers() -> None:
+    policy = MemorySeries("policy-0", (MemorySample(allocated_bytes=16 * GIB, reserved_bytes=17 * GIB),))
+    device = DeviceMemory(GIB, total_bytes=40 * GIB, free_bytes=GIB, process_bytes=21 * GIB)  # 18 GiB are others'
+    failure = Failure(FailureKind.ALLOCATOR, device=device, role="rollout", rank=0, step=1, phase="sync")
+    for series_, expected in (((policy,), False), ((), True)):
+        found = diagnose(CollectedEvidence(failure, series=series_, plan=plan_with(2)))
+        assert (FailureClass.FOREIGN_PROCESS in {each.failure_class for each in found}) is expected
+
+
 def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
     full = Failure(
         FailureKind.ALLOCATOR,
