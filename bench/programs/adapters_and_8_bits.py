@@ -36,17 +36,10 @@ import yaml
 
 from bench.harness.device_memory import DevicePeak
 from bench.harness.record import RESULTS, record
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
-from rljob_memory.plan import Hardware, first_plan
-from rljob_memory.planning.job_workload import workload_of
+from bench.harness.small_card import pinned_to_a_card
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
-from rljob_trainer.hardware import this_machine, torch_version
-from rljob_trainer.models.checkpoint import model_dimensions
-from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.role_settings import shape_for_plan
 
 NAME = "adapters_and_8_bits"
 WARM_UP_STEPS = 1
@@ -85,7 +78,7 @@ def run_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     output.parent.mkdir(parents=True, exist_ok=True)
     resolve_model(manifest["spec"]["model"]["uri"])  # written first, so that the start-up time does not count it
     if small:
-        manifest["spec"]["memory"] = pinned_to_a_small_card(manifest) | MEMORY.get(arm, {})
+        manifest["spec"]["memory"] = pinned_to_a_card(manifest, SMALL_CARD_BYTES)
     path = output.parent / f"{arm}.yaml"
     path.write_text(yaml.safe_dump(manifest))
     shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
@@ -122,29 +115,6 @@ def manifest_of(arm: str, steps: int, small: bool) -> dict[str, Any]:
             },
             "checkpoint": {"everySteps": 1000},
         },
-    }
-
-
-def pinned_to_a_small_card(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`spec.memory` with the plan of a GPU of 40 GiB, since the driver reports the memory of the whole GPU."""
-    from rljob_api.job import RLJobSpec
-
-    spec = RLJobSpec.model_validate(manifest["spec"])
-    directory = resolve_model(spec.model.uri)
-    parameters = adapter_parameters(adapted_layers(directory, (), 16), 16)
-    shape = shape_for_plan(model_dimensions(directory), spec, "cuda", parameters)
-    hardware = Hardware("cuda", SMALL_CARD_BYTES, this_machine().host_memory_bytes, torch_version())
-    plan = first_plan(MemorySettings(), hardware, shape, workload_of(spec))
-    return pins_of(plan)
-
-
-def pins_of(plan: MemoryPlan) -> dict[str, Any]:
-    return {
-        "kvCache": str(plan.kv_cache_bytes),
-        "microBatchTokens": plan.micro_batch_tokens,
-        "logprobChunkTokens": plan.logprob_chunk_tokens,
-        "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
-        "syncBucketSize": str(plan.sync_bucket_bytes),
     }
 
 

@@ -35,17 +35,10 @@ import yaml
 
 from bench.harness.device_memory import DevicePeak
 from bench.harness.record import RESULTS, record
-from rljob_api.job import RLJobSpec
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
-from rljob_memory.plan import Hardware, first_plan
-from rljob_memory.planning.job_workload import workload_of
+from bench.harness.small_card import pinned_to_a_card
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
-from rljob_trainer.hardware import this_machine, torch_version
-from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.role_settings import shape_for_plan
 
 NAME = "large_models"
 WARM_UP_STEPS = 2
@@ -80,7 +73,7 @@ def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     resolve_model(manifest["spec"]["model"]["uri"])  # written first, so that the start-up time does not count it
     small = arm.endswith("-80gib")
     if small:
-        manifest["spec"]["memory"] = pinned_to_a_small_card(manifest)
+        manifest["spec"]["memory"] = pinned_to_a_card(manifest, SMALL_CARD_BYTES)
     path = output.parent / f"{arm}.yaml"
     path.write_text(yaml.safe_dump(manifest))
     shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
@@ -143,25 +136,6 @@ def manifest_of(arm: str, steps: int) -> dict[str, Any]:
 
 def response_tokens(shape: str) -> int:
     return {"smoke": 8, "0.6b": 512}.get(shape, 1024)
-
-
-def pinned_to_a_small_card(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`spec.memory` with the plan of a GPU of 80 GB, since the driver reports the memory of the whole GPU."""
-    spec = RLJobSpec.model_validate(manifest["spec"])
-    shape = shape_for_plan(model_dimensions(resolve_model(spec.model.uri)), spec, "cuda")
-    hardware = Hardware("cuda", SMALL_CARD_BYTES, this_machine().host_memory_bytes, torch_version())
-    return pins_of(first_plan(MemorySettings(), hardware, shape, workload_of(spec), fused=True))
-
-
-def pins_of(plan: MemoryPlan) -> dict[str, Any]:
-    return {
-        "kvCache": str(plan.kv_cache_bytes),
-        "microBatchTokens": plan.micro_batch_tokens,
-        "logprobChunkTokens": plan.logprob_chunk_tokens,
-        "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
-        "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
-        "syncBucketSize": str(plan.sync_bucket_bytes),
-    }
 
 
 def measured(output: Path, whole_seconds: float) -> dict[str, Any]:

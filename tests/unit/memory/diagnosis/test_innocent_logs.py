@@ -22,6 +22,10 @@ def diagnoses_of(*lines: str) -> list[Diagnosis]:
 
 
 INNOCENT = {
+    "crashes that Ray counts beside no kill, in a broken line": (
+        "(raylet) node_manager.cc:3007: 0 Workers (tasks /",
+        " actors) killed due to memory pressure (OOM), 2 Workers crashed due to other reasons",
+    ),
     "a second try with less": (f"W {FULL}", "W retrying with batch size 4", "I step 1 is done, memory is fine"),
     "a room for tokens that is smaller than the wish": (
         "max_total_tokens=131072 is larger than the profiled value 90112. Use the profiled value instead.",
@@ -78,6 +82,10 @@ def test_an_innocent_log_has_no_diagnosis(log: str) -> None:
 
 
 STILL_FAILURES = {
+    "kills that Ray counts, in a broken line": (
+        "(raylet) node_manager.cc:3007: 2 Workers (tasks /",
+        " actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons",
+    ),
     "a retry that fails as well": (FULL, "retrying with batch size 4", "step 1", FULL),
     "a retry whose end is not in the log": ("step 1", FULL, "retrying with batch size 4"),
     "a fallback long before": ("falling back to eager mode", "step 1", FULL),
