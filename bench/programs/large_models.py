@@ -1,11 +1,12 @@
 """Full fine-tuning of large models on one GPU: seconds by phase and peak GPU memory, RLJob and TRL.
 
     python -m bench.programs.large_models ARM... [--steps N] [--smoke]
+    python -m bench.programs.large_models --plot
 
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
-    8b             the state where the memory plan puts it
-    8b-bfloat16    the same with `policy.optimizer.moments: bfloat16`
+    4b, 8b         the state where the memory plan puts it
+    8b-bfloat16    8b with `policy.optimizer.moments: bfloat16`
     8b-80gib       where another process holds all but 79 GiB, with the memory plan of such a GPU
     14b            `moments: bfloat16`, for the host's memory
     0.6b-trl       TRL's GRPOTrainer, colocated with vLLM, float32 weights
@@ -13,7 +14,7 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
 
 Records one row for each arm in `bench/results/large_models.json`, after those that it already has. An arm that fails is
 recorded with its message. The first two steps of an arm are warm-up and are not counted. `--smoke` runs a tiny model on
-any device instead, and records nothing.
+any device instead, and records nothing. `--plot` runs nothing and draws the recorded arms into `large_models.png`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -36,9 +38,13 @@ import yaml
 from bench.harness.device_memory import DevicePeak
 from bench.harness.record import RESULTS, record
 from bench.harness.small_card import pinned_to_a_card
+from bench.report.large_models_plot import draw
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
+from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.plot.memory_samples import memory_peaks
+from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "large_models"
 WARM_UP_STEPS = 2
@@ -46,16 +52,22 @@ COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
 SHAPES = {
     "smoke": "hidden=64&layers=2&dtype=bfloat16",
     "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{COMMON}",
+    "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{COMMON}",
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{COMMON}",
     "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{COMMON}",
 }
-ARMS = ["0.6b", "8b", "8b-bfloat16", "8b-80gib", "14b", "0.6b-trl", "8b-trl"]
+ARMS = ["0.6b", "4b", "8b", "8b-bfloat16", "8b-80gib", "14b", "0.6b-trl", "8b-trl"]
 SMALL_CARD_BYTES = 79 * GIB
 """Memory that CUDA reports for an H100 of 80 GB."""
 
 
-def main(arms: list[str], steps: int, smoke: bool, output: Path, results: Path) -> None:
+def main(arms: list[str], steps: int, smoke: bool, plot: bool, output: Path, results: Path) -> None:
     file = results / f"{NAME}.json"
+    if plot:
+        result, picture = json.loads(file.read_text()), file.with_suffix(".png")
+        draw(result["rows"], result["device"], picture)
+        print(picture)
+        return
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
     for arm in ["smoke"] if smoke else arms:
         row = trl_arm(arm, steps) if arm.endswith("-trl") else rljob_arm(arm, steps, output / arm)
@@ -80,9 +92,8 @@ def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     with ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(), DevicePeak() as peak:
         message = run_steps([sys.executable, "-m", "rljob_trainer", "run", path, "--output", output], output, steps)
-    return {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes} | measured(
-        output, time.perf_counter() - begun
-    )
+    row = {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes}
+    return row | measured(output, time.perf_counter() - begun) | memory_by_phase(output, peak)
 
 
 def run_steps(command: list[str | Path], output: Path, steps: int) -> str:
@@ -162,6 +173,27 @@ def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
     }
 
 
+def memory_by_phase(output: Path, device: DevicePeak) -> dict[str, Any]:
+    """Peaks of the steps after the warm-up: of each role by torch's count, and of the GPU with all its processes."""
+    counted = [StepRecord.model_validate(step) for step in steps_of(output)[WARM_UP_STEPS:]]
+    if not counted:
+        return {}
+    numbers, spans = {step.step for step in counted}, defaultdict(list)
+    for _, sample in logged_samples(output / "memory"):
+        if sample.step in numbers and sample.phase and sample.began is not None and sample.time is not None:
+            spans[sample.phase].append((sample.began, sample.time))
+    by_role = {
+        role: {
+            phase: max(by_step[number] for number in by_step.keys() & numbers)
+            for phase, by_step in phases.items()
+            if by_step.keys() & numbers
+        }
+        for role, phases in memory_peaks(output / "memory", counted).by_role.items()
+    }
+    on_device = {phase: device.peak_within(of_phase) for phase, of_phase in spans.items()}
+    return {"peak_bytes_by_phase": by_role, "device_peak_bytes_by_phase": on_device}
+
+
 def trl_arm(arm: str, steps: int) -> dict[str, Any]:
     shape = arm.partition("-")[0]
     model = resolve_model(f"random://qwen3?{SHAPES[shape]}")
@@ -187,6 +219,7 @@ if __name__ == "__main__":
     parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--steps", type=int, default=6, help="steps of each arm, the warm-up included")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on any device; records nothing")
+    parser.add_argument("--plot", action="store_true", help="draw what is recorded; runs nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/large-models"), help="of the runs (replaced)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

@@ -8,6 +8,7 @@ from bench.report.markdown import Result, gib, source, table
 
 _MODELS = {
     "0.6b": "0.6B, 512 tokens",
+    "4b": "4B",
     "8b": "8B",
     "8b-trl": "8B, TRL 1.16, bfloat16 weights only",
     "8b-80gib": "8B, 79 GiB of the GPU, second step",
