@@ -7,6 +7,8 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
     0.6b           the optimizer's state on the GPU
     4b, 8b         the state where the memory plan puts it
     8b-bfloat16    8b with `policy.optimizer.moments: bfloat16`
+    8b-fp8         8b with `rollout.quantization: Fp8PerTensor`
+    8b-warm        8b once more, to see how long it takes to start after `8b` has filled the compile caches
     8b-80gib       where another process holds all but 79 GiB, with the memory plan of such a GPU
     14b            `moments: bfloat16`, for the host's memory
     0.6b-trl       TRL's GRPOTrainer, colocated with vLLM, float32 weights
@@ -56,7 +58,8 @@ SHAPES = {
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{COMMON}",
     "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{COMMON}",
 }
-ARMS = ["0.6b", "4b", "8b", "8b-bfloat16", "8b-80gib", "14b", "0.6b-trl", "8b-trl"]
+ARMS = ["0.6b", "4b", "8b", "8b-bfloat16", "8b-fp8", "8b-warm", "8b-80gib", "14b", "0.6b-trl", "8b-trl"]
+ENGINE_AGAINST_POLICY = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "importance_weight_max")
 SMALL_CARD_BYTES = 79 * GIB
 """Memory that CUDA reports for an H100 of 80 GB."""
 
@@ -132,6 +135,7 @@ def manifest_of(arm: str, steps: int) -> dict[str, Any]:
             "model": {"uri": f"random://qwen3?{SHAPES[shape]}"},
             "task": {"name": "digits", "reward": "spread_rewards:spread"},
             "policy": {"optimizer": {"moments": moments}},
+            "rollout": {"quantization": "Fp8PerTensor"} if arm == "8b-fp8" else {},
             "algorithm": {
                 "steps": steps + 1,  # it is killed before the last, which would write a checkpoint
                 "promptsPerStep": 2 if arm == "smoke" else 16,
@@ -170,6 +174,7 @@ def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
         "torch_peak_reserved_bytes": max(step["memory_bytes"]["policy-0"]["update"] for step in steps),
         "micro_batches": steps[-1]["metrics"]["micro_batches"],
         "grad_norms": [step["metrics"]["grad_norm"] for step in all_steps],
+        "engine_against_policy": {name: [step["metrics"][name] for step in all_steps] for name in ENGINE_AGAINST_POLICY},
     }
 
 

@@ -8,8 +8,12 @@ from bench.report.markdown import Result, gib, source, table
 
 _MODELS = {
     "0.6b": "0.6B, 512 tokens",
+    "0.6b-trl": "0.6B, 512 tokens, TRL 1.16, float32 weights",
     "4b": "4B",
     "8b": "8B",
+    "8b-warm": "8B, started with warm compile caches",
+    "8b-fp8": "8B, rollouts in 8 bits",
+    "8b-bfloat16": "8B, bfloat16 moments",
     "8b-trl": "8B, TRL 1.16, bfloat16 weights only",
     "8b-80gib": "8B, 79 GiB of the GPU, second step",
     "14b": "14B, bfloat16 moments",
