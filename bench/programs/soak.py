@@ -4,8 +4,9 @@
     .venv/bin/python -m bench.programs.soak [--minutes 60] [--seed 1] [--jobs 2] [--hostile-tenant] [--output runs/soak]
 
 Processes, pods, kubelets, containerd, the API server and the operator are killed or stopped at times drawn from the
-seed, while the jobs have injected failures of their own. Exit code 1: a job is not complete or something leaked; the
-problems are printed. Writes soak.json, and the last status and ledger of each job.
+seed, while the jobs have injected failures of their own. The jobs are colocated in one worker pod or in two, or
+disaggregated. Exit code 1: a job is not complete or something leaked; the problems are printed. Writes soak.json, and
+the last status and ledger of each job.
 """
 
 from __future__ import annotations

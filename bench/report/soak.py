@@ -30,13 +30,23 @@ def block(result: Result) -> str:
         ("disk of nodes and volumes, without images", f"{disk[0]:,.0f} kB before, {disk[1]:,.0f} kB after"),
         ("resident memory of the operator", f"{operator[0]:.0f} MB before, {operator[1]:.0f} MB after"),
     ]
+    by_kind = _kinds(row.get("jobs_by_kind", {}))
     by_fault = _recoveries(row["recovery_seconds_by_fault"], row["faults"])
     by_level = _recoveries(row["recovery_seconds_by_level"], {})
     return (
-        f"{source(result, versions=False)}\n{facts(rows)}\n"
+        f"{source(result, versions=False)}\n{facts(rows)}\n{by_kind}"
         f"{table(('external fault', 'times', 'median seconds to the next commit', 'worst'), by_fault)}\n"
         f"{table(('level of a plan change', 'times', 'median seconds to recover', 'worst'), by_level)}"
     )
+
+
+def _kinds(kinds: Mapping[str, Any]) -> str:
+    """A table with a row for each kind of job; empty for a soak of jobs of one kind."""
+    if not kinds:
+        return ""
+    heads = ("topology and worker pods", "jobs", "complete", "steps", "injected failures")
+    numbers = ("jobs", "complete", "steps", "injected_failures")
+    return table(heads, [(kind, *(f"{of[name]:,}" for name in numbers)) for kind, of in kinds.items()]) + "\n"
 
 
 def _recoveries(recoveries: Mapping[str, Any], times: Mapping[str, int]) -> list[tuple[str, ...]]:

@@ -79,6 +79,7 @@ def row(soak: Soak) -> Row:
         "jobs": len(jobs),
         "complete": sum(job["ended"] == "Complete" for job in jobs),
         "steps": sum(job["steps"] for job in jobs),
+        "jobs_by_kind": _by_kind(jobs),
         "faults": dict(Counter(fault.kind for fault in soak.faults)),
         "injected_failures": dict(Counter(name for job in jobs for name in job["failures"])),
         "attempts": dict(Counter(reason for job in jobs for reason in job["attempts"])),
@@ -124,15 +125,40 @@ def _job(outcome: JobOutcome) -> Row:
     seen = status(outcome.job)
     ended = next((kind for kind in ("Complete", "Failed") if holds(kind)(outcome.job)), "Unfinished")
     given = [f"{record.fault_class}@{record.phase}" for record in outcome.ledger if isinstance(record, FaultRecord)]
+    spec = outcome.job["spec"]
     return {
         "name": outcome.name,
+        "kind": _kind(spec),
         "ended": ended,
         "steps": len(_commits(outcome)),
-        "gpus": outcome.job["spec"]["policy"]["gpusPerReplica"],
+        "gpus": spec["policy"]["gpusPerReplica"],
         "seconds": round(outcome.seconds, 1),
         "failures": given,
         "attempts": [attempt.get("reason", "Unfinished") for attempt in seen.get("attempts", [])],
         "plan_changes": [change["remedy"]["setting"] for change in seen.get("planChanges", [])],
+    }
+
+
+def _kind(spec: Mapping[str, Any]) -> str:
+    """Topology and worker pods of a job: `Colocated, 2 policy`, `Disaggregated, 1 policy, 2 rollout`."""
+    pods = {role: spec.get(role, {}).get("replicas") for role in ("policy", "rollout")}
+    staleness = ["maxStaleness: 1"] if spec["algorithm"].get("maxStaleness") else []
+    return ", ".join([spec["topology"], *(f"{count} {role}" for role, count in pods.items() if count), *staleness])
+
+
+def _by_kind(jobs: Sequence[Row]) -> Row:
+    """Jobs, complete jobs, steps and injected failures, by kind of job."""
+    found: dict[str, list[Row]] = {}
+    for job in jobs:
+        found.setdefault(job["kind"], []).append(job)
+    return {
+        kind: {
+            "jobs": len(alike),
+            "complete": sum(job["ended"] == "Complete" for job in alike),
+            "steps": sum(job["steps"] for job in alike),
+            "injected_failures": sum(len(job["failures"]) for job in alike),
+        }
+        for kind, alike in sorted(found.items())
     }
 
 

@@ -15,6 +15,17 @@ from rljob_testing.soak.report import Footprint, Soak, problems, row, seconds_to
 from rljob_trainer.ledger.records import FaultRecord, ResponseStatistics, RewardStatistics, StepRecord
 
 MEBIBYTE = 1 << 20
+COLOCATED: dict[str, Any] = {
+    "topology": "Colocated",
+    "algorithm": {"steps": 3, "maxStaleness": 0},
+    "policy": {"replicas": 1, "gpusPerReplica": 1},
+    "rollout": {},
+}
+DISAGGREGATED: dict[str, Any] = {
+    "topology": "Disaggregated",
+    "algorithm": {"steps": 3, "maxStaleness": 1},
+    "rollout": {"replicas": 2},
+}
 
 
 def step(number: int, committed_at: float) -> StepRecord:
@@ -31,14 +42,16 @@ def step(number: int, committed_at: float) -> StepRecord:
     )
 
 
-def outcome(name: str, commits: Sequence[float], *, ended: str = "Complete", message: str = "") -> JobOutcome:
+def outcome(
+    name: str, commits: Sequence[float], *, ended: str = "Complete", message: str = "", **spec: Any
+) -> JobOutcome:
     """A job of three steps."""
     conditions = [{"type": ended, "status": "True", "reason": "Because", "message": message}]
     attempts = [{"reason": "WorkerLost"}, {"reason": "AllStepsCommitted"}]
     changes = [{"remedy": {"setting": "emptyCache"}, "level": "Live", "secondsToRecover": 2.0}]
     job: dict[str, Any] = {
         "metadata": {"name": name},
-        "spec": {"algorithm": {"steps": 3}, "policy": {"gpusPerReplica": 1}},
+        "spec": COLOCATED | spec,
         "status": {"conditions": conditions, "attempts": attempts, "planChanges": changes},
     }
     given = FaultRecord(attempt=1, fault_class="AllocatorCache", phase="sync", step=1, rank=0)
@@ -72,6 +85,27 @@ def test_a_successful_soak_is_recorded_without_problems() -> None:
     assert recorded["plan_changes"] == {"emptyCache": 2}
     assert recorded["recovery_seconds_by_fault"]["KillKubelet"] == {"count": 1, "median": 9.0, "worst": 9.0}
     assert recorded["recovery_seconds_by_level"] == {"Live": {"count": 2, "median": 2.0, "worst": 2.0}}
+
+
+def test_jobs_are_counted_by_topology_and_worker_pods() -> None:
+    in_two_pods = COLOCATED | {"policy": {"replicas": 2, "gpusPerReplica": 0}}
+    jobs = [
+        outcome("a", [10, 20, 30]),
+        outcome("b", [10, 20, 30]),
+        outcome("c", [10, 20, 30], **in_two_pods),
+        outcome("d", [10, 20], ended="Failed", **DISAGGREGATED),
+    ]
+    recorded = row(soak(outcomes=jobs))
+    assert recorded["jobs_by_kind"] == {
+        "Colocated, 1 policy": {"jobs": 2, "complete": 2, "steps": 6, "injected_failures": 2},
+        "Colocated, 2 policy": {"jobs": 1, "complete": 1, "steps": 3, "injected_failures": 1},
+        "Disaggregated, 1 policy, 2 rollout, maxStaleness: 1": {
+            "jobs": 1,
+            "complete": 0,
+            "steps": 2,
+            "injected_failures": 1,
+        },
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,6 +142,7 @@ def test_the_block_shows_a_recorded_soak() -> None:
     assert "`python -m bench.programs.soak`, 2026-01-01, two cores." in told
     assert "| **complete** | **2 of 2 jobs** |" in told
     assert "| steps, each committed once | 6 |" in told
+    assert "| Colocated, 1 policy | 2 | 2 | 6 | 2 |" in told
     assert "| `KillKubelet` | 1 | 9 | 9 |" in told
     assert "| `Live` | 2 | 2 | 2 |" in told
     assert "networks | none |" in told

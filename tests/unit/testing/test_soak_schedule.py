@@ -8,9 +8,12 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.job import RLJob
+from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.topology import worker_pods
+from rljob_testing.soak.job_kinds import KINDS, JobKind
 from rljob_testing.soak.jobs import job_manifest
 from rljob_testing.soak.schedule import FaultKind, choose, planned_faults
+from rljob_trainer.roles.faults import target_role
 
 SEEDS = st.integers(0, 2**32)
 
@@ -43,12 +46,38 @@ def test_a_target_is_chosen_if_there_is_one(targets: list[int], draw: float) -> 
 @given(SEEDS, st.integers(0, 3), st.integers(0, 50))
 def test_a_job_is_valid_and_its_failures_can_happen(seed: int, stream: int, number: int) -> None:
     spec = RLJob.model_validate(job_manifest(seed, stream, number)).spec
-    pod = job_manifest(seed, stream, number)["spec"]["policy"]["template"]["spec"]
+    faults = spec.fault_injection.faults
+    assert 1 <= len({fault.fault_class for fault in faults}) == len(faults) <= 3
+    processes = {str(pods.role): pods.processes for pods in worker_pods(spec)}
+    for fault in faults:
+        assert fault.step <= spec.algorithm.steps
+        assert fault.rank < processes.get(target_role(fault), processes["policy"])
+
+
+@given(SEEDS, st.integers(0, 50))
+def test_all_worker_pods_have_the_limits_that_the_failures_need(seed: int, number: int) -> None:
+    spec = RLJob.model_validate(job_manifest(seed, 0, number)).spec
     classes = {fault.fault_class for fault in spec.fault_injection.faults}
-    assert 1 <= len(classes) <= 3
-    assert all(fault.step <= spec.algorithm.steps for fault in spec.fault_injection.faults)
-    assert ("HostMemory" in classes) == ("containers" in pod)
-    assert ("SharedMemory" in classes) == ("volumes" in pod)
+    for template in filter(None, (spec.policy.template, spec.rollout.template)):
+        [container] = template.spec["containers"]
+        assert ("HostMemory" in classes) == ("limits" in container["resources"])
+        assert ("SharedMemory" in classes) == ("volumes" in template.spec)
+
+
+def test_jobs_of_every_kind_are_drawn_with_every_failure_of_their_kind() -> None:
+    drawn: dict[JobKind, set[tuple[str, str]]] = {kind: set() for kind in KINDS}
+    for number in range(2000):
+        spec = RLJob.model_validate(job_manifest(1, 0, number)).spec
+        drawn[_kind(spec)] |= {(fault.fault_class, fault.phase) for fault in spec.fault_injection.faults}
+    for kind, failures in drawn.items():
+        assert failures == {(class_, phase) for class_, phases in kind.failures for phase in phases}
+
+
+def _kind(spec: RLJobSpec) -> JobKind:
+    pods = (spec.topology, spec.policy.replicas, spec.rollout.replicas or 0)
+    [kind] = (kind for kind in KINDS if (kind.topology, kind.policy_pods, kind.rollout_pods) == pods)
+    assert spec.algorithm.max_staleness == kind.max_staleness
+    return kind
 
 
 def test_jobs_of_two_streams_have_different_names() -> None:
