@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rljob_api.fault_injection import Fault, FaultInjection
 from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.records import fault_records
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.roles.faults import INJECTED, InjectedFault, target_role
@@ -60,6 +61,16 @@ def test_an_injected_fault_is_not_repeated_by_the_next_attempt(tmp_path: Path) -
             ledger.begin_attempt(0.0, {}, {}, {})
             schedule(ledger, roles, "WorkerLost@update:1").inject(1, "update")
     assert roles.policy.injected == []
+
+
+def test_faults_that_are_due_together_are_injected_one_after_the_other(tmp_path: Path) -> None:
+    roles = Roles()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(0.0, {}, {}, {})
+        faults = schedule(ledger, roles, "OptimizerState@optimizer:3", "HostMemory@update:3")
+        for count in (1, 2, 2):
+            faults.inject(3, "update")
+            assert len(roles.policy.injected) == len(fault_records(ledger.records)) == count
 
 
 def test_a_checkpoints_fault_waits_for_a_checkpoint(tmp_path: Path) -> None:

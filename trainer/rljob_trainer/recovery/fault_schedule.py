@@ -10,6 +10,7 @@ from rljob_api.plan_change import Phase
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import FaultRecord, fault_records
 from rljob_trainer.roles.faults import InjectedFault, target_role
+from rljob_trainer.roles.role_processes import RoleProcesses
 from rljob_trainer.roles.roles import Roles
 
 _FAULT_PHASES: dict[Phase | None, tuple[FaultPhase, ...]] = {
@@ -32,7 +33,7 @@ class FaultSchedule:
     log: Callable[[str], None]
 
     def inject(self, step: int, phase: Phase | None) -> None:
-        """Called before `phase` of `step` (None: before the roles load). Injects the faults that are due."""
+        """Called before `phase` of `step` (None: before the roles load). Injects the first fault that is due."""
         self._inject_due(step, _FAULT_PHASES[phase])
 
     def inject_into_checkpoint(self, step: int) -> None:
@@ -40,14 +41,22 @@ class FaultSchedule:
         self._inject_due(step, ("checkpoint",))
 
     def _inject_due(self, step: int, phases: Sequence[FaultPhase]) -> None:
+        """Inject one fault. Others wait until the phase is retried, since it may end the processes that they target."""
         for fault in self.faults:
-            if fault.phase in phases and fault.step <= step and self._times_injected(fault) < fault.times:
+            due = fault.phase in phases and fault.step <= step and self._times_injected(fault) < fault.times
+            if due and self._has_target(fault):
                 self._inject(fault)
+                return
+
+    def _processes(self, fault: Fault) -> RoleProcesses:
+        return self.roles.policy if target_role(fault) == "policy" else self.roles.engines
+
+    def _has_target(self, fault: Fault) -> bool:
+        processes = self._processes(fault)
+        return fault.rank < len(processes) and not (fault.phase == "load" and processes.loading)
 
     def _inject(self, fault: Fault) -> None:
-        processes = self.roles.policy if target_role(fault) == "policy" else self.roles.engines
-        if (fault.phase == "load" and processes.loading) or fault.rank >= len(processes):
-            return
+        processes = self._processes(fault)
         self.ledger.record(
             FaultRecord(
                 attempt=len(self.ledger.attempts),
