@@ -54,6 +54,7 @@ BLOCKS: Mapping[str, Render] = {
     "recovery_time": recoveries.recovery_time,
     "recovery_time_h200": recoveries.recovery_time,
     "soak": soak.block,
+    "soak_topologies": soak.block,
     "supported_models": supported_models.block,
     "induced_failures": confusion_matrix.block,
     "public_failures_first": public_failures.block,
