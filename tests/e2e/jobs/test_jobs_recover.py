@@ -89,6 +89,38 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
     assert status(job)["restarts"] == 1
 
 
+def two_policy_pods_are_ready(job: Object) -> bool:
+    return {"role": "policy", "desired": 2, "ready": 2} in status(job).get("pods", [])
+
+
+def test_a_policy_with_no_setting_left_to_change_gets_a_second_pod(jobs: Kubectl) -> None:
+    steps = 12
+    spike = {"class": "ActivationSpike", "phase": "update", "step": 8, "times": 2}
+    jobs.apply(
+        digits(
+            algorithm={"steps": steps},
+            checkpoint={"everySteps": 5},
+            policy={"gpusPerReplica": 0},
+            recovery={"maxAdjustments": 1, "maxGpus": 2},
+            faultInjection=faults(spike),
+        )
+    )
+    jobs.wait("rljob", "digits", two_policy_pods_are_ready, PATIENCE_SECONDS)
+    job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
+
+    assert holds("Complete")(job), status(job)
+    assert changes(job) == ["microBatchTokens", "policyGpus"]
+    growth = status(job)["planChanges"][-1]
+    assert (growth["remedy"]["before"], growth["remedy"]["after"], growth["level"]) == ("1", "2", "ReplacePods")
+    assert growth["secondsToRecover"] > 0
+    assert [(of["reason"], of["fromStep"], of["toStep"]) for of in status(job)["attempts"]] == [
+        ("DeviceOutOfMemory", 1, 7),
+        ("AllStepsCommitted", 8, steps),
+    ]
+    assert (status(job)["plan"]["policyGpus"], status(job)["adjustments"], status(job)["restarts"]) == (2, 1, 0)
+    assert job["spec"]["policy"]["replicas"] == 1, "the manifest is not edited"
+
+
 def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Kubectl) -> None:
     everything = {
         "emptyCache": "Disabled",
