@@ -67,14 +67,16 @@ def job_spec(adapter: str, gpus: int) -> RLJobSpec:
     return RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
 
 
-def recovered(spec: RLJobSpec, command: list[str], limit_mib: int | None, directory: Path) -> list[dict[str, Any]]:
-    """Run the command until it completes or no change is left; one row per attempt."""
+def recovered(
+    spec: RLJobSpec, command: list[str], limit_mib: int | None, directory: Path, step_mark: str = "'loss'"
+) -> list[dict[str, Any]]:
+    """Run the command until it completes or no change is left; one row per attempt. `step_mark`: printed each step."""
     state = RecoveryState(other_trainers_first_plan(spec), spec.algorithm.steps)
     rows: list[dict[str, Any]] = []
     for number in range(1, MOST_ATTEMPTS + 1):
         assert state.plan is not None
         changes = adapter_changes(spec, state.plan)
-        row, evidence = attempt(spec, number, command, changes, limit_mib, directory)
+        row, evidence = attempt(spec, number, command, changes, limit_mib, directory, step_mark)
         rows.append(row)
         print(json.dumps(row), flush=True)
         if evidence is None:
@@ -91,7 +93,13 @@ def recovered(spec: RLJobSpec, command: list[str], limit_mib: int | None, direct
 
 
 def attempt(
-    spec: RLJobSpec, number: int, command: list[str], changes: dict[str, Any], limit_mib: int | None, directory: Path
+    spec: RLJobSpec,
+    number: int,
+    command: list[str],
+    changes: dict[str, Any],
+    limit_mib: int | None,
+    directory: Path,
+    step_mark: str,
 ) -> tuple[dict[str, Any], Evidence | None]:
     """One run of the program, in the environment of a pod; evidence only if it ran out of memory."""
     log = directory / f"end-{number}.json"
@@ -121,7 +129,7 @@ def attempt(
         "adapter": lines,
         "exit_code": done.returncode,
         "seconds": round(time.monotonic() - begun, 1),
-        "steps": done.stdout.count("'loss'"),
+        "steps": done.stdout.count(step_mark),
     }
     if done.returncode == 0:
         return row, None
