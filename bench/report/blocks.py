@@ -62,6 +62,7 @@ BLOCKS: Mapping[str, Render] = {
     "public_failures_third": public_failures.block,
     "public_failures_fourth": public_failures.block,
     "public_failures_fifth": public_failures.block,
+    "public_failures_sixth": public_failures.block,
     "memory_mitigation_cost": mitigations.costs,
     "memory_cache": mitigations.cache,
     "memory_retained": mitigations.retained,

@@ -92,7 +92,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         Activity.MODEL_LOAD,
         r"from_pretrained|_auto_wrap|_sync_(?:params_and_buffers|module_\w+)|fully_shard\(|\bmodel\.(?:to|cuda)\("
         r"|caching_allocator_warmup|t\.to\(device, dtype if|\.weight\.data\.to\(|/model_loader|weight_utils\.py"
-        r"|big_modeling\.py|set_module_\w*tensor_to_device"
+        r"|big_modeling\.py|set_module_\w*tensor_to_device|\baccelerator\.prepare\("
         r"|_move_model_to_device|create_weights|process_weights_after_loading|safetensors/torch\.py"
         r"|torch/serialization\.py|_init_param_handle|_configure_distributed_model|param_and_grad_buffer\.py"
         r"|nn/modules/module\.py in (?:to|to_empty|cuda|half|_apply|convert)$"

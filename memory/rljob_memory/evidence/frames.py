@@ -31,6 +31,8 @@ _CALL = re.compile(
 _CODE = re.compile(
     r"^\W{0,12}(?:return |raise |for |if |with )?[\w.\[\], *'\"]{1,80}(?: ?[-+*/]?= ?\S|\w\()|^\W{0,8}(?:→|->) \w"
 )
+_NUMBERED = re.compile(r"^[│|]?\s*(?:❱|-+>)?\s*\d{1,6}[\s│]+(?=[\w#])")
+"""The number before a line of code, in the boxes of rich and in IPython's tracebacks."""
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d|\b(?:INFO|WARNING|ERROR|DEBUG|Error|Warning)\b|^\s*(?:\$|>|export) ")
 
 
@@ -45,7 +47,8 @@ def frames_of(text: str) -> list[str]:
 
 def code_of(lines: Sequence[str]) -> list[str]:
     """The lines that can be code or the name of a function, as posts have them without a frame."""
-    return [line.strip() for line in lines if _CODE.search(line) and not _LOGGED.search(line)]
+    plain = [_NUMBERED.sub("", line).strip() for line in lines]
+    return [line for line in plain if _CODE.search(line) and not _LOGGED.search(line)]
 
 
 def call_of(text: str) -> str | None:

@@ -149,7 +149,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         FailureKind.HOST,
-        r"\bOOMKilled\b(?!\W{1,5}false)|\bOOMKilling\b|oom-kill:constraint=|invoked oom-killer",
+        r"\bOOMKilled\b(?!\W{1,5}false)|\bOOMKilling\b|oom-kill:constraint=|invoked oom-killer"
+        r"|container init was OOM-killed",  # runc, whose limit has no room for the container's first process
     ),
     # Slurm's step daemon, and the state that sacct prints.
     _signature(

@@ -27,6 +27,8 @@ _CLEARLY_ENOUGH = 2.0
 _PART_OF_THE_REQUEST = 0.5
 """If the message does not have the free memory, which may have been the rest."""
 _WORTH_MENTIONING_BYTES = 512 * MIB
+_MOST_WITH_ENOUGH_FREE = 0.6
+"""The driver had room for the request when the message was written: another process took and returned it."""
 
 
 def fragmentation(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
@@ -54,6 +56,8 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
         confidence = 0.4
     else:
         return None
+    if free >= requested:
+        confidence = min(confidence, _MOST_WITH_ENOUGH_FREE)
     pieces = f", the largest piece {human_bytes(largest)}" if largest is not None else ""
     return Diagnosis(
         FailureClass.FRAGMENTATION,

@@ -230,6 +230,15 @@ def test_a_small_engine_awake_does_not_explain_a_full_gpu() -> None:
     assert found.failure_class is FailureClass.ACTIVATION_SPIKE
 
 
+def test_fragmentation_is_less_certain_if_enough_was_free() -> None:
+    in_pieces = replace(FULL, cached_bytes=10 * GIB, process_bytes=52 * GIB)
+    of_both = [
+        next(each for each in diagnose(CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=device))))
+        for device in (in_pieces, replace(in_pieces, free_bytes=3 * GIB, total_bytes=60 * GIB))
+    ]
+    assert [each.confidence for each in of_both if each.failure_class is FailureClass.FRAGMENTATION] == [0.85, 0.6]
+
+
 def test_a_cache_of_a_hundredth_is_no_fragmentation() -> None:
     small_request = replace(FULL_OF_TENSORS, requested_bytes=GIB // 2, free_bytes=GIB // 4)
     failure = Failure(FailureKind.ALLOCATOR, device=small_request, activity=Activity.FORWARD)

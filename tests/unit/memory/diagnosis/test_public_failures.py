@@ -20,7 +20,6 @@ ACCEPTED_MISSES = {
     },
     # Measured after the rules were frozen; no rule has been written from it.
     "fourth": {
-        "05-kohya-amp-opt-step.txt",
         "12-nccl-shm-invalid-argument.txt",
         "35-gpt2-index-out-of-range.txt",
         "39-fastmaskrcnn-killed.txt",
@@ -37,6 +36,17 @@ ACCEPTED_MISSES = {
         "19-vllm-prompt-logprobs.txt",
         # The cache held three times the request.
         "40-torchtune-full-compile.txt",
+    },
+    "sixth": {
+        # Torch's cache is large enough for the request, without a stack.
+        "15-alpaca-fsdp-v100.txt",
+        # As much was free as the request needed: another process had it for a moment.
+        "33-verl-sglang-gh200.txt",
+        "34-verl-sglang-flashinfer.txt",
+        # NCCL's own message names no number, and its frame in transport/shm.cc stands below.
+        "45-llamafactory-wsl-nccl-shm.txt",
+        # 3.5 GiB beside torch, of several models on one GPU.
+        "49-deepspeed-chat-step3.txt",
     },
 }
 

@@ -149,6 +149,18 @@ def test_tracebacks_of_notebooks_and_rich_have_frames(traceback: tuple[str, ...]
     assert found.failure_class is FailureClass.MODEL_WEIGHTS
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "│ ❱ 253 │   │   attn_weights = nn.functional.softmax(attn_weights, dim=-1, dtype=torch.float32). │",
+        "--> 253         attn_weights = nn.functional.softmax(attn_weights, dim=-1, dtype=torch.float32)",
+    ],
+)
+def test_numbered_code_above_a_message_shows_the_pass(code: str) -> None:
+    found = best(read(code, "│   254 │   │   attn_output = torch.matmul(attn_weights, value_states) │", FULL))
+    assert found.failure_class is FailureClass.ACTIVATION_SPIKE
+
+
 def test_pinning_host_memory_is_no_full_gpu() -> None:
     frames = next(frames for found, frames in STACKS if found is Activity.PINNING)
     assert best(log_of(frames, "RuntimeError: CUDA error: out of memory")).failure_class is FailureClass.HOST_MEMORY

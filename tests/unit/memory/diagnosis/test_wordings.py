@@ -36,6 +36,11 @@ WORDINGS = [
         "_multiprocessing_helpers.py:46: UserWarning: [Errno 28] No space left on device.  joblib will operate in "
         "serial mode",
     ),
+    # runc
+    (
+        FailureKind.HOST,
+        "runc create failed: unable to start container process: container init was OOM-killed (memory limit too low?)",
+    ),
     # Slurm
     (
         FailureKind.HOST,
