@@ -174,7 +174,9 @@ def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
         "torch_peak_reserved_bytes": max(step["memory_bytes"]["policy-0"]["update"] for step in steps),
         "micro_batches": steps[-1]["metrics"]["micro_batches"],
         "grad_norms": [step["metrics"]["grad_norm"] for step in all_steps],
-        "engine_against_policy": {name: [step["metrics"][name] for step in all_steps] for name in ENGINE_AGAINST_POLICY},
+        "engine_against_policy": {
+            name: [step["metrics"][name] for step in all_steps] for name in ENGINE_AGAINST_POLICY
+        },
     }
 
 
