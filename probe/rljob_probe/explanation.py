@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rljob_probe import cgroup, circumstances, notes
 from rljob_probe.account import account, places_of_traceback
-from rljob_probe.failure import DEVICE, HOST, SHARED, MemoryFailure, memory_failure
+from rljob_probe.failure import DEVICE, HOST, SHARED, MemoryFailure, is_of_another_process, memory_failure
 from rljob_probe.termination_log import write_message
 
 _WHICH_MEMORY = {DEVICE: "GPU memory", HOST: "host memory", SHARED: "shared memory (/dev/shm)"}
@@ -31,7 +31,10 @@ def report_exit(log: str, error: BaseException | None, *, first: bool, kills: in
     `error`: the exception that ended the process, if any. `first`: True in the process that started all others of the
     program; it also reports for processes that could not. `kills`: processes that the kernel killed since the start.
     """
-    explanation = _of_error(error) or _of_own_note()
+    explanation = None
+    if first and is_of_another_process(error):
+        explanation = _of_others_note()
+    explanation = explanation or _of_error(error) or _of_own_note()
     if explanation is None and first:
         explanation = _of_others_note() or _of_kills(kills)
     if explanation is not None:
@@ -43,7 +46,7 @@ def _of_error(error: BaseException | None) -> Explanation | None:
     if failure is None:
         return None
     noted = notes.own() if failure.exit_code == DEVICE else None
-    evidence = {**(noted or _evidence_of(failure)), "message": failure.text[:_LONGEST_ERROR]}
+    evidence = {**(noted or evidence_of(failure)), "message": failure.text[:_LONGEST_ERROR]}
     return explanation_of(failure.exit_code, evidence)
 
 
@@ -72,9 +75,10 @@ def _of_kills(kills: int) -> Explanation | None:
     return explanation_of(HOST, {**_circumstances(), "message": message})
 
 
-def _evidence_of(failure: MemoryFailure) -> dict[str, Any]:
+def evidence_of(failure: MemoryFailure) -> dict[str, Any]:
+    """`rljob_api.step_report.Evidence` of an error of this process, without its message."""
     phase = circumstances.phase_of(circumstances.sources_of_traceback(failure.error.__traceback__))
-    stack = account(places_of_traceback(failure.error.__traceback__))
+    stack = account(places_of_traceback(failure.error.__traceback__), of_a_gpu=failure.exit_code == DEVICE)
     return {**_circumstances(), **({"phase": phase} if phase else {}), "account": stack}
 
 

@@ -24,7 +24,7 @@ def install() -> None:
         return
     from rljob_probe.adapters import trl, verl
     from rljob_probe.adapters.changes import changes_of
-    from rljob_probe.adapters.patching import after_import
+    from rljob_probe.patching import after_import
 
     adapters = {"TRL": (trl.MODULE, trl.patch), "Verl": (verl.MODULE, verl.patch)}
     if name not in adapters:

@@ -115,8 +115,8 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
 
 
 def _before_the_engine(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    if evidence.shows_a_trainer:
-        return None  # its own model is what fills the card before its engine starts
+    if evidence.shows_a_trainer or evidence.siblings:
+        return None  # the job's own model is what fills the card before its engine starts
     sizes = failure.sizes
     free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
     if not total or free is None or total - free - policy_reserved_bytes(evidence) < _MUCH_AT_START * total:

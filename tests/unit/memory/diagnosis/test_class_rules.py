@@ -239,6 +239,13 @@ def test_fragmentation_is_less_certain_if_enough_was_free() -> None:
     assert [each.confidence for each in of_both if each.failure_class is FailureClass.FRAGMENTATION] == [0.85, 0.6]
 
 
+def test_before_the_engine_starts_siblings_are_no_strangers() -> None:
+    sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": 137 * GIB}
+    refused = CollectedEvidence(Failure(FailureKind.ENGINE_START, sizes=sizes))
+    assert best(refused).failure_class is FailureClass.FOREIGN_PROCESS
+    assert best(replace(refused, siblings=("ray::WorkerDict",))).failure_class is FailureClass.KV_CACHE_OVERSIZED
+
+
 def test_a_cache_of_a_hundredth_is_no_fragmentation() -> None:
     small_request = replace(FULL_OF_TENSORS, requested_bytes=GIB // 2, free_bytes=GIB // 4)
     failure = Failure(FailureKind.ALLOCATOR, device=small_request, activity=Activity.FORWARD)
