@@ -52,14 +52,11 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
     return places[::-1]
 
 
-def account(places: Iterable[Place], torch: Any = None, device: int = 0, *, of_a_gpu: bool = False) -> str:
-    """The lines. `torch`: the module, if a request on `device` failed in its allocator. `of_a_gpu`: another failure for
-    lack of GPU memory."""
+def account(places: Iterable[Place], torch: Any = None, device: int = 0) -> str:
+    """The lines. `torch`: the module, if a request on `device` failed in its allocator."""
     parts: list[Callable[[], str]] = [lambda: _stack(places)]
     if torch is not None:
-        parts += [lambda: _largest_free_block(torch, device), _engine]
-    if torch is not None or of_a_gpu:
-        parts.append(_other_processes)
+        parts += [lambda: _largest_free_block(torch, device), _engine, _other_processes]
     parts.append(step_memory.line)
     return "\n".join(text for text in map(_attempted, parts) if text)
 

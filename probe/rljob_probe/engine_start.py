@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+
 from rljob_probe import notes
 from rljob_probe.patching import after_import
 
@@ -28,9 +31,9 @@ def _watch(module: ModuleType) -> None:
     check = getattr(module, name, None)
     if check is None:
         return
-
     refused = False
 
+    @functools.wraps(check)
     def watched(*given: Any, **named: Any) -> Any:
         nonlocal refused
         try:
@@ -46,22 +49,18 @@ def _watch(module: ModuleType) -> None:
     setattr(module, name, watched)
 
 
+def _save_note(error: Exception) -> bool:
+    """True if the error has a note."""
+    try:
+        from rljob_probe.explanation import save_note
+
+        return save_note(error, sys._getframe(2), sys.modules.get("torch"))
+    except Exception:
+        return False  # vLLM's own error is on its way
+
+
 def _discard_note() -> None:
     try:
         notes.discard()
     except OSError:
         pass
-
-
-def _save_note(error: Exception) -> bool:
-    """True if the error is about memory and has a note."""
-    try:
-        from rljob_probe.explanation import evidence_of
-        from rljob_probe.failure import memory_failure
-
-        failure = memory_failure(error)
-        if failure is not None:
-            notes.save({**evidence_of(failure), "message": failure.text})
-        return failure is not None
-    except Exception:
-        return False  # vLLM's own error is on its way

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any, NamedTuple
 
 from rljob_probe import cgroup, circumstances, notes
-from rljob_probe.account import account, places_of_traceback
+from rljob_probe.account import account, places_of_frames, places_of_traceback
 from rljob_probe.failure import DEVICE, HOST, SHARED, MemoryFailure, is_of_another_process, memory_failure
 from rljob_probe.termination_log import write_message
 
@@ -41,12 +42,25 @@ def report_exit(log: str, error: BaseException | None, *, first: bool, kills: in
         write_message(log, explanation.exit_code, explanation.message, explanation.evidence)
 
 
+def save_note(error: BaseException, caller: FrameType | None, torch: Any) -> bool:
+    """Save a note about an error that `caller` is about to receive; False if it does not mean that GPU memory ran
+    out."""
+    failure = memory_failure(error)
+    if failure is None or failure.exit_code != DEVICE:
+        return False
+    places = [*places_of_traceback(failure.error.__traceback__), *places_of_frames(caller)]
+    phase = circumstances.phase_of(file for file, _, _ in places)
+    evidence = {**_circumstances(), **({"phase": phase} if phase else {}), "message": failure.text[:_LONGEST_ERROR]}
+    notes.save({**evidence, "account": account(places, torch)})
+    return True
+
+
 def _of_error(error: BaseException | None) -> Explanation | None:
     failure = memory_failure(error)
     if failure is None:
         return None
     noted = notes.own() if failure.exit_code == DEVICE else None
-    evidence = {**(noted or evidence_of(failure)), "message": failure.text[:_LONGEST_ERROR]}
+    evidence = {**(noted or _evidence_of(failure)), "message": failure.text[:_LONGEST_ERROR]}
     return explanation_of(failure.exit_code, evidence)
 
 
@@ -75,10 +89,9 @@ def _of_kills(kills: int) -> Explanation | None:
     return explanation_of(HOST, {**_circumstances(), "message": message})
 
 
-def evidence_of(failure: MemoryFailure) -> dict[str, Any]:
-    """`rljob_api.step_report.Evidence` of an error of this process, without its message."""
+def _evidence_of(failure: MemoryFailure) -> dict[str, Any]:
     phase = circumstances.phase_of(circumstances.sources_of_traceback(failure.error.__traceback__))
-    stack = account(places_of_traceback(failure.error.__traceback__), of_a_gpu=failure.exit_code == DEVICE)
+    stack = account(places_of_traceback(failure.error.__traceback__))
     return {**_circumstances(), **({"phase": phase} if phase else {}), "account": stack}
 
 

@@ -66,7 +66,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         yield link
         members = getattr(link, "exceptions", ())
         waiting += [member for member in members if isinstance(member, BaseException)]
-        waiting += [cause for cause in (link.__cause__, link.__context__) if cause is not None]
+        # `cause`: in Ray's RayTaskError, the error of the task, whose own text is a long traceback.
+        causes = (getattr(link, "cause", None), link.__cause__, link.__context__)
+        waiting += [cause for cause in causes if isinstance(cause, BaseException)]
 
 
 def _failure_of(error: BaseException) -> MemoryFailure | None:

@@ -30,9 +30,11 @@ class _Finder:
         if name != self._name:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
+            find_spec = getattr(finder, "find_spec", None)  # finders for Python 3.3 and older have none
+            spec: ModuleSpec | None = None if finder is self or find_spec is None else find_spec(name, path, target)
+            if spec is not None and hasattr(spec.loader, "exec_module"):
                 _extend(spec.loader, self._patch)
+            if spec is not None:
                 return spec
         return None
 

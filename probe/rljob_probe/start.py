@@ -1,7 +1,7 @@
 """Start of the probe in every Python process of the container.
 
-It registers one function to run at exit, and import hooks that wait for torch and vLLM. This module only imports
-modules that a bare interpreter has loaded already; the others are imported after memory ran out.
+It registers one function to run at exit, and one import hook that waits for torch. This module only imports modules
+that a bare interpreter has loaded already; the others are imported after memory ran out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import sys
 
 from rljob_probe import cgroup, notes
-from rljob_probe.engine_start import watch_engine_start
 from rljob_probe.torch_import import when_torch_is_imported
 
 TYPE_CHECKING = False
@@ -34,7 +33,6 @@ def start() -> None:
     first_pid = os.environ.setdefault(FIRST_PROCESS, own_pid)
     atexit.register(_at_exit, log or DEFAULT_LOG, first_pid, cgroup.oom_kills())
     when_torch_is_imported(_observe)
-    watch_engine_start()
 
 
 def _install_adapter() -> None:
@@ -48,8 +46,10 @@ def _install_adapter() -> None:
 
 
 def _observe(torch: ModuleType) -> None:
+    from rljob_probe.engine_start import watch_engine_start
     from rljob_probe.observer import observe
 
+    watch_engine_start()  # vLLM imports torch before its own modules
     observe(torch)
 
 

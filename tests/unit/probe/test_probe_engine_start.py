@@ -27,6 +27,7 @@ ENGINE_OF_ITS_OWN = """
 import multiprocessing, os, sys
 
 def engine(module, check):
+    import torch
     try:
         getattr(__import__(module, fromlist=[check]), check)()
     except ValueError:
@@ -57,34 +58,38 @@ def write_vllm(directory: Path, message: str, names: dict[str, str] = CHECKS) ->
 
 @pytest.mark.parametrize(("module", "message"), zip(CHECKS, (REFUSED, NO_ROOM), strict=True))
 def test_an_engine_that_cannot_start_is_reported_by_the_first_process(
-    program: ProbedProgram, module: str, message: str
+    gpu_program: ProbedProgram, module: str, message: str
 ) -> None:
+    program = gpu_program
     write_vllm(program.directory, message)
     ended = program.run(ENGINE_OF_ITS_OWN.format(module=module, check=CHECKS[module]))
     assert (ended.exit_code, ended.errors) == (1, "")
     assert program.message is not None
     assert program.message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
-    assert message in program.message.message
+    assert program.message.evidence is not None
+    assert message in program.message.evidence.message
+    assert "in engine" in program.message.evidence.message, "the caller is in the stack"
     assert FailureClass.KV_CACHE_OVERSIZED in {found.failure_class for found in diagnose(read_evidence(program.log))}
 
 
-def test_an_engine_of_another_version_starts_as_without_the_probe(program: ProbedProgram) -> None:
-    write_vllm(program.directory, REFUSED, dict.fromkeys(CHECKS, "another_name"))
-    ended = program.run("\n".join(f"import {module}" for module in CHECKS))
-    assert (ended.exit_code, ended.errors, program.message) == (0, "", None)
+def test_an_engine_of_another_version_starts_as_without_the_probe(gpu_program: ProbedProgram) -> None:
+    write_vllm(gpu_program.directory, REFUSED, dict.fromkeys(CHECKS, "another_name"))
+    ended = gpu_program.run("\n".join(["import torch", *(f"import {module}" for module in CHECKS)]))
+    assert (ended.exit_code, ended.errors, gpu_program.message) == (0, "", None)
 
 
-def test_an_engine_that_starts_at_the_second_try_is_not_reported(program: ProbedProgram) -> None:
-    write_vllm(program.directory, REFUSED)
+def test_an_engine_that_starts_at_the_second_try_is_not_reported(gpu_program: ProbedProgram) -> None:
+    write_vllm(gpu_program.directory, REFUSED)
     code = """
+import torch
 from vllm.v1.worker.utils import request_memory
 try:
     request_memory()
 except ValueError:
     request_memory(True)
 """
-    assert program.run(code).exit_code == 0
-    assert program.message is None
+    assert gpu_program.run(code).exit_code == 0
+    assert gpu_program.message is None
 
 
 def test_the_evidence_of_a_rays_task_is_that_of_its_process(gpu_program: ProbedProgram) -> None:
@@ -103,12 +108,17 @@ raise OutOfMemoryErrorOfTheTask("ray::WorkerDict.update() torch.OutOfMemoryError
     assert gpu_program.message.evidence.memory.device_total_bytes == 8 << 30
 
 
-def test_an_error_of_ray_without_a_note_is_reported_as_it_is(program: ProbedProgram) -> None:
+def test_an_error_of_ray_without_a_note_is_reported_by_its_cause(program: ProbedProgram) -> None:
     (program.directory / "exceptions_of_ray.py").write_text(RAY)
-    error = "CUDA out of memory. Tried to allocate 2.00 GiB."
-    program.run(f"from exceptions_of_ray import RayTaskError\nraise RayTaskError({error!r})")
+    code = """
+from exceptions_of_ray import RayTaskError
+error = RayTaskError("ray::WorkerDict.update() and a long traceback: CUDA out of memory")
+error.cause = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+raise error
+"""
+    program.run(code)
     assert program.message is not None
-    assert "Tried to allocate 2.00 GiB" in program.message.message
+    assert program.message.message.endswith("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 @pytest.mark.parametrize("module", CHECKS)

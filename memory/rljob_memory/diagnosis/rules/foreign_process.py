@@ -24,6 +24,8 @@ _MOST = 0.5
 _MUCH = 0.2
 _FULL = 0.9
 _LARGE_PROCESS_BYTES = 4 * GIB
+_BESIDE_SIBLINGS = 0.35
+"""Before an engine starts, the job's own processes hold the memory, if it has others with a GPU open."""
 _MUCH_AT_START = 0.1
 """Share of the device: more than the driver and the engine's own context take before it starts."""
 
@@ -115,15 +117,15 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
 
 
 def _before_the_engine(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    if evidence.shows_a_trainer or evidence.siblings:
-        return None  # the job's own model is what fills the card before its engine starts
+    if evidence.shows_a_trainer:
+        return None  # its own model is what fills the card before its engine starts
     sizes = failure.sizes
     free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
     if not total or free is None or total - free - policy_reserved_bytes(evidence) < _MUCH_AT_START * total:
         return None
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,
-        0.65,
+        _BESIDE_SIBLINGS if evidence.siblings else 0.65,
         f"Before the engine started, {human_bytes(total - free)} of the GPU's {human_bytes(total)} were in use",
         {"other_processes_bytes": total - free},
     )
