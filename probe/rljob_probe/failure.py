@@ -24,7 +24,8 @@ _TEXTS = (
     (DEVICE, r"(?:CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED"),
     (DEVICE, r"RESOURCE_EXHAUSTED: Out of memory"),
     # vLLM and SGLang, which refuse to start.
-    (DEVICE, r"Free memory on device .{0,60}on startup is less than desired GPU memory utilization"),
+    (DEVICE, r"Free memory on device .{0,60}on startup is less than (?:desired GPU memory|the engine's budget)"),
+    (DEVICE, r"Externally held weights on device .{0,60}exceed the desired GPU memory utilization"),
     (DEVICE, r"No available memory for the cache blocks|GiB KV cache is needed, which is larger than the available"),
     (DEVICE, r"larger than the maximum number of tokens that can be stored in KV cache|Error in memory profiling"),
     (DEVICE, r"[Tt]ry (?:to )?increas(?:e|ing) --mem-fraction-static"),

@@ -36,7 +36,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.ENGINE_START,
         rf"Free memory on device (?:\w+:\d+ )?\((?P<free_gib>{_GIB})/(?P<total_gib>{_GIB}) GiB\) on startup "
-        rf"is less than desired GPU memory utilization \({_GIB}, (?P<wanted_gib>{_GIB}) GiB\)",
+        r"is less than (?:desired GPU memory utilization|the engine's budget after excluding .{0,40}weights) "
+        rf"\({_GIB}, (?P<wanted_gib>{_GIB}) GiB\)",
     ),
     _signature(
         FailureKind.ENGINE_PROFILING,
@@ -46,7 +47,11 @@ SIGNATURES: tuple[Signature, ...] = (
         rf"(?P<current_free>{SIZE}))?",
     ),
     _signature(FailureKind.ENGINE_WARM_UP, r"CUDA out of memory occurred when warming up sampler"),
-    _signature(FailureKind.KV_CACHE_TOO_SMALL, r"No available memory for the cache blocks"),
+    _signature(
+        FailureKind.KV_CACHE_TOO_SMALL,
+        r"No available memory for the cache blocks"
+        r"|Externally held weights on device .{0,60}exceed the desired GPU memory utilization",
+    ),
     _signature(
         FailureKind.KV_CACHE_TOO_SMALL,
         rf"(?P<needed_gib>{_GIB}) GiB KV cache is needed, which is larger than the available KV cache memory "

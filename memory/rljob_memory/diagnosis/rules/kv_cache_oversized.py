@@ -105,7 +105,7 @@ def _too_large_a_share(failure: Failure, evidence: CollectedEvidence) -> Diagnos
     sizes = failure.sizes
     free, total, wanted = (sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
     unexplained = total - free - policy_reserved_bytes(evidence)
-    by_the_job = unexplained < _LITTLE_IN_USE * total or evidence.shows_a_trainer
+    by_the_job = unexplained < _LITTLE_IN_USE * total or evidence.shows_a_trainer or evidence.siblings
     confidence = 0.7 if by_the_job else 0.45
     holder = ": the trainer's own model holds the rest" if evidence.shows_a_trainer else ""
     return Diagnosis(

@@ -36,6 +36,17 @@ WORDINGS = [
         "_multiprocessing_helpers.py:46: UserWarning: [Errno 28] No space left on device.  joblib will operate in "
         "serial mode",
     ),
+    # vLLM from 0.32 on, beside weights that another process holds
+    (
+        FailureKind.ENGINE_START,
+        "ValueError: Free memory on device cuda:0 (59.6/139.8 GiB) on startup is less than the engine's budget after "
+        "excluding external process's weights (0.9, 110.5 GiB). Decrease GPU memory utilization",
+    ),
+    (
+        FailureKind.KV_CACHE_TOO_SMALL,
+        "ValueError: Externally held weights on device cuda:0 (61.0/139.8 GiB) exceed the desired GPU memory "
+        "utilization (0.4, 55.9 GiB). Increase GPU memory utilization",
+    ),
     # runc
     (
         FailureKind.HOST,
