@@ -68,7 +68,8 @@ def main(arms: list[str], steps: int, smoke: bool, plot: bool, output: Path, res
     file = results / f"{NAME}.json"
     if plot:
         result, picture = json.loads(file.read_text()), file.with_suffix(".png")
-        draw(result["rows"], result["device"], picture)
+        settings = {arm: f"{response_tokens(arm):,} tokens\n{moments_of(arm)} moments" for arm in ARMS}
+        draw(result["rows"], result["device"], settings, picture)
         print(picture)
         return
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
@@ -126,7 +127,6 @@ def ledger_of(output: Path) -> list[dict[str, Any]]:
 
 def manifest_of(arm: str, steps: int) -> dict[str, Any]:
     shape = arm.partition("-")[0]
-    moments = "bfloat16" if arm in ("14b", "8b-bfloat16") else "float32"
     return {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
@@ -134,7 +134,7 @@ def manifest_of(arm: str, steps: int) -> dict[str, Any]:
         "spec": {
             "model": {"uri": f"random://qwen3?{SHAPES[shape]}"},
             "task": {"name": "digits", "reward": "spread_rewards:spread"},
-            "policy": {"optimizer": {"moments": moments}},
+            "policy": {"optimizer": {"moments": moments_of(arm)}},
             "rollout": {"quantization": "Fp8PerTensor"} if arm == "8b-fp8" else {},
             "algorithm": {
                 "steps": steps + 1,  # it is killed before the last, which would write a checkpoint
@@ -147,6 +147,10 @@ def manifest_of(arm: str, steps: int) -> dict[str, Any]:
             "checkpoint": {"everySteps": 1000},
         },
     }
+
+
+def moments_of(arm: str) -> str:
+    return "bfloat16" if arm in ("14b", "8b-bfloat16") else "float32"
 
 
 def response_tokens(shape: str) -> int:

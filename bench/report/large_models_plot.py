@@ -20,9 +20,9 @@ _SECONDS_BAR = 0.56
 _NEGLIGIBLE_SHARE = 0.005
 
 
-def draw(rows: Sequence[Row], device: str, path: Path) -> None:
-    """Write the figure as PNG. An arm without steps after the warm-up is left out. Rows before 2026-12 have
-    the memory of the update alone.
+def draw(rows: Sequence[Row], device: str, settings: Mapping[str, str], path: Path) -> None:
+    """Write the figure as PNG. An arm without steps after the warm-up is left out, and so is what an older row lacks:
+    all memory but that of the update. `settings`: lines below the label of each arm.
     """
     found = {row["arm"]: row for row in rows if "seconds_by_phase" in row}
     arms = [found[arm] for arm in MODELS if arm in found]
@@ -36,7 +36,7 @@ def draw(rows: Sequence[Row], device: str, path: Path) -> None:
             axes.set_xlim(-0.5, len(arms) - 0.5)
             axes.tick_params(axis="x", labelcolor=INK)
         seconds.set_xticks(range(len(arms)), [MODELS[arm["arm"]] for arm in arms])
-        memory.set_xticks(range(len(arms)), [f"{MODELS[arm['arm']]}\n{_setup(arm)}" for arm in arms])
+        memory.set_xticks(range(len(arms)), [f"{MODELS[arm['arm']]}\n{_below(arm, settings)}" for arm in arms])
         seconds.set_title("Seconds per step, median", loc="left", fontsize=12, color=INK)
         memory.set_title("Peak GPU memory, GiB", loc="left", fontsize=12, color=INK)
         _draw_seconds(seconds, arms)
@@ -44,11 +44,8 @@ def draw(rows: Sequence[Row], device: str, path: Path) -> None:
         figure.savefig(path)
 
 
-def _setup(arm: Row) -> str:
-    tokens = 512 if arm["arm"] == "0.6b" else 1024
-    moments = "bfloat16" if arm["arm"] == "14b" else "float32"
-    where = "host" if arm["plan"]["optimizerOffload"] else "GPU"
-    return f"{tokens:,} tokens\n{moments} moments\noptimizer: {where}"
+def _below(arm: Row, settings: Mapping[str, str]) -> str:
+    return f"{settings[arm['arm']]}\noptimizer: {'host' if arm['plan']['optimizerOffload'] else 'GPU'}"
 
 
 def _draw_seconds(axes: Axes, arms: Sequence[Row]) -> None:

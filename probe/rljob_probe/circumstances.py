@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Iterable, Iterator
 
 _ROLES = ("controller", "policy", "rollout")
@@ -86,15 +86,6 @@ def sources_of_frames(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
         yield frame.f_code.co_filename
         frame = frame.f_back
-
-
-def sources_of_traceback(traceback: TracebackType | None) -> Iterator[str]:
-    """Source files of a traceback, innermost first."""
-    sources = []
-    while traceback is not None:
-        sources.append(traceback.tb_frame.f_code.co_filename)
-        traceback = traceback.tb_next
-    return reversed(sources)
 
 
 def peak_rss_bytes() -> int:

@@ -7,8 +7,12 @@ from typing import Any, NamedTuple
 
 from rljob_probe import cgroup, circumstances, notes
 from rljob_probe.account import account, places_of_frames, places_of_traceback
-from rljob_probe.failure import DEVICE, HOST, SHARED, MemoryFailure, is_of_another_process, memory_failure
+from rljob_probe.failure import DEVICE, HOST, SHARED, is_of_another_process, memory_failure
 from rljob_probe.termination_log import write_message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rljob_probe.account import Place
 
 _WHICH_MEMORY = {DEVICE: "GPU memory", HOST: "host memory", SHARED: "shared memory (/dev/shm)"}
 _LONGEST_ERROR, _LONGEST_MESSAGE, _LONGEST_LINE = 1400, 3000, 400
@@ -32,10 +36,8 @@ def report_exit(log: str, error: BaseException | None, *, first: bool, kills: in
     `error`: the exception that ended the process, if any. `first`: True in the process that started all others of the
     program; it also reports for processes that could not. `kills`: processes that the kernel killed since the start.
     """
-    explanation = None
-    if first and is_of_another_process(error):
-        explanation = _of_others_note()
-    explanation = explanation or _of_error(error) or _of_own_note()
+    brought = _of_others_note() if first and is_of_another_process(error) else None
+    explanation = brought or _of_error(error) or _of_own_note()
     if explanation is None and first:
         explanation = _of_others_note() or _of_kills(kills)
     if explanation is not None:
@@ -49,9 +51,7 @@ def save_note(error: BaseException, caller: FrameType | None, torch: Any) -> boo
     if failure is None or failure.exit_code != DEVICE:
         return False
     places = [*places_of_traceback(failure.error.__traceback__), *places_of_frames(caller)]
-    phase = circumstances.phase_of(file for file, _, _ in places)
-    evidence = {**_circumstances(), **({"phase": phase} if phase else {}), "message": failure.text[:_LONGEST_ERROR]}
-    notes.save({**evidence, "account": account(places, torch)})
+    notes.save({**_evidence_at(places, torch), "message": failure.text[:_LONGEST_ERROR]})
     return True
 
 
@@ -60,7 +60,8 @@ def _of_error(error: BaseException | None) -> Explanation | None:
     if failure is None:
         return None
     noted = notes.own() if failure.exit_code == DEVICE else None
-    evidence = {**(noted or _evidence_of(failure)), "message": failure.text[:_LONGEST_ERROR]}
+    evidence = noted or _evidence_at(places_of_traceback(failure.error.__traceback__))
+    evidence = {**evidence, "message": failure.text[:_LONGEST_ERROR]}
     return explanation_of(failure.exit_code, evidence)
 
 
@@ -89,10 +90,10 @@ def _of_kills(kills: int) -> Explanation | None:
     return explanation_of(HOST, {**_circumstances(), "message": message})
 
 
-def _evidence_of(failure: MemoryFailure) -> dict[str, Any]:
-    phase = circumstances.phase_of(circumstances.sources_of_traceback(failure.error.__traceback__))
-    stack = account(places_of_traceback(failure.error.__traceback__))
-    return {**_circumstances(), **({"phase": phase} if phase else {}), "account": stack}
+def _evidence_at(places: list[Place], torch: Any = None) -> dict[str, Any]:
+    """Evidence without a message, of an error in `places`, the innermost first. `torch`: as in `account`."""
+    phase = circumstances.phase_of(file for file, _, _ in places)
+    return {**_circumstances(), **({"phase": phase} if phase else {}), "account": account(places, torch)}
 
 
 def _circumstances() -> dict[str, Any]:

@@ -90,5 +90,10 @@ def test_rows_without_memory_by_phase_or_steps_are_drawn_as_far_as_they_go(tmp_p
         "peak_bytes_by_phase": {"policy": {"update": 60 << 30}, "rollout": {"rollout": 20 << 30}},
         "device_peak_bytes_by_phase": {"update": 63 << 30, "rollout": 50 << 30},
     }
-    draw([old, new, {"arm": "14b", "message": "exit code 1"}], "NVIDIA H200", tmp_path / "models.png")
+    draw(
+        [old, new, {"arm": "14b", "message": "exit code 1"}],
+        "NVIDIA H200",
+        dict.fromkeys(ARMS, ""),
+        tmp_path / "models.png",
+    )
     assert (tmp_path / "models.png").read_bytes().startswith(b"\x89PNG")

@@ -60,16 +60,17 @@ def write_vllm(directory: Path, message: str, names: dict[str, str] = CHECKS) ->
 def test_an_engine_that_cannot_start_is_reported_by_the_first_process(
     gpu_program: ProbedProgram, module: str, message: str
 ) -> None:
-    program = gpu_program
-    write_vllm(program.directory, message)
-    ended = program.run(ENGINE_OF_ITS_OWN.format(module=module, check=CHECKS[module]))
+    write_vllm(gpu_program.directory, message)
+    ended = gpu_program.run(ENGINE_OF_ITS_OWN.format(module=module, check=CHECKS[module]))
     assert (ended.exit_code, ended.errors) == (1, "")
-    assert program.message is not None
-    assert program.message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
-    assert program.message.evidence is not None
-    assert message in program.message.evidence.message
-    assert "in engine" in program.message.evidence.message, "the caller is in the stack"
-    assert FailureClass.KV_CACHE_OVERSIZED in {found.failure_class for found in diagnose(read_evidence(program.log))}
+    assert gpu_program.message is not None
+    assert gpu_program.message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
+    assert gpu_program.message.evidence is not None
+    assert message in gpu_program.message.evidence.message
+    assert "in engine" in gpu_program.message.evidence.message, "the caller is in the stack"
+    assert FailureClass.KV_CACHE_OVERSIZED in {
+        found.failure_class for found in diagnose(read_evidence(gpu_program.log))
+    }
 
 
 def test_an_engine_of_another_version_starts_as_without_the_probe(gpu_program: ProbedProgram) -> None:
