@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.report.markdown import Result, Row, source, table
+from bench.report.markdown import Result, Row, read, source, table
+
+_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 
 
 def block(result: Result) -> str:
@@ -14,6 +16,30 @@ def block(result: Result) -> str:
         for row in result["rows"]
     ]
     return f"{source(result, versions=False)}\n" + table(["class", "cases", "right", "diagnosed instead"], rows)
+
+
+def every_set(_result: Result) -> str:
+    """A line for each set, in the order of their collection, from the record of each."""
+    return table(
+        [
+            "set",
+            "measured",
+            "cases",
+            "right",
+            "with firm labels",
+            "without any diagnosis",
+            "wrong, confidence above 0.8",
+        ],
+        [_of_set(name, read(f"public_failures_{name}")) for name in _SETS],
+    )
+
+
+def _of_set(name: str, result: Result) -> list[str]:
+    rows = {row["class"]: row for row in result["rows"]}
+    every, firm = rows["all"], rows["firm labels"]
+    rights = [f"{row['right']} of {row['cases']} ({row['right'] / row['cases']:.0%})" for row in (every, firm)]
+    counts = [str(every[key]) for key in ("silent", "wrong_and_sure")]
+    return [name, result["date"], str(every["cases"]), *rights, *counts]
 
 
 def _instead(row: Row) -> str:

@@ -89,6 +89,11 @@ def ongoing_growth(values: Sequence[int], least_growth_bytes: float) -> Trend | 
     return _trend(values, tau)
 
 
+def still_grows(values: Sequence[int]) -> bool:
+    """True if the later half of the values grows, and hardly slower than the earlier: a running maximum settles."""
+    return len(values) >= _LEAST_STEADY_VALUES and _is_still_growing(values[-_MOST_PAST_VALUES:])
+
+
 def kendall_tau(values: Sequence[int]) -> float:
     """The share of pairs that grow minus the share that shrink, from -1 to 1. Needs at least two values."""
     pairs = list(combinations(values, 2))

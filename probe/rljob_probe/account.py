@@ -5,7 +5,6 @@ It is made once, after memory ran out, and is bounded.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -13,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Callable, Iterable
 
 from rljob_probe import step_memory
+from rljob_probe.circumstances import all_objects
 
 _MARK = "rljob-probe: "
 _MOST_STACK_CHARACTERS = 1000
@@ -106,7 +106,7 @@ def _engine() -> str:
     if "vllm" not in sys.modules:
         return ""
     sizes, asleep = {}, False
-    for thing in gc.get_objects():
+    for thing in all_objects():
         name = type(thing).__name__
         if name.endswith("ModelRunner"):
             for tensor in _tensors(getattr(thing, "kv_caches", None)):

@@ -45,9 +45,16 @@ def current_step() -> int:
         return 1
 
 
+def all_objects() -> list[Any]:
+    """All objects that the garbage collector tracks or has frozen, as vLLM has it freeze an engine. Call it only after
+    memory ran out: the collector then tracks the frozen ones again, which slows it down."""
+    gc.unfreeze()
+    return gc.get_objects()
+
+
 def _steps_done(optimizer_class: type, scheduler_class: type) -> int:
     optimizer_steps, scheduler_steps = 0, 0
-    for thing in gc.get_objects():
+    for thing in all_objects():
         ancestors = type(thing).__mro__  # not isinstance(): a proxy would pretend to be its target
         if optimizer_class in ancestors:
             optimizer_steps = max(optimizer_steps, _steps_of(thing))

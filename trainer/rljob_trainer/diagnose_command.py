@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rljob_api.exit_codes import ExitCode
-from rljob_memory.diagnosis import Diagnosis, LedgerEntry, diagnose, ledger_of
+from rljob_memory.diagnosis import Diagnosis, Explanation, FiredRule, LedgerEntry, diagnose, gpu_entries, host_entries
+from rljob_memory.diagnosis import explain as explain_failure
 from rljob_memory.evidence import CollectedEvidence, Unreadable, read_evidence
-from rljob_memory.evidence.failure import Failure
 from rljob_memory.programs import PROGRAMS
 from rljob_memory.sizes import human_bytes
 
@@ -31,8 +33,8 @@ FAILURE_FOUND = 1
 def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False, exit_code: bool = False) -> int:
     """Print the diagnosis of the files and directories, or that they contain no out-of-memory failure.
 
-    `explain`: print also the ledger of the GPU. `exit_code`: return 1 if a failure was found. Otherwise 0; 2 if a path
-    cannot be read, with the reason on the standard error.
+    `explain`: print also the rules that fired and the ledgers. `exit_code`: return 1 if a failure was found. Otherwise
+    0; 2 if a path cannot be read, with the reason on the standard error.
     """
     try:
         evidence = read_evidence(*paths)
@@ -41,31 +43,71 @@ def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False,
         return ExitCode.INVALID_MANIFEST
     diagnoses = diagnose(evidence)
     if as_json:
-        print(json.dumps([diagnosis.as_dict() for diagnosis in diagnoses], indent=2, ensure_ascii=False))
+        found: Any = [diagnosis.as_dict() for diagnosis in diagnoses]
+        if explain:
+            found = {"diagnoses": found, "explanation": _explanation(evidence)}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
         console = Console(highlight=False)
         _print_report(console, ", ".join(map(str, paths)), evidence, diagnoses)
-        if explain and evidence.failure is not None:
-            _print_explanation(console, evidence.failure, evidence)
+        if explain and (explanation := explain_failure(evidence)):
+            _print_explanation(console, explanation)
     return FAILURE_FOUND if exit_code and diagnoses else ExitCode.COMPLETE
 
 
-def _print_explanation(console: Console, failure: Failure, evidence: CollectedEvidence) -> None:
+def _explanation(evidence: CollectedEvidence) -> dict[str, Any] | None:
+    """JSON values of the rules that fired and of the ledgers; None without a failure."""
+    explanation = explain_failure(evidence)
+    if explanation is None:
+        return None
+    return {
+        "rules": [
+            {
+                "rule": rule.name,
+                "class": str(rule.failure_class),
+                "confidence": rule.confidence,
+                "weighed_confidence": rule.weighed_confidence,
+            }
+            for rule in explanation.rules
+        ],
+        "gpu": [asdict(entry) for entry in gpu_entries(explanation.ledger)],
+        "host": [asdict(entry) for entry in host_entries(evidence)],
+    }
+
+
+def _print_explanation(console: Console, explanation: Explanation) -> None:
+    failure, evidence = explanation.ledger.failure, explanation.ledger.evidence
     console.print("\n[bold]What the evidence shows[/]\n")
     facts = [("memory that ran out", str(failure.kind)), ("activity", str(failure.activity or "not shown by a stack"))]
     facts += [("program", PROGRAMS[key].title) for key in evidence.programs]
-    facts += [(f"option {name}", value) for name, value in evidence.option_values.items()]
+    values = evidence.option_values
+    whole = [name for name in values if not any(other.endswith(f".{name}") for other in values)]
+    facts += [(f"option {name}", values[name]) for name in whole]
     facts += [(f"memory of {series.name}", f"{len(series.samples)} samples") for series in evidence.series]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     for name, value in facts:
         table.add_row(escape(name), escape(value))
     console.print(Padding(table, (0, 0, 1, 2)))
-    _print_ledger(console, ledger_of(failure, evidence))
+    _print_rules(console, explanation.rules)
+    _print_ledger(console, "The GPU at that moment", gpu_entries(explanation.ledger))
+    if host := host_entries(evidence):
+        _print_ledger(console, "The host", host)
 
 
-def _print_ledger(console: Console, entries: Sequence[LedgerEntry]) -> None:
-    console.print("[bold]The GPU at that moment[/]\n")
+def _print_rules(console: Console, rules: Sequence[FiredRule]) -> None:
+    console.print("[bold]Rules that fired, with their confidence before and after weighing[/]\n")
+    table = Table.grid(padding=(0, 2))
+    for rule in rules:
+        table.add_row(str(rule.failure_class), f"{rule.confidence:.2f} → {rule.weighed_confidence:.2f}")
+    if rules:
+        console.print(Padding(table, (0, 0, 1, 2)))
+    else:
+        console.print(Padding("None.", (0, 0, 1, 2)))
+
+
+def _print_ledger(console: Console, title: str, entries: Sequence[LedgerEntry]) -> None:
+    console.print(f"[bold]{title}[/]\n")
     if not entries:
         console.print(Padding("The message has no numbers of the GPU.", _INDENT))
         return
@@ -75,6 +117,7 @@ def _print_ledger(console: Console, entries: Sequence[LedgerEntry]) -> None:
     table.add_column(style="dim")
     for entry in entries:
         owner = f"  of it: {entry.owner}" if entry.is_part else entry.owner
+        owner = f"  expected: {entry.owner}" if entry.is_expected else owner
         table.add_row(owner, human_bytes(entry.size_bytes), f"from {entry.source}")
     console.print(Padding(table, _INDENT))
 

@@ -11,8 +11,16 @@ from typing import Any
 
 from rljob_trainer.kubectl import ClusterError, Kubectl
 
-_SELECTORS = ("rljob.dev/job-name={job}", "batch.kubernetes.io/job-name={job}", "job-name={job}")
-"""Labels of the pods of an RLJob and of a Job."""
+_LABELS = (
+    "rljob.dev/job-name",
+    "batch.kubernetes.io/job-name",
+    "job-name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "ray.io/cluster",
+    "training.kubeflow.org/job-name",
+)
+"""Labels with the name of an RLJob, a Job (of old clusters too), a JobSet, a RayCluster, a PyTorchJob. The JobSet of a
+TrainJob has the TrainJob's name."""
 
 
 @contextmanager
@@ -46,12 +54,27 @@ def _pod(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 
 def _pods_of(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
-    for selector in _SELECTORS:
-        if items := json.loads(kubectl.run("get", "pods", "--selector", selector.format(job=job), "-o", "json"))[
-            "items"
-        ]:
-            return list(items)
-    raise ClusterError(f"expected pods of the job {job}, found none; check --namespace, or name a --pod")
+    """The pods of all workloads of that name: a RayJob has a Job, which submits it, beside its RayCluster."""
+    selectors = [f"{label}={job}" for label in _LABELS]
+    if cluster := _cluster_of_ray_job(kubectl, job):
+        selectors.append(f"ray.io/cluster={cluster}")
+    found: dict[str, dict[str, Any]] = {}
+    for selector in selectors:
+        for pod in json.loads(kubectl.run("get", "pods", "--selector", selector, "-o", "json"))["items"]:
+            found.setdefault(pod["metadata"]["name"], pod)
+    if not found:
+        raise ClusterError(f"expected pods of the job {job}, found none; check --namespace, or name a --pod")
+    return list(found.values())
+
+
+def _cluster_of_ray_job(kubectl: Kubectl, job: str) -> str | None:
+    """Name of the RayCluster that KubeRay has made for a RayJob; None if there is no such RayJob, or no KubeRay."""
+    try:
+        ray_job = kubectl.find("rayjobs.ray.io", job)
+    except ClusterError:
+        return None
+    name: str | None = (ray_job or {}).get("status", {}).get("rayClusterName")
+    return name
 
 
 def _save(kubectl: Kubectl, pod: dict[str, Any], directory: Path) -> None:

@@ -1,17 +1,24 @@
 """Diagnosis of an out-of-memory failure: class of the cause, confidence, numbers, message, advice."""
 
 from rljob_memory.diagnosis.classes import FailureClass
-from rljob_memory.diagnosis.diagnose import diagnose
+from rljob_memory.diagnosis.diagnose import Explanation, FiredRule, diagnose, explain
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.ledger import LedgerEntry, ledger_of
+from rljob_memory.diagnosis.ledger import Ledger, ledger_of
+from rljob_memory.diagnosis.ledger_entries import LedgerEntry, gpu_entries, host_entries
 from rljob_memory.diagnosis.reported import diagnosed, diagnosis_statuses
 
 __all__ = [
     "Diagnosis",
+    "Explanation",
     "FailureClass",
+    "FiredRule",
+    "Ledger",
     "LedgerEntry",
     "diagnose",
     "diagnosed",
     "diagnosis_statuses",
+    "explain",
+    "gpu_entries",
+    "host_entries",
     "ledger_of",
 ]

@@ -32,7 +32,18 @@ class FailureClass(StrEnum):
     @property
     def advice(self) -> str:
         """The settings to change: fields of an RLJob, then those of other trainers."""
-        return _ADVICE[self]
+        own, separator, others = _ADVICE[self].partition(_OTHER_TRAINERS)
+        return " ".join(filter(None, (own, self.smaller_job))) + separator + others
+
+    @property
+    def own_advice(self) -> str:
+        """The fields of an RLJob that can change while the job exists."""
+        return _ADVICE[self].partition(_OTHER_TRAINERS)[0]
+
+    @property
+    def smaller_job(self) -> str:
+        """The fields of an RLJob that only another job can have, and that help; empty if there are none."""
+        return _SMALLER_JOB.get(self, "")
 
 
 _MEANING = {
@@ -51,6 +62,18 @@ _MEANING = {
     FailureClass.HOST_MEMORY: "host memory ran out, on the machine or in the container",
     FailureClass.SHARED_MEMORY: "/dev/shm is full",
     FailureClass.UNKNOWN: "memory ran out, and the evidence does not show why",
+}
+
+_OTHER_TRAINERS = " Other trainers:"
+
+_SMALLER_JOB = {
+    FailureClass.ACTIVATION_SPIKE: (
+        "Another job with policy.lora, or with smaller policy.optimizer.moments, leaves more room for activations."
+    ),
+    FailureClass.MODEL_WEIGHTS: "Another job with policy.lora keeps half as much for the policy's weights.",
+    FailureClass.OPTIMIZER_STATE: (
+        "Another job with policy.optimizer.moments: bfloat16 keeps a smaller state, one with policy.lora hardly any."
+    ),
 }
 
 _ADVICE = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger, ledger_of
 from rljob_memory.diagnosis.program_advice import with_program_advice
 from rljob_memory.diagnosis.rules import RULES
 from rljob_memory.diagnosis.rules.controller_context import contexts_alone
@@ -22,6 +23,41 @@ _UNKNOWN_BESIDE = 0.5
 """If the confidence of the likeliest cause is lower than this, `Unknown` is listed too."""
 
 
+@dataclass(frozen=True, slots=True)
+class FiredRule:
+    """A rule that found its cause."""
+
+    name: str
+    failure_class: FailureClass
+    confidence: float
+    """By the rule alone."""
+    weighed_confidence: float
+    """Beside everything else that takes the GPU; below 0.3 it is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The way to the diagnoses of a failure."""
+
+    ledger: Ledger
+    rules: tuple[FiredRule, ...]
+
+
+def explain(evidence: CollectedEvidence) -> Explanation | None:
+    """The ledger and the rules that fired; None without a failure."""
+    failure = evidence.failure
+    if failure is None:
+        return None
+    ledger = ledger_of(failure, evidence)
+    fired = _fired(failure, evidence, ledger)
+    after = weighed([found for _, found in fired], failure, evidence, ledger)
+    rules = (
+        FiredRule(name, before.failure_class, before.confidence, found.confidence)
+        for (name, before), found in zip(fired, after, strict=True)
+    )
+    return Explanation(ledger, tuple(sorted(rules, key=lambda rule: -rule.weighed_confidence)))
+
+
 def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
     """The causes that fit the first failure, best first; `Unknown` if none does.
 
@@ -32,9 +68,11 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
     if failure is None:
         found_alone = growth_alone(evidence) or contexts_alone(evidence) or sleep_alone(evidence)
         return [found_alone] if found_alone else []
-    found = weighed([found for rule in RULES if (found := rule(failure, evidence)) is not None], failure, evidence)
+    ledger = ledger_of(failure, evidence)
+    fired = [found for _, found in _fired(failure, evidence, ledger)]
+    weighted = weighed(fired, failure, evidence, ledger)
     fitting = sorted(
-        (diagnosis for diagnosis in found if diagnosis.confidence >= _LEAST_CONFIDENCE),
+        (diagnosis for diagnosis in weighted if diagnosis.confidence >= _LEAST_CONFIDENCE),
         key=lambda diagnosis: -diagnosis.confidence,
     )
     best = fitting[0].confidence if fitting else 0.0
@@ -42,7 +80,12 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
         fitting.append(_unknown(failure, _UNKNOWN_CONFIDENCE if not fitting else round(best / 2, 2)))
     numbers = {**_numbers(failure), "failures": evidence.failures}
     completed = [_completed(diagnosis, failure, numbers) for diagnosis in fitting]
-    return [with_program_advice(diagnosis, failure, evidence) for diagnosis in completed]
+    return [with_program_advice(diagnosis, ledger) for diagnosis in completed]
+
+
+def _fired(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> list[tuple[str, Diagnosis]]:
+    """Names of the rules that found their cause, and what they found."""
+    return [(rule.__name__, found) for rule in RULES if (found := rule(failure, evidence, ledger)) is not None]
 
 
 def _unknown(failure: Failure, confidence: float) -> Diagnosis:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
 from rljob_memory.evidence.collected import MemorySeries
+from rljob_memory.evidence.named_figures import Measure
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
-from rljob_memory.trend import Trend, past_growth
+from rljob_memory.trend import Trend, kendall_tau, past_growth, still_grows, theil_sen_slope
 
 _FEW_VALUES = 4
 _STATE_SHARE = 0.125
@@ -21,6 +22,9 @@ _LEAST_VALUES_ALONE = 9
 _LEAST_VALUES_OF_STEPS = 4
 _LEAST_SHARE_ALONE = 0.3
 _LEAST_TAU_ALONE = 0.7
+_LEAST_TAU_UNNAMED = 0.9
+_LEAST_TAU_OF_LENGTHS = 0.6
+_MOST_LENGTHS = 128
 _OF_STEPS = re.compile(r"step|iter|epoch|batch", re.IGNORECASE)
 """A log without a failure needs more growth than one that ends in it; figures of few digits are often equal."""
 
@@ -38,14 +42,36 @@ class PastGrowth:
 def allocated_growth(series: MemorySeries) -> PastGrowth | None:
     """Growth of memory in tensors: over the micro-batches of the latest step, else over the same phase of the steps.
 
-    The first micro-batch is left out: it creates the gradients.
+    The first micro-batch is left out: it creates the gradients. A maximum, or memory that is not known to be in
+    tensors, must still grow at the end: torch's cache and a maximum over batches of random length settle. Memory that
+    grows with the length of the sequences is no leak.
     """
+    if _grows_with_its_sequences(series):
+        return None
     micro_batches = [sample for sample in series.samples if sample.micro_batch is not None]
     if micro_batches:
         latest = [sample.allocated_bytes for sample in micro_batches if sample.step == micro_batches[-1].step]
         if trend := past_growth(latest[1:]):
             return PastGrowth(trend, "micro-batch")
-    return _growth_over_steps(series, lambda sample: sample.allocated_bytes)
+    growth = _growth_over_steps(series, lambda sample: sample.allocated_bytes) or _growth_of_few(series)
+    if (
+        growth
+        and growth.trend.values >= _LEAST_VALUES_ALONE - _FIRST_STEPS
+        and (series.is_peak or series.measure is not Measure.TENSORS)
+    ):
+        values = [sample.allocated_bytes for sample in series.samples]
+        return growth if still_grows(values[_FIRST_STEPS:]) else None
+    return growth
+
+
+def host_growth(evidence_series: Sequence[MemorySeries]) -> tuple[MemorySeries, PastGrowth] | None:
+    """The growth of host memory in figures that a program prints, the largest one."""
+    found = [
+        (series, growth)
+        for series in evidence_series
+        if series.measure is Measure.HOST and (growth := _growth_over_steps(series, lambda sample: sample.rss_bytes))
+    ]
+    return max(found, key=lambda pair: pair[1].trend.growth_bytes, default=None)
 
 
 def arrived_state(series: MemorySeries, total_bytes: int) -> tuple[int, int] | None:
@@ -54,6 +80,8 @@ def arrived_state(series: MemorySeries, total_bytes: int) -> tuple[int, int] | N
     None if the second value is not at least an eighth of the GPU above the first, or if the series has more values.
     """
     values = [sample.allocated_bytes for sample in series.samples if sample.micro_batch is None]
+    if series.measure is not Measure.TENSORS:
+        return None
     if not 2 <= len(values) <= _FEW_VALUES:
         return None
     before, after = values[0], min(values[1:])
@@ -68,6 +96,8 @@ def large_growth(series: MemorySeries) -> tuple[int, int] | None:
     then they were taken at the same point of the work, and none of them may be less than the one before.
     """
     values = [sample.allocated_bytes for sample in series.samples][_FIRST_STEPS:]
+    if _grows_with_its_sequences(series):
+        return None
     if len(values) < (_LEAST_VALUES_OF_STEPS if _OF_STEPS.search(series.name) else _LEAST_VALUES_ALONE):
         return None
     if not series.name or (len(values) < _LEAST_VALUES_ALONE and values != sorted(values)):
@@ -78,12 +108,44 @@ def large_growth(series: MemorySeries) -> tuple[int, int] | None:
         return None
     changes = [later - earlier for earlier, later in combinations(values, 2) if later != earlier]
     tau = sum(1 if change > 0 else -1 for change in changes) / len(changes)
-    return (first, last) if tau >= _LEAST_TAU_ALONE else None
+    if series.measure is Measure.TENSORS:
+        return (first, last) if tau >= _LEAST_TAU_ALONE else None
+    if series.is_peak or series.measure is not Measure.GPU or tau < _LEAST_TAU_UNNAMED:
+        return None
+    return (first, last) if len(values) < _LEAST_VALUES_ALONE or still_grows(values) else None
 
 
 def reserved_growth(series: MemorySeries) -> PastGrowth | None:
     """Growth of the memory that torch's allocator holds, over the steps."""
     return _growth_over_steps(series, lambda sample: None if sample.cache_bytes is None else sample.reserved_bytes)
+
+
+def cache_growth(evidence_series: Sequence[MemorySeries]) -> PastGrowth | None:
+    """Growth of the memory that the policy's torch reserves while its tensors do not grow: of cache, or of pieces."""
+    for series in evidence_series:
+        found = reserved_growth(series) if series.is_policy else None
+        if found and not allocated_growth(series):
+            return found
+    return None
+
+
+def _growth_of_few(series: MemorySeries) -> PastGrowth | None:
+    """A large growth at every one of a few steps, as people post them: they are too few for a trend."""
+    samples = series.samples[_FIRST_STEPS:]
+    values = [sample.allocated_bytes for sample in samples]
+    if len(values) >= _LEAST_VALUES_ALONE or series.is_peak:
+        return None
+    if any(sample.step is None or sample.phase is not None for sample in samples):
+        return None  # Phases of a step hold more than others.
+    if large_growth(series) is None or len(set(values)) < len(values):
+        return None
+    trend = Trend(values[0], values[-1], len(values), theil_sen_slope(values), is_firm=False)
+    return PastGrowth(trend, "step")
+
+
+def _grows_with_its_sequences(series: MemorySeries) -> bool:
+    lengths = series.lengths[-_MOST_LENGTHS:]
+    return len(lengths) > _FEW_VALUES and kendall_tau([round(length) for length in lengths]) >= _LEAST_TAU_OF_LENGTHS
 
 
 def _growth_over_steps(series: MemorySeries, size: Callable[[MemorySample], int | None]) -> PastGrowth | None:

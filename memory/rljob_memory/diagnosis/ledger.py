@@ -1,54 +1,284 @@
-"""The ledger of a GPU at the moment of a failure: every byte that the evidence names, with its owner and its source."""
+"""The ledger of the failing process's GPU: computed once for a failure, and read by every rule.
+
+Every byte that the evidence names has an owner and a source, and what nobody owns is a line of its own. Beside the
+parts stands what is expected of them: the largest item that nobody expects is found before a class is named.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from rljob_memory.diagnosis.gpu_holders import awake_engine_bytes
-from rljob_memory.evidence.collected import CollectedEvidence
+from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.expected_memory import ExpectedMemory, expected_memory, logits_bytes
+from rljob_memory.diagnosis.growth import PastGrowth, allocated_growth
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.collected import CollectedEvidence, MemorySeries
 from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.named_figures import Measure
+from rljob_memory.sizes import GIB
 
-_ALLOCATOR = "torch's message"
-_DERIVED = "what is left of the total"
+_LEAST_FOREIGN_BYTES = GIB
+_LEAST_FOREIGN_SHARE = 0.05
+"""Memory below these that is neither free nor of the process is the driver's: 0.3–0.6 GiB on cards of 24–180 GiB."""
+_OWN_BESIDE_TORCH_BYTES = GIB
+"""Context, NCCL and libraries of the process itself, if the message covers only torch."""
+
+_UNSEEN_SHARE = 0.125
+"""Smaller shares are often its own as well: workspaces, captured graphs, allocators beside torch's."""
+
+_SLEEPING_ENGINE_BYTES = 8 * GIB
+_SLEEPING_ENGINE_SHARE = 0.15
+"""The smaller of the two is what an engine may keep while it sleeps, on large cards and on small ones."""
+_ORDINARY_CACHE_SHARE = 0.08
+"""Share of what torch has reserved that ordinary jobs leave in its cache."""
+_LEAST_STATE, _MOST_STATE = 0.85, 1.1
+_FULL = 0.7
+_SAME = 0.05
+_LATEST = 8
+_NOTABLE = 0.1
+_WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
+"""In the words before a figure."""
+_ENGINE_PROCESS = re.compile(
+    r"vllm|enginecor|sglang|llmrayactor|trtllm|rolloutray|lmdeploy|text-generation", re.IGNORECASE
+)
+"""Names of an engine's processes, which the kernel cuts after 15 characters: `VLLM::EngineCor`, `sglang::schedul`."""
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """A part of the GPU's memory."""
+class Unexpected:
+    """An item of the ledger beyond what is expected of it."""
 
-    owner: str
+    failure_class: FailureClass
+    """The class that it is the cause of."""
     size_bytes: int
-    source: str
-    """The evidence that has the number."""
-    is_part: bool = False
-    """It is a part of the entry before it."""
+    share: float
+    """Of the GPU."""
 
 
-def ledger_of(failure: Failure, evidence: CollectedEvidence) -> list[LedgerEntry]:
-    """The entries of the GPU, which add up to its memory if the message names it; empty without numbers."""
-    device = failure.device
-    if device is None or device.allocated_bytes is None:
-        return []
-    engine = awake_engine_bytes(failure, evidence)
-    in_process = bool(engine) and device.foreign_bytes < engine
-    entries = [LedgerEntry("tensors of the failing process", device.allocated_bytes, _ALLOCATOR)]
-    if in_process:
-        entries.append(LedgerEntry("the engine's KV cache", engine, "vLLM's log", is_part=True))
-    if device.asleep_bytes:
-        owner = "an engine that sleeps, whose memory is back with the GPU"
-        entries.append(LedgerEntry(owner, device.asleep_bytes, "torch's message and NVML", is_part=True))
-    if device.private_pool_bytes:
-        entries.append(LedgerEntry("CUDA graphs", device.private_pool_bytes, _ALLOCATOR, is_part=True))
-    if device.cached_bytes is not None:
-        entries.append(LedgerEntry("torch's cache in it", device.cached_bytes, _ALLOCATOR))
-    if device.process_bytes and device.reserved_bytes and (beside := device.process_bytes - device.reserved_bytes) > 0:
-        entries.append(LedgerEntry("its CUDA context, NCCL and libraries", beside, "torch's message and NVML"))
-    named = sum(process.used_bytes for process in device.others)
-    entries.extend(LedgerEntry(f"process {process.pid}", process.used_bytes, "NVML") for process in device.others)
-    if device.foreign_bytes > named:
-        entries.append(LedgerEntry("other processes, and the driver", device.foreign_bytes - named, _DERIVED))
-    if engine and not in_process:
-        entries.append(LedgerEntry("the engine's KV cache", engine, "vLLM's log", is_part=True))
-    if device.free_bytes is not None:
-        entries.append(LedgerEntry("free", device.free_bytes, _ALLOCATOR))
-    return entries
+@dataclass(frozen=True)
+class Ledger:
+    """The holders of the failing process's GPU. Sizes are 0 if they are unknown."""
+
+    failure: Failure
+    evidence: CollectedEvidence
+
+    @cached_property
+    def total_bytes(self) -> int:
+        device = self.failure.device
+        return (device.total_bytes if device else None) or 0
+
+    def share(self, size_bytes: int) -> float:
+        """Of the GPU; 0 if its size is unknown."""
+        return size_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def foreign_bytes(self, known_bytes: int = 0) -> int:
+        """Memory that other processes hold, if it is more than the driver's own and the request lacked it; else 0.
+
+        `known_bytes`: memory of other processes that is accounted for, and not included.
+        """
+        device = self.failure.device
+        if device is None or device.total_bytes is None or device.had_enough_free:
+            return 0
+        least = max(_LEAST_FOREIGN_BYTES, round(_LEAST_FOREIGN_SHARE * device.total_bytes))
+        if device.process_bytes is None:
+            least = max(least + _OWN_BESIDE_TORCH_BYTES, round(_UNSEEN_SHARE * device.total_bytes))
+        foreign = device.foreign_bytes - known_bytes
+        return foreign if foreign >= least else 0
+
+    @cached_property
+    def engine_siblings(self) -> tuple[str, ...]:
+        """Names of the engines among the other processes of the container that use a GPU."""
+        return tuple(name for name in self.evidence.siblings or () if _ENGINE_PROCESS.search(name))
+
+    @cached_property
+    def has_only_ranks_beside(self) -> bool:
+        """True if the container's other processes are known, and none of them is an engine."""
+        return bool(self.evidence.siblings) and not self.engine_siblings
+
+    @cached_property
+    def engine_holds_little(self) -> bool:
+        """True if, by the memory plan, RLJob's own engine was asleep at the time or not yet started."""
+        plan, failure = self.evidence.plan, self.failure
+        return (
+            plan is not None
+            and plan.rollout_sleep_level > 0
+            and failure.role == "policy"
+            and failure.phase in (None, "load", "update")
+        )
+
+    @cached_property
+    def engine_kv_cache_bytes(self) -> int:
+        """KV cache of an engine that the log shows, and that was not asleep at the time; 0 if there is none.
+
+        The engine may be in the failing process: TRL runs it beside its model, where torch counts its memory as
+        tensors.
+        """
+        device, engine, failure = self.failure.device, self.evidence.engine, self.failure
+        if device is None or engine.asleep or not engine.kv_cache_bytes or failure.in_engine:
+            return 0
+        return engine.kv_cache_bytes if self._most_an_engine_holds >= engine.kv_cache_bytes else 0
+
+    @cached_property
+    def engine_bytes(self) -> int:
+        """Share of an engine that is awake beside the policy: its KV cache, its weights and its CUDA graphs."""
+        engine = self.evidence.engine
+        if not self.engine_kv_cache_bytes:
+            return 0
+        known = (engine.kv_cache_bytes, engine.weights_bytes, engine.graphs_bytes)
+        return min(sum(size for size in known if size), self._most_an_engine_holds)
+
+    @cached_property
+    def engine_is_in_the_process(self) -> bool:
+        device = self.failure.device
+        return bool(device and self.engine_kv_cache_bytes and device.foreign_bytes < self.engine_kv_cache_bytes)
+
+    @property
+    def _most_an_engine_holds(self) -> int:
+        device, evidence = self.failure.device, self.evidence
+        if device is None:
+            return 0
+        within = evidence.shows_a_trainer or evidence.engine.in_process
+        return max(device.foreign_bytes, (device.allocated_bytes or 0) - device.asleep_bytes if within else 0)
+
+    @cached_property
+    def sleeping_engine_bytes(self) -> int:
+        """Memory that an engine may keep on the GPU while it sleeps."""
+        return min(_SLEEPING_ENGINE_BYTES, round(_SLEEPING_ENGINE_SHARE * self.total_bytes))
+
+    @cached_property
+    def policy_beside_the_engine_bytes(self) -> int:
+        """Memory of the policy on the GPU of a colocated engine that failed; 0 for other failures."""
+        beside = self.failure.role == "rollout" and not self.evidence.engines_apart
+        return self.policy_reserved_bytes if beside else 0
+
+    @cached_property
+    def policy_cache_bytes(self) -> int | None:
+        """Cache of the policy process that has the largest one, at its last sample; None if unknown."""
+        caches = [
+            cache
+            for series in self.evidence.series
+            if _is_of_torch(series) and (cache := series.samples[-1].cache_bytes) is not None
+        ]
+        return max(caches, default=None)
+
+    @cached_property
+    def policy_reserved_bytes(self) -> int:
+        """Memory that torch held in the policy process that holds most, at its last sample."""
+        held = [
+            series.samples[-1].reserved_bytes or series.samples[-1].allocated_bytes
+            for series in self.evidence.series
+            if _is_of_torch(series)
+        ]
+        return max(held, default=0)
+
+    @cached_property
+    def growths(self) -> Sequence[tuple[PastGrowth, MemorySeries]]:
+        """Memory that grew up to the failure, as tensors that are kept do.
+
+        Memory that is not known to be in tensors must have grown by a tenth of the GPU, and not while a model was made.
+        """
+        return [
+            (growth, series)
+            for series in self.evidence.series
+            if series.is_policy
+            and (growth := allocated_growth(series))
+            and not self._is_of_a_load(series)
+            and (_is_of_torch(series) or self.share(growth.trend.growth_bytes) >= _NOTABLE or not self.total_bytes)
+        ]
+
+    def _is_of_a_load(self, series: MemorySeries) -> bool:
+        """True for figures that were printed while a model was made."""
+        loads = self.failure.activity is Activity.MODEL_LOAD or series.measure is not Measure.TENSORS
+        return loads and _WHILE_IT_IS_MADE.search(series.name) is not None
+
+    @cached_property
+    def expected(self) -> ExpectedMemory | None:
+        """Memory that the model's state should take, if the log shows the number of its parameters."""
+        return expected_memory(self.evidence.model)
+
+    @cached_property
+    def tensors_bytes(self) -> int:
+        """Tensors of the failing process without an engine that is awake or asleep in it."""
+        device = self.failure.device
+        if device is None:
+            return 0
+        within = self.engine_bytes if self.engine_is_in_the_process else 0
+        return max((device.allocated_bytes or 0) - device.asleep_bytes - within, 0)
+
+    @cached_property
+    def state_share(self) -> float:
+        """Share of its tensors that the model's weights, gradients and Adam's state explain; 0 if unknown.
+
+        A value far from 1 says nothing: the state may be sharded over any number of GPUs.
+        """
+        if self.expected is None or not self.tensors_bytes or self.failure.in_engine:
+            return 0.0
+        return self.expected.training_bytes / self.tensors_bytes
+
+    @cached_property
+    def activations_bytes(self) -> int:
+        """Tensors of the failing process beyond those between two steps: by its samples, else by the model's size.
+
+        0 if neither is known, or if the model's state explains all of them.
+        """
+        between = [
+            min(sample.allocated_bytes for sample in series.samples[-_LATEST:])
+            for series in self.evidence.series
+            if _is_of_torch(series) and not series.is_peak
+        ]
+        if between:
+            return max(self.tensors_bytes - max(between), 0)
+        if self.expected is None or self.expected.is_guess or self.failure.in_engine:
+            return 0
+        return max(self.tensors_bytes - self.expected.training_bytes, 0)
+
+    @property
+    def is_full_of_state(self) -> bool:
+        """True if the tensors fill the GPU, and are what weights, gradients and Adam's state of the model take."""
+        return _LEAST_STATE <= self.state_share <= _MOST_STATE and self.share(self.tensors_bytes) >= _FULL
+
+    @cached_property
+    def logits_bytes(self) -> int:
+        """Logits of one pass in float32: tokens of the micro-batch × vocabulary; 0 if the log does not show both."""
+        model = self.evidence.model
+        return logits_bytes(model.micro_batch_tokens or 0, model.vocabulary or 0)
+
+    @property
+    def asks_for_logits(self) -> bool:
+        """True if the request that failed is of the size of the logits, in float32 or in 16 bits."""
+        ratio = (self.failure.requested_bytes or 0) / self.logits_bytes if self.logits_bytes else 0.0
+        return any(abs(ratio - share) <= _SAME * share for share in (1.0, 0.5))
+
+    @cached_property
+    def unexpected(self) -> Sequence[Unexpected]:
+        """The items that are larger than a healthy job has them, the largest first."""
+        device, failure = self.failure.device, self.failure
+        if device is None or not self.total_bytes:
+            return ()
+        cache = max((device.cached_bytes or 0) - device.asleep_bytes, 0)
+        usual = round(_ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
+        others = 0 if self.engine_holds_little else self.foreign_bytes(self.policy_beside_the_engine_bytes)
+        of_engines = self.engine_siblings or (self.engine_bytes and not self.engine_is_in_the_process)
+        holder = FailureClass.ENGINE_NOT_ASLEEP if of_engines else FailureClass.FOREIGN_PROCESS
+        if self.has_only_ranks_beside:
+            holder = FailureClass.CONTROLLER_CONTEXT
+        within = self.engine_bytes if self.engine_is_in_the_process and not failure.in_engine else 0
+        found = (
+            (FailureClass.ENGINE_NOT_ASLEEP, within),
+            (holder, others),
+            (FailureClass.FRAGMENTATION, cache - usual),
+        )
+        items = [Unexpected(cause, size, self.share(size)) for cause, size in found if size > 0]
+        return sorted(items, key=lambda item: -item.size_bytes)
+
+
+def _is_of_torch(series: MemorySeries) -> bool:
+    """True if its samples are what torch holds in a policy process, not what a GPU has in use."""
+    return series.is_policy and series.measure is Measure.TENSORS
+
+
+def ledger_of(failure: Failure, evidence: CollectedEvidence) -> Ledger:
+    return Ledger(failure, evidence)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
@@ -34,19 +35,24 @@ _TOO_SMALL = ("needed_bytes", "available_bytes")
 _STEP_OF_SHARE = 0.05
 _LEAST_SHARE = 0.05
 _MOST_OPTIONS = 2
+_OF_PRESENT_VALUES = (None, "lower", "halve")
+"""Changes that depend on the present value."""
 
 
-def with_program_advice(diagnosis: Diagnosis, failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
+def with_program_advice(diagnosis: Diagnosis, ledger: Ledger) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
-    sentences = list(_sentences(diagnosis, failure, evidence))
+    sentences = list(_sentences(diagnosis, ledger))
     return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
 
 
-def _sentences(diagnosis: Diagnosis, failure: Failure, evidence: CollectedEvidence) -> Iterator[str]:
-    effects = _effects(diagnosis, failure)
+def _sentences(diagnosis: Diagnosis, ledger: Ledger) -> Iterator[str]:
+    evidence = ledger.evidence
+    effects = _effects(diagnosis, ledger.failure)
     options = [found for effect in effects if (found := _option(effect, evidence))]
     changes = [
-        (program, change) for program, option in options if (change := _change(option, diagnosis, evidence)) is not None
+        (program, change)
+        for program, option in options
+        if (change := _change(_of_any_version(program, option, evidence), diagnosis, ledger)) is not None
     ][:_MOST_OPTIONS]
     for program in dict.fromkeys(program for program, _ in changes):
         version = evidence.versions.get(program.key)
@@ -70,15 +76,29 @@ def _effects(diagnosis: Diagnosis, failure: Failure) -> tuple[Effect, ...]:
 def _option(effect: Effect, evidence: CollectedEvidence) -> tuple[Program, Option] | None:
     """The option of the trainer that the log shows; else of the engine."""
     shown = [program for key, program in PROGRAMS.items() if key in evidence.programs]
+    values, names = evidence.option_values, evidence.option_names
     for program in sorted(shown, key=lambda program: program.engine):
-        if option := program.option(effect):
+        if option := program.option(effect, evidence.versions.get(program.key), values, names):
             return program, option
     return None
 
 
-def _change(option: Option, diagnosis: Diagnosis, evidence: CollectedEvidence) -> str | None:
+def _of_any_version(program: Program, option: Option, evidence: CollectedEvidence) -> Option:
+    """The option, also with what it was in older versions if the log shows neither the version nor the name."""
+    older = program.older(option)
+    if older is None or program.key in evidence.versions or option.leaf in evidence.option_names:
+        return option
+    if older.name != option.name:
+        note = f"{older.name} before {option.since}"
+        return replace(option, note=f"{note}; {option.note}" if option.note else note)
+    if option.change in _OF_PRESENT_VALUES:
+        return replace(option, default=f"{option.default}, or {older.default} before {option.since}")
+    return option
+
+
+def _change(option: Option, diagnosis: Diagnosis, ledger: Ledger) -> str | None:
     """`set NAME: 0.85 → 0.45, which frees about 56 GiB`; None if the option cannot help."""
-    value = evidence.option_values.get(option.leaf)
+    value = option.value(ledger.evidence.option_values)
     change: str | None
     match option.change:
         case "lower":
@@ -93,7 +113,24 @@ def _change(option: Option, diagnosis: Diagnosis, evidence: CollectedEvidence) -
             return None
         case wanted:
             change = f"set {option.name}: {f'{value} → ' if value else ''}{wanted}"
+    if change and option.change != "lower" and (freed := _freed_bytes(option, ledger)):
+        change = f"{change}, which frees about {human_bytes(freed)}"
     return f"{change}, {option.note}" if change and option.note else change
+
+
+def _freed_bytes(option: Option, ledger: Ledger) -> int:
+    """Effect of an option on the failing process's GPU, as far as the ledger shows what it changes; else 0."""
+    match option.effect, option.change:
+        case Effect.UPDATE, "halve":
+            return ledger.activations_bytes // 2
+        case Effect.SLEEP, _:
+            return ledger.engine_bytes
+        case Effect.OPTIMIZER, _ if ledger.is_full_of_state and ledger.expected:
+            return ledger.expected.optimizer_bytes
+        case Effect.PARAMETERS, _ if ledger.is_full_of_state and ledger.expected:
+            return ledger.expected.weights_bytes
+        case _:
+            return 0
 
 
 def _present(option: Option, value: str | None) -> str:
@@ -120,7 +157,8 @@ def _lowered(option: Option, value: str | None, diagnosis: Diagnosis) -> str:
     """The share, less the memory that was missing, in steps of 0.05; more, if the engine had too little."""
     numbers = diagnosis.numbers
     if all(name in numbers for name in _TOO_SMALL):
-        return f"raise {option.name}{_present(option, value)}"
+        more = human_bytes(max(numbers["needed_bytes"] - numbers["available_bytes"], 0))
+        return f"raise {option.name}{_present(option, value)}, by {more} of the GPU"
     total, free = numbers.get("total_bytes"), numbers.get("free_bytes", 0)
     wanted = numbers.get("requested_bytes") or numbers.get("wanted_bytes")
     try:

@@ -20,7 +20,7 @@ class Activity(StrEnum):
     OPTIMIZER = "the optimizer's step"
     WEIGHT_SYNC = "the weight sync"
     GATHERING = "gathering the full parameters"
-    CHECKPOINT = "saving or loading a checkpoint"
+    CHECKPOINT = "saving a checkpoint"
     MODEL_LOAD = "loading the model"
     KV_CACHE = "allocating the KV cache"
     ENGINE_WARM_UP = "the engine's warm-up"
@@ -55,7 +55,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"torch/optim/(?!lr_scheduler|swa_utils)|optim\w*\.load_state_dict|_init_group|exp_avg|optimizer\.step|optimizer_step|_multi_tensor_"
         r"|sharded_optim|bitsandbytes/optim/|initialize_optimizer_states|fp32_(?:groups|partitions|masters?)"
         r"|zero/stage\w+\.py in (?:__init__|step|_optimizer_step|unscale\w+)$|distrib_optimizer\.py|clip_grad"
-        r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in (?:step|update|_?init_state)$"
+        r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in (?:step\w*|update|_?init\w*_state\w*)$"
         r"|" + _in(r"(?:_?re)?(?:on)?_?load_\w*optim\w*", r"\w*optim\w*_to_\w+", r"_configure_(?:\w+_)?optimizer"),
     ),
     (
@@ -64,14 +64,13 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|"
         + _in(
             r"\w*save_(?:\w+_)?(?:checkpoint|ckpt|pretrained|model|state|weights|adapter|lora|hf\w*|dcp)\w*",
-            r"\w*(?:load|resume|restore)_(?:\w+_)?(?:checkpoint|ckpt)\w*",
         )
-        + r"|save_checkpoint|load_checkpoint|save_pretrained|save_model",
+        + r"|save_checkpoint|save_pretrained|save_model",
     ),
     (
         Activity.WEIGHT_SYNC,
         r"sharding_manager|_model_to_vllm|get_per_tensor_param|gather_full|\bupdate_weights?(?:_(?:from|via|by)_\w+)?\b|sync_weights|weight_sync"
-        r"|reload_weights|sync_model_weights|weight_transfer|weight_update|"
+        r"|update_weight\w*(?:/\w+)*\.py in |reload_weights|sync_model_weights|weight_transfer|weight_update|"
         + _in(
             r"(?:async_)?(?:update|reload|refit|refresh)_(?:\w+_)?(?:weights?|adapters?|lora|state_dict|bucket)\w*",
             rf"(?:\w+_)?(?:sync|broadcast|transfer|push|publish|send|stream|export|refit)_{_WEIGHTS}(?:_\w+)?",
@@ -97,10 +96,15 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|torch/serialization\.py|_init_param_handle|_configure_distributed_model|param_and_grad_buffer\.py"
         r"|nn/modules/module\.py in (?:to|to_empty|cuda|half|_apply|convert)$"
         r"|bitsandbytes/nn/modules\.py in (?:to|cuda)$|nn/modules/\w+\.py in (?:__init__|reset_parameters)$"
-        r"|model_executor/models/\w+\.py in __init__$|\bload_(?:pretrained_)?model\(|"
+        r"|/(?:models?|layers)/\S{1,80}\.py in (?:__init__|<lambda>)$"
+        r"|peft/tuners/\S{1,60} in (?:update_layer|__init__)$"
+        r"|(?:modeling|pipeline|model)\w*\.py in (?:to|cuda|half|float)$|nn/parallel/distributed\.py in __init__$"
+        r"|_ddp_init_helper|_zero_init_param|_post_init_method|\b(?:\w+_)?load_(?:\w+_)?(?:checkpoint|state_dict)\("
+        r"|\bload_(?:pretrained_)?model\(|"
         + _in(
-            r"(?:_?re|on)?_?load_(?:\w+_)?(?:model|weights?|params?|module|state_dict)(?:_\w+)?",
-            r"(?:get|init|initialize|build|create|setup|prepare|dispatch|materialize|move)_(?:\w+_)?model(?:_\w+)?",
+            r"\w*(?:load|resume|restore)_(?:\w+_)?(?:checkpoint|ckpt)\w*",
+            r"(?:\w+_)?(?:re|on)?load_(?:\w+_)?(?:model|weights?|params?|module|state_dict)(?:_\w+)?",
+            r"(?:\w+_)?(?:get|init|initialize|build|create|setup|prepare|dispatch|materialize|move)_(?:\w+_)?model(?:_\w+)?",
         ),
     ),
     (
@@ -126,22 +130,26 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         Activity.LOGITS,
         r"log_softmax|cross_entropy|\blogits(?:\[[^\]]{0,40}\])? (?:[-+*/]|/=|\*=) \w"
         r"|logits[\w\[\], :.-]*\.(?:float|to|clone|log_softmax)\(|compute_log_?probs?"
-        r"|logprobs?_from_logits|get_\w*per_token_logps|selective_log_softmax|lm_head|entropy_from_logits|logsumexp"
+        r"|logprobs?_from_logits|get_\w*per_token_logps|selective_log_softmax|lm_head(?!\.weight)|entropy_from_logits|logsumexp"
+        r"|in \w*entropy\w*$|in \w*log_?probs?_(?:from|and)_\w+$|in (?:get|calc\w*|gather)_log_?probs?\w*$"
         r"|vocab_parallel|compute_logits|logits_processor|get_logits|loss/loss_utils\.py|from_parallel_logits"
         r"|float16_to_fp32",
     ),
     (Activity.COLLECTING, r"in nested_\w+$|torch_pad_and_concatenate|trainer_pt_utils\.py"),
     (
         Activity.BACKWARD,
-        r"\.backward\(|in backward\b|run_backward|utils/checkpoint\.py in (?:unpack_hook|recompute_fn)",
+        r"\.backward\(|in backward\b|run_backward|utils/checkpoint\.py in (?:unpack_hook|recompute_fn)|"
+        + _in(r"\w*post_backward\w*", r"\w*(?:reduce|average)_\w*(?:grads?|gradients?|p_g_buckets?)\w*"),
     ),
     (Activity.ENGINE_STEP, r"execute_model|forward_batch_generation"),
-    (Activity.GENERATION, r"generate_sequences|in generate\b|/generation/utils\.py"),
+    (Activity.GENERATION, r"generate_sequences|in generate\b|/generation/utils\.py|cache_utils\.py in update$"),
     (
         Activity.FORWARD,
         r"fetch_sub_module|pre_sub_module_forward|torchinductor_\w+/\S+ in call$|"
         + _in(
-            r"_?(?:pre|root_pre|post)_(?:forward|unshard)\w*", r"(?:training|validation|forward)_step", "compute_loss"
+            r"_?(?:pre|root_pre|post)_(?:forward|unshard)\w*",
+            r"(?:train\w*|validat\w+|eval\w*|forward|update|ppo)_(?:step|batch|epoch)",
+            "compute_loss",
         ),
     ),
 )
@@ -157,13 +165,21 @@ _PROSE = tuple(
         (Activity.GATHERING, r"\bstate_dict\(?\)? (?:call|entry)\b"),
         (Activity.KV_CACHE, r"\b(?:allocat|creat|initiali[sz])\w{0,4} (?:\w{1,20} ){0,3}kv[ _-]?cache"),
         (Activity.MODEL_LOAD, r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"),
+        (Activity.OPTIMIZER, r"\boptimi[sz]er(?:'s)? (?:states?|steps?)\b|\boptimizer\.step\b"),
+        (Activity.BACKWARD, r"\bbackward(?: pass| step|\(\)|\b)"),
+        (Activity.CHECKPOINT, r"\bsav(?:e|ing) (?:\w{1,20} ){0,3}(?:checkpoints?|ckpt|models?|weights)\b"),
         (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the |vLLM )?(?:executor|engine)\b"),
     )
 )
 """Activities in the words of a message."""
+_CIRCUMSTANCE = re.compile(
+    r"(?:out of memory|OOMs?)(?: errors?)?,? (?:when|while|during|on|in|at|after|before|with)\b(.{1,100})",
+    re.IGNORECASE,
+)
 _REPORTS = tuple(
     (activity, re.compile(words, re.IGNORECASE))
     for activity, words in (
+        (Activity.PINNING, r"\btransport/shm\.cc:\d+ -> \d"),
         (Activity.FORWARD, r"failed to allocate compute|failed to (?:create|initialize) (?:the )?context"),
         (Activity.KV_CACHE, r"(?:fail|unable|not be created).{0,60}\bkv[ _-]?cache"),
         (
@@ -173,7 +189,7 @@ _REPORTS = tuple(
     )
 )
 _FORWARD = re.compile(
-    r"in \w*forward\b|_call_impl"
+    r"in \w*forward\b|_call_impl|torch/nn/functional\.py in |attention\w*\.py in |in (?:\w*attention\w*|unshard)$"
     # code of a model, in a post without frames
     r"|attn_weights|attn_wrappers|\w*sdpa\w*\(|scaled_dot_product|hidden_states|query_states|\bF\.\w+\(|nn\.functional\.\w+\(|torch\.(?:matmul|bmm|baddbmm)\("
 )
@@ -213,15 +229,18 @@ def activity_of(stack: Sequence[str]) -> Activity | None:
 
 
 def activity_of_text(text: str) -> Activity | None:
-    """The activity that a message names before the shortage: `Capture cuda graph failed: CUDA out of memory`."""
+    """The activity that a message names before the shortage, or a title after it: `Capture cuda graph failed: CUDA out
+    of memory`, `OOM when saving checkpoints`."""
     before = text.partition("out of memory")[0]
-    in_prose = (activity for activity, pattern in _PROSE if pattern.search(before))
-    return next(in_prose, None) or _activity_of_line(before)
+    after = _CIRCUMSTANCE.search(text)
+    named = f"{before} {after[1]}" if after else before
+    in_prose = (activity for activity, pattern in _PROSE if pattern.search(named))
+    return next(in_prose, None) or _activity_of_line(named)
 
 
 def activity_of_report(text: str) -> Activity | None:
     """The activity in a report that something could not be made, which follows an error without a stack."""
-    if not any(word in text for word in ("ail", "rror", "nable", "not be")):
+    if not any(word in text for word in ("ail", "rror", "nable", "not be", "/shm.cc")):
         return None
     return next((activity for activity, pattern in _REPORTS if pattern.search(text)), None)
 

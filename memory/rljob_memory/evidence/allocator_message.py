@@ -21,6 +21,14 @@ HEADLESS_START = re.compile(
 )
 """A message whose first words, which name the error, stand in another line or nowhere: posts begin with the numbers."""
 
+REMAINDER = re.compile(
+    rf"\bTried to allocate {SIZE}|has a total capaci?ty of|{SIZE} (?:total capacity|already allocated);"
+    rf"|{SIZE} is (?:allocated by [Pp]y[Tt]orch|reserved by [Pp]y[Tt]orch but unallocated)"
+    rf"|{SIZE} reserved in total by [Pp]y[Tt]orch|reserved memory is >> allocated|[Uu]nallocated memory is large try"
+    r"|(?:expandable_segments:True|max_split_size_mb) to avoid fragmentation"
+)
+"""Any later part of a message: a post may begin within it, and only torch prints these words, when it has failed."""
+
 LONGEST_MESSAGE_CHARACTERS = 6_000
 """With 64 other processes named it has about 3,500."""
 
@@ -38,15 +46,7 @@ _MESSAGE = re.compile(
     rf"(?:with (?P<pools>{SIZE}) allocated in private pools \(e\.g\., \w+ Graphs\), )?"
     rf"and (?P<cached>{SIZE}) is reserved by [Pp]y[Tt]orch but unallocated"
 )
-_PROCESS = re.compile(rf"(?P<who>this process|Process (?P<pid>\d+)) has (?P<used>{SIZE}) memory in use")
-
-_TORN_MESSAGE = re.compile(
-    rf"Tried to allocate (?P<requested>{SIZE})\. "
-    rf"(?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}) has a total capaci?ty of (?P<total>{SIZE}) "
-    rf"of which (?P<free>{SIZE}) is free\. "
-    rf"(?P<processes>(?:(?:Including non-PyTorch memory, this process|Process \d{{1,10}}) "
-    rf"has {SIZE} memory in use\. ?)*)"
-)
+_PROCESS = re.compile(rf"(?P<who>this process|Process (?P<pid>\d+)) has (?P<used>{SIZE})(?: memory)? in use")
 
 _OLD_MESSAGE = re.compile(
     rf"Tried to allocate (?P<requested>{SIZE}) \((?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}); "
@@ -54,10 +54,6 @@ _OLD_MESSAGE = re.compile(
     rf"(?:(?P<current>{SIZE}) current active; )?(?P<free>{SIZE}) free; "
     rf"(?:(?P<allowed>{SIZE}) allowed; )?"
     rf"(?:(?P<reserved>{SIZE}) reserved in total by [Pp]y[Tt]orch|(?P<cached>{SIZE}) cached)\)"
-)
-_TORN_OLD_MESSAGE = re.compile(
-    rf"Tried to allocate (?P<requested>{SIZE}) \((?:GPU|XPU|NPU) (?P<gpu>\d{{1,4}}); "
-    rf"(?P<total>{SIZE}) total capacity; (?P<allocated>{SIZE}) already allocated(?:; (?P<free>{SIZE}) free)?"
 )
 _SHORTENED_MESSAGE = re.compile(
     rf"out of memory\. Tried to allocate (?P<requested>{SIZE})\. "
@@ -76,10 +72,21 @@ _MPS_MESSAGE = re.compile(
     rf"MPS backend out of memory \(MPS allocated: (?P<allocated>{SIZE})(?:, other allocations: {SIZE})?, "
     rf"max allowed: (?P<total>{SIZE})\)\. Tried to allocate (?P<requested>{SIZE})"
 )
-_BRIEF_MESSAGE = re.compile(rf"out of memory\. Tried to allocate (?P<requested>{SIZE})")
+_REQUEST = re.compile(rf"Tried to allocate (?P<size>{SIZE})")
+_GPU = re.compile(r"\b(?:GPU|XPU|NPU) (\d{1,4})\b")
+_FACTS = {
+    "total": re.compile(rf"total capaci?ty of ({SIZE})|({SIZE}) total capacity"),
+    "free": re.compile(rf"\bof which ({SIZE}) is free|; ({SIZE}) free\b"),
+    "allowed": re.compile(rf"({SIZE}) allowed\b"),
+    "allocated": re.compile(rf"({SIZE}) (?:is allocated by [Pp]y[Tt]orch|already allocated)"),
+    "pools": re.compile(rf"({SIZE}) allocated in private pools"),
+    "cached": re.compile(rf"({SIZE}) (?:is reserved by [Pp]y[Tt]orch but unallocated|cached\b)"),
+    "reserved": re.compile(rf"({SIZE}) reserved in total by [Pp]y[Tt]orch"),
+}
+"""Each number of a message by the words next to it, in the wordings of all versions."""
 _REJECTED = re.compile(
     r"Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit\. "
-    rf"Requested size: (?P<requested>{SIZE})"
+    rf"Requested size: (?P<size>{SIZE})"
 )
 
 
@@ -102,28 +109,50 @@ def parse_allocator_message(text: str) -> DeviceMemory | None:
 
 
 def parse_torn_message(text: str) -> DeviceMemory | None:
-    """The numbers at the beginning of a message that is cut short; None if `text` has not even the request."""
-    if match := _TORN_OLD_MESSAGE.search(_flat(text)):
-        return _from_sizes(match)
-    match = _TORN_MESSAGE.search(_flat(text))
-    requested = size_bytes(match["requested"]) if match else None
-    if match is None or requested is None:
+    """The numbers in a message that is cut, abbreviated or interrupted, each by the words next to it.
+
+    None if `text` has not even the request.
+    """
+    begin = _REQUEST.search(flat := _flat(text))
+    requested = size_bytes(begin["size"]) if begin else None
+    if begin is None or requested is None:
         return parse_request(text)
-    total, free = size_bytes(match["total"]), size_bytes(match["free"])
-    own, others = _processes(match["processes"], 0)
-    if others and own is not None and "this process" not in match["processes"]:
+    end = _REQUEST.search(flat, begin.end())
+    message = flat[begin.end() : end.start() if end else None]
+    found = {name: _size_of(pattern, message) for name, pattern in _FACTS.items()}
+    allocated, cached = found["allocated"], found["cached"]
+    if cached is None and allocated is not None and found["reserved"] is not None:
+        cached = max(found["reserved"] - allocated, 0)
+    own, others = _processes(message, (allocated or 0) + (cached or 0))
+    if allocated is None and others and own is not None and "this process" not in message:
         # Which one it is stands in the lost part: at least all but the largest are others.
         everything = sorted((*others, GpuProcess(0, own)), key=lambda process: process.used_bytes)
         own, others = everything[-1].used_bytes, tuple(everything[:-1])
+    gpu = _GPU.search(message)
     return DeviceMemory(
-        requested, gpu=int(match["gpu"]), total_bytes=total, free_bytes=free, process_bytes=own, others=others
+        requested,
+        gpu=int(gpu[1]) if gpu else None,
+        total_bytes=found["total"],
+        free_bytes=found["free"],
+        allocated_bytes=allocated,
+        cached_bytes=cached,
+        process_bytes=own,
+        allowed_bytes=found["allowed"],
+        private_pool_bytes=found["pools"],
+        others=others,
     )
+
+
+def _size_of(pattern: re.Pattern[str], text: str) -> int | None:
+    match = pattern.search(text)
+    size = next((group for group in match.groups() if group), None) if match else None
+    return size_bytes(size) if size else None
 
 
 def parse_request(text: str) -> DeviceMemory | None:
     """The size of the request in a message that is cut short; None if `text` has none."""
-    if match := _BRIEF_MESSAGE.search(text) or _REJECTED.search(text):
-        requested = size_bytes(match["requested"])
+    if match := _REQUEST.search(text) or _REJECTED.search(text):
+        requested = size_bytes(match["size"])
         return DeviceMemory(requested) if requested is not None else None
     return None
 

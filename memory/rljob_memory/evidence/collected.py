@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.consequences import CRASH, OTHER_KILLER, REFUSED
+from rljob_memory.evidence.consequences import CRASH, DEVICE_ASSERT, OTHER_KILLER, REFUSED
 from rljob_memory.evidence.failure import Failure, FailureKind, GpuProcess
 from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
 from rljob_memory.evidence.host import merged
+from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
+from rljob_memory.evidence.named_figures import Measure
 from rljob_memory.evidence.signatures import is_exit_status
 from rljob_memory.programs import PROGRAMS
 from rljob_memory.sample import MemorySample
@@ -23,6 +25,7 @@ _MOST_RESTARTS = 4_096
 _MOST_LIVES = 4
 """Processes of the same name, one after the other, whose samples are kept."""
 _MOST_PROCESSES = 256
+_TENSORS = Measure.TENSORS, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,19 @@ class MemorySeries:
     samples: tuple[MemorySample, ...]
     """In the order in which they were taken; never empty."""
 
+    measure: Measure = Measure.TENSORS
+    """The memory that `allocated_bytes` counts in them; `rss_bytes` has the figures of host memory."""
+
+    is_peak: bool = False
+    """They are maxima, perhaps since the start of the program."""
+
+    lengths: tuple[float, ...] = ()
+    """Tokens of the sequences of the latest samples, if the lines have them."""
+
     @property
     def is_policy(self) -> bool:
         """True if they can be those of a trained model: every name but an engine's or the controller's."""
-        return not self.name.startswith(("rollout", "controller"))
+        return self.measure is not Measure.HOST and not self.name.startswith(("rollout", "controller"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,11 @@ class EngineRecord:
     """Memory in use after its last sleep, by every process on the device."""
 
     kv_cache_bytes: int | None = None
+
+    weights_bytes: int | None = None
+
+    graphs_bytes: int | None = None
+    """Its CUDA graphs."""
 
     sleep_level: int | None = None
     """Level of its sleeps, if the log has only one."""
@@ -115,6 +132,11 @@ class CollectedEvidence:
     option_values: Mapping[str, str] = field(default_factory=dict)
     """Values of their options, by the last part of the option's name; only of those that have one value in the log."""
 
+    option_names: frozenset[str] = frozenset()
+    """Last parts of the names of all options that have a value in the log, also of those with several values."""
+
+    model: ModelFacts = field(default_factory=ModelFacts)
+
     names: tuple[str, ...] = ()
     """Files that were read."""
 
@@ -134,6 +156,10 @@ class EvidenceBuilder:
     snapshots: deque[Failure] = field(default_factory=lambda: deque(maxlen=_MOST_SNAPSHOTS))
     restarts: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_RESTARTS))
     series: dict[str, deque[deque[MemorySample]]] = field(default_factory=dict)
+    lengths: dict[str, deque[float]] = field(default_factory=dict)
+    """Tokens of the sequences, by the series of memory in the same lines."""
+    measures: dict[str, tuple[Measure, bool]] = field(default_factory=dict)
+    """The measure of each series, and if its figures are maxima."""
     engine: EngineRecord = field(default_factory=EngineRecord)
     gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
     gpu_use: list[tuple[int, int]] = field(default_factory=list)
@@ -146,6 +172,7 @@ class EvidenceBuilder:
     versions: dict[str, str] = field(default_factory=dict)
     programs: list[str] = field(default_factory=list)
     option_values: dict[str, list[str]] = field(default_factory=dict)
+    model: ModelFacts = field(default_factory=ModelFacts)
     names: list[str] = field(default_factory=list)
 
     def add_failure(self, failure: Failure) -> None:
@@ -167,12 +194,23 @@ class EvidenceBuilder:
         if name in self.series or len(self.series) < _MOST_SERIES:
             self.series.setdefault(name, deque(maxlen=_MOST_LIVES)).append(deque(maxlen=_MOST_SAMPLES))
 
-    def add_sample(self, name: str, sample: MemorySample) -> None:
+    def add_sample(
+        self,
+        name: str,
+        sample: MemorySample,
+        measure: Measure = Measure.TENSORS,
+        *,
+        is_peak: bool = False,
+        length: float | None = None,
+    ) -> None:
         """The latest ones are kept: they are nearest to the failure."""
         if name not in self.series:
             self.begin_series(name)
+            self.measures[name] = measure, is_peak
         if name in self.series:
             self.series[name][-1].append(sample)
+        if length is not None and name in self.series:
+            self.lengths.setdefault(name, deque(maxlen=_MOST_SAMPLES)).append(length)
 
     def add_host(self, host: MemorySample) -> None:
         self.host = merged(self.host, host)
@@ -189,10 +227,12 @@ class EvidenceBuilder:
     def add_all(self, other: EvidenceBuilder) -> None:
         """Add what `other` knows around its failures: samples, engine, siblings, programs."""
         for name, lives in other.series.items():
+            measure, is_peak = other.measures.get(name, _TENSORS)
             for sample in lives[-1]:
-                self.add_sample(name, sample)
+                self.add_sample(name, sample, measure, is_peak=is_peak)
         self.engine = other.engine if other.engine.seen else self.engine
         self.siblings = self.siblings if other.siblings is None else other.siblings
+        self.model = self.model if other.model == ModelFacts() else other.model
         self.versions.update(other.versions)
         self.programs.extend(key for key in other.programs if key not in self.programs)
         self.option_values.update(other.option_values)
@@ -216,6 +256,8 @@ class EvidenceBuilder:
                 return self.secondary[CRASH] > 0
             case FailureKind.SHARED_SEGMENT:
                 return self.secondary[REFUSED] > 0
+            case FailureKind.MATH_LIBRARY:
+                return self.secondary[DEVICE_ASSERT] > 0
             case FailureKind.KILLED:
                 return self.secondary[OTHER_KILLER] > 0 and is_exit_status(failure.text)
             case _:
@@ -226,12 +268,13 @@ class EvidenceBuilder:
         return self._around(with_snapshot(failure, self.snapshots), 1, plan)
 
     def _around(self, failure: Failure | None, failures: int, plan: MemoryPlan | None) -> CollectedEvidence:
+        options = {name: values[0] for name, values in self.option_values.items() if len(values) == 1}
         return CollectedEvidence(
             failure=failure,
             failures=failures,
             secondary=dict(self.secondary),
             series=tuple(
-                MemorySeries(name, samples)
+                MemorySeries(name, samples, *self.measures.get(name, _TENSORS), tuple(self.lengths.get(name, ())))
                 for name, lives in self.series.items()
                 if (samples := _samples_before(lives, failure))
             ),
@@ -245,7 +288,9 @@ class EvidenceBuilder:
             engines_apart=self.engines_apart,
             versions=dict(self.versions),
             programs=tuple(self.programs),
-            option_values={name: values[0] for name, values in self.option_values.items() if len(values) == 1},
+            option_values=options,
+            option_names=frozenset(self.option_values),
+            model=replace(self.model, micro_batch_tokens=micro_batch_tokens(options)),
             names=tuple(self.names),
         )
 

@@ -10,13 +10,23 @@ from rljob_memory.evidence.signatures import CORRUPT_SIZE
 CRASH = "crash"
 """A process ended itself by a signal: no killer was involved."""
 REFUSED = "access to /dev/shm refused"
+DEVICE_ASSERT = "an index out of range, after which every call to the GPU fails"
 OTHER_KILLER = "killed for another reason than memory"
 
 _OTHER_REASONS: tuple[tuple[str, str], ...] = (
     (REFUSED, r"(?:shm_open|shared memory|/dev/shm).{0,120}: (?:Permission denied|Operation not permitted)"),
+    (REFUSED, r"shm\w{0,6}\.cc:\d+ NCCL WARN Cuda failure (?:\d+ )?'(?!out of memory)"),
+    (
+        DEVICE_ASSERT,
+        r"device-side assert|IndexError: index out of range in self|Assertion `\w+ \w{2,12} <|srcSelectDimSize",
+    ),
     # The kubelet and Docker name the kernel's kill, if it was one, in these fields.
     (OTHER_KILLER, r"\bReason\W{1,4}\s*Error\b|\"reason\": ?\"Error\"|\"OOMKilled\": ?false"),
-    (OTHER_KILLER, r"failed liveness probe|\bSpot interruption\b|\bDUE TO (?:PREEMPTION|TIME LIMIT|NODE FAILURE)\b"),
+    (
+        OTHER_KILLER,
+        r"failed liveness probe|\bSpot interruption\b|\bDUE TO (?:PREEMPTION|TIME LIMIT|NODE FAILURE)\b"
+        r"|\b(?:instance|node|pod|VM|vm|job|worker|container) (?:(?:was|is|has|been) ){0,2}preempted\b",
+    ),
 )
 _OTHER_REASON_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _OTHER_REASONS)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.unfamiliar import names_a_device
+from rljob_memory.evidence.unfamiliar import names_a_device, names_the_host
 from rljob_memory.sizes import GIB
 
 
@@ -102,7 +102,7 @@ class DeviceMemory:
     @property
     def had_enough_free(self) -> bool:
         """True if the request was refused although clearly more was free: then nobody else took its memory."""
-        return (self.free_bytes or 0) - self.requested_bytes >= max(GIB, self.requested_bytes // 5)
+        return (self.free_bytes or 0) - self.requested_bytes >= max(GIB // 4, self.requested_bytes // 10)
 
     @property
     def asleep_bytes(self) -> int:
@@ -138,6 +138,9 @@ class DeviceMemory:
 
 _ENGINE_ACTIVITIES = frozenset(
     {Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE, Activity.ENGINE_STEP}
+)
+_ACTIVITIES_ON_THE_GPU = frozenset(
+    {Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS, Activity.SAMPLING, Activity.KV_CACHE, Activity.GRAPH_CAPTURE}
 )
 _ENGINE_KINDS = frozenset(
     {
@@ -191,7 +194,8 @@ class Failure:
     def is_of_the_gpu(self) -> bool:
         """True if a request of a program for GPU memory failed, also if only its words name the GPU."""
         if self.kind is FailureKind.UNFAMILIAR:
-            return names_a_device(self.text)
+            of_a_pass = self.activity in _ACTIVITIES_ON_THE_GPU and not names_the_host(self.text)
+            return of_a_pass or names_a_device(self.text)
         return self.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER)
 
     @property

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 _FILE = r"[~/\w][^\s:\"]{1,400}"
 _FRAME = re.compile(
     # a traceback of Python, also inside JSON
-    r'File \\?"(?P<file>[^"]{1,400}?)\\?", line \d+, in (?P<name>[\w<>.]{1,100})'
+    r'File \\?["\'](?P<file>[^"\']{1,400}?)\\?["\'], line \d+, in (?P<name>[\w<>.]{1,100})'
     # IPython's, of today and of before, and rich's
-    r"|^File (?P<file2>[^\s:\"]{1,400}):\d+, in (?P<name2>[\w<>.]{1,100})\("
-    r"|^(?P<file3>[~/][^\s:\"]{1,400}\.py) in (?P<name3>[\w<>.]{1,100})\("
+    r"|^\s{0,8}File (?P<file2>[^\s:\"]{1,400}):\d+, in (?P<name2>[\w<>.]{1,100})\("
+    r"|^\s{0,8}(?P<file3>[~/][^\s:\"]{1,400}\.py) in (?P<name3>[\w<>.]{1,100})\("
     # Colab's
-    r"|^\[(?P<file5>[~/][^\]\s]{1,400}\.py)\]\([^)\s]{1,200}\) in (?P<name5>[\w<>.]{1,100})\("
+    r"|^\s{0,8}\[(?P<file5>[~/][^\]\s]{1,400}\.py)\]\([^)\s]{1,200}\) in (?P<name5>[\w<>.]{1,100})\("
     r"|^\W{0,4} (?P<file4>[~/][^\s:\"]{1,400}\.py):\d+ in (?P<name4>[\w<>.]{0,100})"
 )
 _ARROW = re.compile(r"->|→|=>")

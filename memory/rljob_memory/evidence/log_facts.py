@@ -9,13 +9,22 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import GpuProcess
 from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
-from rljob_memory.evidence.memory_lines import memory_figures
+from rljob_memory.evidence.memory_lines import figures_by_name, length_of, lines_of_bars, memory_figures
+from rljob_memory.evidence.model_facts import noted
+from rljob_memory.evidence.named_figures import Measure
 from rljob_memory.evidence.probe_lines import note_probe_line
+from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB, MIB
 
 _GB = r"(\d{1,9}(?:\.\d{1,6})?)"
 _SLEPT = re.compile(rf"Sleep mode freed (-?[\d.]{{1,9}}) GiB memory, {_GB} GiB memory is still in use")
 _BACKED_UP = re.compile(rf"sleep freed {_GB} GiB memory in total, of which {_GB} GiB is backed up in CPU")
+_ENGINE_WEIGHTS = re.compile(
+    rf"Model loading took {_GB} Gi?B|model weights take {_GB} ?GiB|Load weight end\..{{0,200}}mem usage={_GB} GB"
+)
+_ENGINE_GRAPHS = re.compile(
+    rf"Graph capturing finished in .{{1,20}} took {_GB} GiB|Capture cuda graph end\..{{0,80}}mem usage={_GB} GB"
+)
 _SLEEP_LEVEL = re.compile(r"/sleep\?(?:\S{0,80}&)?level=(\d)|\bsleep\(level=(\d)\)")
 _WOKE = re.compile(r"seconds to wake up|/resume_memory_occupation HTTP/\S+\" 200")
 _FELL_ASLEEP = re.compile(r"seconds to fall asleep|/release_memory_occupation HTTP/\S+\" 200")
@@ -29,6 +38,8 @@ _TORCH_VERSION = re.compile(r"PyTorch version\s*:\s*(\d+\.\d+[\w.+-]{0,30})")
 _GPU_PROCESS = re.compile(r"^\|?\s+(\d{1,3})\s+(?:\S+\s+\S+\s+)?(\d{1,10})\s+(?:C|C\+G)\s+\S.{0,80}?\s(\d{1,7})MiB \|")
 _GPU_USE = re.compile(r"^\|.{10,60}\| +(\d{1,7})MiB / +(\d{1,7})MiB \|")
 """Memory in use and in total, of one GPU in the table of nvidia-smi."""
+_GPU_HEAD = re.compile(r"^\|\s{1,4}(\d{1,3}) {1,4}\S")
+"""The line above, with the GPU's number and name."""
 _SHARED_GPU = re.compile(r"orig free=(\d{1,15}) total=(\d{1,15}) limit=\d{1,15} usage=(\d{1,15})")
 """HAMi's report of what is free on the GPU that it shares, and of the process's own use."""
 _SHORTAGE = re.compile(r"out ?of ?memory|\w(?:Error|Exception)\b", re.IGNORECASE)
@@ -38,17 +49,25 @@ _LOADING = re.compile(
     r"|(?P<ends>[Ll]oading (?:model )?weights took|Model loading took|Load weight end)"
 )
 """Progress of the weights' loading: transformers, vLLM, SGLang."""
+_MAY_BE_A_REPORT = re.compile(
+    r"err|exce|kill|fail|exhaust|\bout\b|abort|fatal|oom|cannot|can't|unable|not enough|insuff|\bno\b|signal|evict|low"
+    r"|limit|full|[^\x00-\x7f]",
+    re.IGNORECASE,
+)
+_MOST_SERIES_BY_NAME = 128
+"""The rest is kept for figures of known forms: a log of prose has many numbers beside words for memory."""
 _BARRIER = re.compile(r"using GPU 0 to perform barrier as devices used by this process are currently unknown")
 
 
 def note(builder: EvidenceBuilder, line: LogLine) -> bool:
     """Add the facts in a line to `builder`. True if the line cannot contain anything else."""
     text = line.text
+    builder.model = noted(builder.model, text)
     return (
         note_probe_line(builder, text)
         or _note_engine(builder, text)
         or _note_memory(builder, line)
-        or _note_process(builder, text)
+        or _note_process(builder, line)
         or _note_version(builder, text)
     )
 
@@ -97,6 +116,10 @@ def _note_engine(builder: EvidenceBuilder, text: str) -> bool:
     if _WOKE.search(text):
         builder.engine = replace(builder.engine, seen=True, asleep=False)
         return True
+    if match := _ENGINE_WEIGHTS.search(text):
+        builder.engine = replace(builder.engine, weights_bytes=_sum_bytes(match))
+    if match := _ENGINE_GRAPHS.search(text):
+        builder.engine = replace(builder.engine, graphs_bytes=_sum_bytes(match))
     if match := _KV_CACHE.search(text):
         builder.engine = replace(builder.engine, seen=True, kv_cache_bytes=_sum_bytes(match))
         return True
@@ -108,18 +131,34 @@ def _sum_bytes(match: re.Match[str]) -> int:
 
 
 def _note_memory(builder: EvidenceBuilder, line: LogLine) -> bool:
-    if _SHORTAGE.search(line.text) or (figures := memory_figures(line.text)) is None:
+    """True if the line has figures and nothing else. One with a figure by its name may report a failure as well."""
+    if _SHORTAGE.search(line.text):
         return False
-    builder.add_sample(f"{line.writer} {figures.place}".strip() or "log", figures.sample)
-    return True
+    is_known = has_step = False
+    for text in lines_of_bars(line.text):
+        known = memory_figures(text)
+        figures = known or figures_by_name(text)
+        if figures is None:
+            continue
+        name = f"{line.writer} {figures.place}".strip() or "log"
+        if known or name in builder.series or len(builder.series) < _MOST_SERIES_BY_NAME:
+            length = length_of(text)
+            builder.add_sample(name, figures.sample, figures.measure, is_peak=figures.is_peak, length=length)
+        is_known |= known is not None
+        has_step |= figures.sample.step is not None
+    return is_known or (has_step and not _MAY_BE_A_REPORT.search(line.text))
 
 
-def _note_process(builder: EvidenceBuilder, text: str) -> bool:
+def _note_process(builder: EvidenceBuilder, line: LogLine) -> bool:
+    text = line.text
     if match := _GPU_PROCESS.search(text):
         builder.add_gpu_process(int(match[1]), GpuProcess(int(match[2]), int(match[3]) * MIB))
         return True
     if match := _GPU_USE.search(text):
-        builder.add_gpu_use(int(match[1]) * MIB, int(match[2]) * MIB)
+        used = int(match[1]) * MIB
+        builder.add_gpu_use(used, int(match[2]) * MIB)
+        gpu = next((found[1] for above in reversed(line.above) if (found := _GPU_HEAD.match(above))), "")
+        builder.add_sample(f"nvidia-smi GPU {gpu}".strip(), MemorySample(allocated_bytes=used), Measure.GPU)
         return True
     if match := _SHARED_GPU.search(text):
         free, total, own = (int(size) for size in match.groups())

@@ -9,23 +9,29 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-LONGEST_LINE_BYTES = 1 << 16
-"""A longer one is read in pieces, so that a file without line ends takes no more memory."""
+from rljob_memory.evidence.plain_lines import plain_lines
 
-MOST_MESSAGE_LINES = 12
-"""A terminal of 80 columns breaks torch's message into nine."""
+MOST_MESSAGE_LINES = 16
+"""A terminal of 80 columns breaks torch's message into nine, a narrow page into more."""
 
 _FRAME_LINES = 4
 """A frame, its code, the marks below the code, and the error that may follow."""
 
 _TELLING = (
-    b"emory",
+    b"mem",
+    b"Mem",
     b"batch_size",
     b"offload",
+    b"LLM engine (v",
+    b"==0.",
+    b"==1.",
+    b"micro_train",
+    b"dynamic_b",
+    b"max_token",
+    b"_bucket_",
     b"-fraction-",
     b"max_model_len",
     b"max_num_seqs",
-    b"EMOR",
     b"xhausted",
     b"resume",
     b"File ",
@@ -63,7 +69,6 @@ _TELLING = (
     b"Traceback",
     b"to wake up",
     b"to fall asleep",
-    b"_memory_occupation",
     b"KV Cache",
     b"PyTorch",
     b"MA ",
@@ -82,21 +87,45 @@ _TELLING = (
     b"'s function ",
     b"xecuting method ",
     b"egmentation fault",
-    b" RAM",
+    b"RAM",
+    b"MEM",
+    b"vram",
+    b"rss",
+    b"RSS",
+    b"heap",
+    b"GB",
+    b"arena",
+    b"HBM",
     b"1455",
     b"aging file",
+    b"arameters",
+    b"params",
+    b"vocab_size",
+    b"dtype",
+    b" took ",
+    b"OUT_OF_ME",
     b"eason",
     b"iveness",
     b"DUE TO",
     b"Spot ",
-    b"OUT_OF_ME",
-    b"MEM(GB)",
     b"/sleep?",
     b"sleep(level",
     b"profiled value",
     b"state_dict",
+    b"total_vm",
+    b"] [ ",
+    b"IndexError",
+    b"ObjectStore",
+    b" 137",
+    b"Assertion",
+    b"peicher",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
+_FOREIGN_TELLING = tuple(
+    word.encode() for word in ("显存", "内存", "爆存", "메모리", "メモリ", "памяти", "mémoire", "不足")
+)
+"""Memory in other languages, in a line that is not ASCII."""
+_REST_OF_A_LINE = 2
 _CODE_LINES = 3
 """Lines above an error that are looked at if a post has the failing code, but no frame."""
 _LONGEST_CODE_BYTES = 400
@@ -112,8 +141,14 @@ _COLOUR = re.compile(
 """Escape codes, also those that a page shows as text or without the escape."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(
-    r"^\s*(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]?\s*[-|]?\s*|"
-    r"\((?P<name>[\w.:-]{1,80}(?: rank=\d+)?)(?: \w+)?(?: pid=(?P<pid>\d+))?(?:, ip=(?P<ip>[\d.]+))?\)\s?|"
+    r"^\s*(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?(?:[-|][ \t]?)?|"
+    # the kernel's and systemd's logs, containerd's, GitHub's, those of Python's loggers
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./-]{1,60}(?:\[\d+\])?: ?|"
+    r"std(?:err|out) [FP] |##\[\w{1,10}\]|"
+    r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG):[\w.]{1,60}:|"
+    r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) {0,4}[-|] ?(?:[\w.]{1,60}:[\w<>]{1,40}:\d{1,5} - )?|"
+    r"[-*] (?=\S| {2})|"
+    r"\((?!OOM\))(?P<name>[\w.:-]{1,80}(?: rank=\d+)?)(?: \w+)?(?: pid=(?P<pid>\d+))?(?:, ip=(?P<ip>[\d.]+))?\)\s?|"
     r"\[(?:rank|default)(?P<rank>\d+)\]:\s?|"
     r"(?P<level>ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+:\d+\] ?|"
     r"\[[A-Z][A-Za-z]{2,8}\]\s|"
@@ -123,8 +158,15 @@ _PREFIX = re.compile(
 )
 _QUOTED = re.compile(r"^(?:> ?|E(?= {3}))")
 """A quotation in a post; pytest's marks of the failing line and of the error."""
+_MARKED = re.compile(r"^ {0,3}(\*\*|`{1,3})(.*)\1\s*$")
+"""A whole line in bold type or as code, in Markdown."""
 _ISO_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 _SHORT_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_MOST_PIECES = 2
+_SHORTEST_BROKEN = 30
+_ENDS = tuple(bytes((each,)) for each in b".:;!?}>")
+_BROKEN = re.compile(r"^.{2,240}[^\s.:;!?}\]>]\s{0,2}$")
+"""A line that may have been broken by its length: long, and without the end of a sentence."""
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 
 
@@ -163,8 +205,31 @@ class LogLine:
 
     progress: Progress | None = None
 
-    above: tuple[str, ...] = ()
-    """The lines above a report of a shortage, the nearest last."""
+    raw_above: tuple[bytes, ...] = ()
+    """The lines above it, the nearest last."""
+
+    @property
+    def above(self) -> tuple[str, ...]:
+        """The lines above it without colours and prefixes, the nearest last."""
+        return tuple(parse_line(raw[:_LONGEST_CODE_BYTES]).text for raw in self.raw_above)
+
+    def in_one_piece(self) -> list[tuple[str, int]]:
+        """The text with the lines above it, if it can be the rest of a line that a terminal or a page has broken.
+
+        Broken between words or within one; the nearest line alone first. Each with the place of the last break.
+        """
+        if not self.raw_above or not _may_be_broken(self.raw_above[-1].rstrip()):
+            return []
+        if self.clock or self.text[:2].isspace() or not self.text.strip():
+            return []
+        joined: list[tuple[str, int]] = []
+        between = within = ""
+        for above, raw in reversed(tuple(zip(self.above, self.raw_above, strict=True))[-_MOST_PIECES:]):
+            if len(raw) < _SHORTEST_BROKEN or not _BROKEN.search(above):
+                break
+            between, within = f"{above.rstrip()} {between}", above + within
+            joined.extend((f"{before}{self.text}", len(before)) for before in (between, within))
+        return joined
 
 
 def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
@@ -174,7 +239,7 @@ def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
     """
     following = number = 0
     recent: deque[bytes] = deque(maxlen=_CODE_LINES + 1)
-    while raw := stream.readline(LONGEST_LINE_BYTES):
+    for raw in plain_lines(stream):
         number += 1
         recent.append(raw)
         progress = _progress(raw)
@@ -182,16 +247,15 @@ def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
             following = MOST_MESSAGE_LINES
         elif b"File " in raw or b".py in " in raw or b".py](http" in raw:
             following = max(following, _FRAME_LINES)
-        elif following == 0 and not _is_telling(raw):
+        elif _is_telling(raw):
+            if _may_be_broken(raw.rstrip()):
+                following = max(following, _REST_OF_A_LINE)
+        elif following == 0:
             if progress:
                 yield LogLine("", "", None, None, number, progress=progress)
             continue
-        following = max(following - 1, 0)
-        yield replace(parse_line(raw, number), progress=progress, above=_above(recent) if b"emory" in raw else ())
-
-
-def _above(recent: deque[bytes]) -> tuple[str, ...]:
-    return tuple(parse_line(raw[:_LONGEST_CODE_BYTES]).text for raw in list(recent)[:-1])
+        following = max(following - 1, 0) if raw.strip() else following
+        yield replace(parse_line(raw, number), progress=progress, raw_above=tuple(recent)[:-1])
 
 
 def _progress(raw: bytes) -> Progress | None:
@@ -202,10 +266,17 @@ def _progress(raw: bytes) -> Progress | None:
     return None
 
 
+def _may_be_broken(raw: bytes) -> bool:
+    """True if the line may continue in the next one: it is neither short nor very long, nor the end of a sentence."""
+    return _SHORTEST_BROKEN <= len(raw) <= _LONGEST_CODE_BYTES and raw[-1:] not in _ENDS
+
+
 def _is_telling(raw: bytes) -> bool:
     for word in _TELLING:  # A generator takes twice as long, and this is where the time goes.
         if word in raw:
             return True
+    if not raw.isascii() and any(word in raw for word in _FOREIGN_TELLING):
+        return True
     return b" -> " in raw and b".py:" in raw
 
 
@@ -218,6 +289,8 @@ def parse_line(raw: bytes, number: int = 0) -> LogLine:
     writer: list[str] = []
     is_engines_error = False
     text = _QUOTED.sub("", text)
+    if text[-1:] in ("*", "`") and (marked := _MARKED.match(text)):
+        text = marked[2]
     while (match := _PREFIX.match(text)) and match.end():
         writer.extend(
             found for found in (match["pod"], match["name"], match["pid"], match["ip"], match["rank"]) if found

@@ -13,6 +13,7 @@ from rljob_memory.evidence.activity import Activity, activity_of, activity_of_re
 from rljob_memory.evidence.allocator_message import (
     HEADLESS_START,
     LONGEST_MESSAGE_CHARACTERS,
+    REMAINDER,
     START,
     parse_allocator_message,
     parse_torn_message,
@@ -22,6 +23,7 @@ from rljob_memory.evidence.consequences import other_reason, secondary_name
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 from rljob_memory.evidence.frames import call_of, code_of, frames_of
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
+from rljob_memory.evidence.mentions import reported_shortage
 from rljob_memory.evidence.program_facts import note_programs
 from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
 from rljob_memory.evidence.unfamiliar import is_no_shortage, is_unfamiliar_failure
@@ -33,6 +35,9 @@ _RETRY_LINES = 6
 """A program reports so soon after a failed request that it tries again with less."""
 _REPORT_LINES = 4
 """A program reports so soon after a failed request what it needed the memory for."""
+_HEAD_LINES = 2
+"""A message's first words and its numbers are so near, if a line end has torn them apart."""
+_HEADS = frozenset({FailureKind.DRIVER, FailureKind.UNFAMILIAR})
 _NEAR_LINES = 1_000
 """A traceback that ended so much earlier belongs to another failure, which the program survived."""
 
@@ -71,6 +76,8 @@ class _Writer:
     traceback_line: int = 0
     traceback_is_cut: bool = False
     """No error has been seen below the frames: posts often end within a traceback."""
+    calls: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
+    """Functions that its lines report as failing, in the form of frames."""
     expects_code: bool = False
     clock: tuple[str, float] | None = None
     step: int | None = None
@@ -98,6 +105,8 @@ class LogReader:
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RETRY_LINES)
         self._retried: set[int] = set()
         self._retry_line = self._last_line = 0
+        self._message_line = -MOST_MESSAGE_LINES
+        self._mentioned: Failure | None = None
 
     def read(self, stream: BinaryIO) -> None:
         for line in telling_lines(stream):
@@ -105,9 +114,10 @@ class LogReader:
         for writer in self._writers.values():
             self._close_message(writer)
             self._explain(writer)
-        self._explain_by_a_cut_traceback()
         self._mark_retried()
         self._add_raise_without_its_message()
+        self._add_mention()
+        self._explain_by_a_cut_traceback()
 
     def read_line(self, line: LogLine) -> None:
         if line.progress:
@@ -133,12 +143,18 @@ class LogReader:
         if continued_message:
             self._continue_message(continued, line.text)
         in_traceback = self._follow_traceback(writer, line.number, line.text)
-        begins = START.search(line.text) or (HEADLESS_START.search(line.text) and not continued_message)
+        begins = START.search(line.text) or (not continued_message and self._begins_headless(line))
         if begins and CORRUPT_SIZE not in line.text and not is_no_shortage(line.text):
             self._close_message(writer)
             self._open_message(writer, line)
         elif not in_traceback and not log_facts.note(self._builder, line):
-            self._look_for_failure(writer, line)
+            self._look_for_failure(writer, line, continued_message)
+
+    def _begins_headless(self, line: LogLine) -> bool:
+        """True if the line has a message without its first words, or what is left of one, and none was just above."""
+        if HEADLESS_START.search(line.text):
+            return True
+        return line.number > self._message_line + MOST_MESSAGE_LINES and bool(REMAINDER.search(line.text))
 
     def _note_progress(self, progress: Progress) -> None:
         self._loading_line = None
@@ -163,6 +179,8 @@ class LogReader:
             writer.unexplained = None
         if "Traceback (most recent call last)" in text or number > writer.traceback_line + _NEAR_LINES:
             writer.traceback.clear()
+        if writer.expects_code and not text.strip():
+            return True
         frames = frames_of(text)
         if frames:
             writer.traceback.extend(frames)
@@ -171,6 +189,7 @@ class LogReader:
             return "emory" not in text
         if call := call_of(text):
             writer.traceback.append(call)
+            writer.calls.append(call)
             writer.traceback_line = number
         if text[:1].strip():
             writer.traceback_is_cut = False
@@ -181,14 +200,18 @@ class LogReader:
             return text.startswith(("  ", "\t")) and not _NAMED_ERROR.match(text)
         return False
 
-    def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
+    def _look_for_failure(self, writer: _Writer, line: LogLine, of_a_message: bool) -> None:
+        """`of_a_message`: the line continues a message of torch's allocator, whose reader puts it together."""
         if reason := other_reason(line.text):
             self._builder.secondary[reason] += 1
         self._explain_by_report(writer, line)
         if is_no_shortage(line.text):
             return
-        if CORRUPT_SIZE not in line.text and (found := match_signature(line.text)):
+        found = match_signature(line.text) or (None if of_a_message else _match_across(line))
+        if CORRUPT_SIZE not in line.text and found:
             kind, sizes = found
+            if any(is_no_shortage(text) or CORRUPT_SIZE in text for text, _ in line.in_one_piece()):
+                return
             self._add(writer, replace(self._failure(writer, line, kind), sizes=sizes), line.number)
         elif "No space left on device" in line.text and any(_SHARES.search(frame) for frame in writer.traceback):
             self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
@@ -196,6 +219,8 @@ class LogReader:
             self._builder.secondary[name] += 1
         elif CORRUPT_SIZE not in line.text and is_unfamiliar_failure(line.text):
             self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
+        elif self._mentioned is None and (sentence := reported_shortage(line.text)):
+            self._mentioned = self._failure(writer, replace(line, text=sentence), FailureKind.UNFAMILIAR)
 
     def _explain_by_report(self, writer: _Writer, line: LogLine) -> None:
         """Give the failure just above an activity, if the line reports what could not be made for lack of memory."""
@@ -253,19 +278,28 @@ class LogReader:
                 elif is_unfamiliar_failure(code):
                     self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
 
+    def _add_mention(self) -> None:
+        """A text without a message of any program may still report a shortage, in its title above all."""
+        if self._mentioned and not any(failure.source == self._source for failure in self._builder.failures):
+            self._builder.add_failure(self._mentioned)
+
     def _explain_by_a_cut_traceback(self) -> None:
         """Give failures of the GPU without an activity that of a traceback whose own message is missing.
 
         The ranks of a job do the same work, and their outputs are posted in any order.
         """
         cut = [tuple(writer.traceback) for writer in self._writers.values() if writer.traceback_is_cut]
-        activity = next((activity for stack in cut if (activity := activity_of(stack))), None)
+        cut.extend(tuple(writer.calls) for writer in self._writers.values() if writer.calls)
+        stack = next((stack for stack in cut if activity_of(stack)), ())
         for place, failure in enumerate(self._builder.failures):
-            if failure.source == self._source and failure.activity is None and failure.kind in _OF_THE_GPU:
-                self._builder.failures[place] = replace(failure, activity=activity)
+            if stack and failure.source == self._source and failure.activity is None and failure.is_of_the_gpu:
+                role = "rollout" if any(_ENGINE_CODE.search(frame) for frame in stack) else None
+                self._builder.failures[place] = replace(failure, activity=activity_of(stack), role=failure.role or role)
 
     def _activity(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Activity | None:
-        found = activity_of(tuple(writer.traceback)) or activity_of_text(line.text) or activity_of(code_of(line.above))
+        found = activity_of(tuple(writer.traceback)) or activity_of_text(line.text)
+        found = found or next((each for text, _ in line.in_one_piece() if (each := activity_of_text(text))), None)
+        found = found or activity_of(code_of(line.above))
         if found is None and self._loading_line is not None and kind in _OF_THE_GPU:
             return Activity.MODEL_LOAD if line.number - self._loading_line <= _NEAR_LINES else None
         return found
@@ -284,12 +318,27 @@ class LogReader:
         )
 
     def _open_message(self, writer: _Writer, line: LogLine) -> None:
-        writer.open_failure = self._failure(writer, line, FailureKind.ALLOCATOR)
+        failure = self._failure(writer, line, FailureKind.ALLOCATOR)
+        if head := self._taken_back_head(line.number):
+            failure = replace(failure, text=head.text, activity=head.activity or failure.activity)
+        writer.open_failure = failure
         writer.open_message = [line.text]
-        writer.open_line = line.number
+        writer.open_line = self._message_line = line.number
         writer.traceback.clear()
         self._opened = writer
         self._close_if_whole(writer)
+
+    def _taken_back_head(self, number: int) -> Failure | None:
+        """The failure just above, if it is the head of the message that begins in line `number`: its first words."""
+        above, place = self._recent[-1] if self._recent else (-_REPORT_LINES, -1)
+        failures = self._builder.failures
+        if number - above > _HEAD_LINES or place != len(failures) - 1:
+            return None
+        if failures[place].kind not in _HEADS or not failures[place].is_of_the_gpu:
+            return None
+        self._recent.pop()
+        self._builder.failure_count -= 1
+        return failures.pop()
 
     def _continue_message(self, writer: _Writer, text: str) -> None:
         writer.open_message.append(text)
@@ -304,16 +353,32 @@ class LogReader:
     def _close_message(self, writer: _Writer) -> None:
         if writer.open_failure is None:
             return
-        device = _joined(writer.open_message) or parse_torn_message(" ".join(writer.open_message))
+        device = _joined(writer.open_message) or _torn(writer.open_message)
         failure, below = replace(writer.open_failure, device=device), tuple(writer.traceback)
         writer.open_failure, writer.open_message = None, []
         self._add(writer, failure, writer.open_line)
         writer.traceback.extend(below)
 
 
+def _match_across(line: LogLine) -> tuple[FailureKind, dict[str, int]] | None:
+    """The kind and the sizes of a failure in words that line ends have broken."""
+    for text, across in line.in_one_piece():
+        if found := match_signature(text, across):
+            return found
+        if is_unfamiliar_failure(text, across):
+            return FailureKind.UNFAMILIAR, {}
+    return None
+
+
 def _joined(lines: Sequence[str]) -> DeviceMemory | None:
     """The message in lines that were broken between words or within one."""
     return parse_allocator_message(" ".join(lines)) or parse_allocator_message("".join(lines))
+
+
+def _torn(lines: Sequence[str]) -> DeviceMemory | None:
+    """The numbers that are left in lines that were broken between words or within one: from the reading with more."""
+    found = [device for text in (" ".join(lines), "".join(lines)) if (device := parse_torn_message(text))]
+    return max(found, key=lambda device: len(device.numbers()), default=None)
 
 
 def _is_engine(line: LogLine, traceback: Iterable[str]) -> bool:

@@ -8,7 +8,7 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.log_lines import LogLine
 from rljob_memory.programs import PROGRAMS
 
-_LEAVES = sorted({leaf for program in PROGRAMS.values() for leaf in program.leaves}, key=len, reverse=True)
+_LEAVES = sorted({leaf for program in PROGRAMS.values() for leaf in program.names_in_logs}, key=len, reverse=True)
 _VALUE = re.compile(
     rf"(?<![A-Za-z0-9])(?P<name>{'|'.join(map(re.escape, _LEAVES))})['\"]?(?:\s{{0,4}}[:=]\s{{0,4}}|\s)['\"]?"
     r"(?P<value>-?\d[\w.]{0,15}|[Tt]rue|[Ff]alse|None|null|adamw\w{0,20}|paged_\w{1,20})(?![\w.])"
@@ -21,6 +21,10 @@ _MOST_VALUES = 4
 """Different values of one option that are kept: with more than one, none is called the present value."""
 
 
+_FULL_NAMES = frozenset(
+    option.full_name for program in PROGRAMS.values() for option in program.options if option.full_name != option.leaf
+)
+_SECTION = re.compile(r"(?:\w{1,40}\.){1,8}$")
 _MAY_HAVE_VALUES = (
     "emory_util",
     "batch_size",
@@ -31,6 +35,10 @@ _MAY_HAVE_VALUES = (
     "checkpointing",
     "tokens",
     "enable",
+    "dynamic",
+    "micro",
+    "liger",
+    "zero_stage",
 )
 """Nearly every option has one of these. Looking for words is several times faster than a regular expression."""
 _MARKS = tuple((mark, key) for key, program in PROGRAMS.items() for mark in program.recognize)
@@ -47,6 +55,9 @@ def note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
             builder.versions.setdefault(match["name"].lower(), match["version"])
     if any(part in text for part in _MAY_HAVE_VALUES):
         for match in _VALUE.finditer(text):
-            values = builder.option_values.setdefault(match["name"], [])
-            if match["value"] not in values and len(values) < _MOST_VALUES:
-                values.append(match["value"])
+            section = _SECTION.search(text, 0, match.start())
+            full_name = f"{section[0]}{match['name']}" if section else ""
+            for name in (match["name"], full_name) if full_name in _FULL_NAMES else (match["name"],):
+                values = builder.option_values.setdefault(name, [])
+                if match["value"] not in values and len(values) < _MOST_VALUES:
+                    values.append(match["value"])

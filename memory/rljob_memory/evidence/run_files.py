@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.log_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
 from rljob_memory.sample import MemorySample
 
 

@@ -67,6 +67,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.KV_CACHE_TOO_SMALL,
         r"[Tt]ry (?:to increas|increas)(?:e|ing) --mem-fraction-static|[Nn]ot? enough (?:GPU|gpu) memory for runtime"
         r"|[Nn]ot enough (?:GPU )?memory.{0,60}(?:KV|kv)[ _-]?cache|(?:KV|kv)[ _-]?cache.{0,60}: not enough memory"
+        r"|(?:KV|kv)[ _-]?cache ?不[足够]"
         # The token pool; a `Decode out of memory happened` is a notice, after which requests are retracted.
         r"|\b(?:Prefill|Decode|Extend) out of memory\. Try to lower your batch size",
     ),
@@ -116,7 +117,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(FailureKind.BUS_ERROR, r"\bBus error\b|\bSIGBUS\b|exitcode\s*: -7\b"),
     # RAPIDS' allocator on the GPU, whose message opens like that of malloc.
-    _signature(FailureKind.DRIVER, r"std::bad_alloc: out_of_memory: (?:CUDA|RMM)"),
+    _signature(FailureKind.DRIVER, r"std::bad_alloc: (?:out_of_memory: )?(?:CUDA|RMM)"),
     # Host memory. Before the GPU: Ray's class has torch's name.
     _signature(
         FailureKind.HOST,
@@ -132,7 +133,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|^\s*actors\) killed due to memory pressure \(OOM\), 0 Workers crashed"
         r"|exceeds the memory usage threshold of|Ray killed this worker"
         # Parts of the report, which logs cut, reverse or glue together. The first one ends every report.
-        r"|on how to address the out of memory issue: https://docs\.ray\.io"
+        r"|documentation on how to address the out of memory issue"
         r"|Memory on the node \(IP: [^()]{1,200}\) where the (?:task|actor|lease|worker)\b"
         r"|\bPID\s+MEM\(GB\)\s+COMMAND\b",
     ),
@@ -150,11 +151,15 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _signature(
         FailureKind.HOST,
-        r"\bKilled process \d+,? .{1,60}total-vm:\d{1,15}kB, anon-rss:(?P<used_kib>\d{1,12})kB",
+        # The kernel's report around it: functions of its trace, the container's limit.
+        r"\b(?:mem_cgroup_|pagefault_)?out_of_memory\+0x|\boom_kill_process\b|killed as a result of limit of /"
+        r"|\bmemory: usage \d{1,15}kB, limit \d{1,15}kB, failcnt [1-9]"
+        r"|\bKilled process \d+,? .{1,60}total-vm:\d{1,15}kB, anon-rss:(?P<used_kib>\d{1,12})kB",
     ),
     _signature(
         FailureKind.HOST,
-        r"\bOOMKilled\b(?!\W{1,5}false)|\bOOMKilling\b|oom-kill:constraint=|invoked oom-killer"
+        r"(?<![=!]= )(?<![=!]= [\"'])\bOOMKilled\b(?!\W{1,5}false)|\bOOMKilling\b"
+        r"|oom-kill:constraint=|invoked oom-killer"
         r"|container init was OOM-killed",  # runc, whose limit has no room for the container's first process
     ),
     # Slurm's step daemon, and the state that sacct prints.
@@ -162,7 +167,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"Detected [1-9]\d* oom[-_ ]kill event|killed by the cgroup out-of-memory handler"
         r"|Exceeded (?:job|step) memory limit|\bState\s*[:=]\s*OUT_OF_ME|\bOUT_OF_ME(?:MORY|\+)\s+\d+:\d+"
-        r"|error: \S{1,60}: task \d+: Out Of Memory",
+        r"|: tasks? [\d,[\]-]{1,60}: Out Of Memory",
     ),
     # The kubelet: eviction under pressure, and the kernel's killer outside of all containers.
     _signature(
@@ -178,11 +183,17 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         rf"Available memory on node \d{{1,4}} \({_GIB}/{_GIB} GiB\) on (?:startup|kv cache allocation) is less than",
     ),
+    # The kernel's table of all processes, which it prints when it selects one to kill.
+    _signature(
+        FailureKind.HOST,
+        r"^(?:.{0,60}?\] ?)?\[ {0,8}\d{1,8}\] +\d{1,6} +\d{1,8}(?: +\d{1,12}){3,7} +-?\d{1,4} [\w(]\S{0,40}$"
+        r"|\bpid\b.{1,30}\btotal_vm\b.{1,80}\boom_score_adj\b",
+    ),
     _signature(FailureKind.HOST, r"^oom_kill(?:_group)? [1-9]\d*$|^oom_group_kill [1-9]\d*$"),
     _signature(
         FailureKind.HOST,
-        r"DefaultCPUAllocator: (?:can't allocate|not enough) memory: "
-        r"you tried to allocate (?P<wanted_bytes>\d{1,15}) bytes",
+        r"DefaultCPUAllocator: (?:[Cc]an't allocate|not enough) memory"
+        r"(?:: you tried to allocate (?P<wanted_bytes>\d{1,15}) bytes)?",
     ),
     _signature(FailureKind.HOST, r"MemoryError: Unable to allocate (?P<wanted>[\d.]{1,12} [KMGT]iB) for an array"),
     _signature(
@@ -200,7 +211,8 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"TERM_MEMLIMIT|reaching LSF memory usage limit|PBS: job killed: (?:v?mem|pmem)"
         r"|gone over (?:cgroup )?memory limit|running beyond (?:physical|virtual) memory|for exceeding memory limits"
-        r"|(?:using|used) all available RAM",
+        r"|(?:using|used) all available RAM|\b[Jj]ob \S{1,40} (?:has )?exceeded (?:its |the )?(?:requested )?memory"
+        r"|[Yy]our (?:notebook|session) (?:tried to allocate more memory|used too much RAM|ran out of (?:RAM|memory))",
     ),
     _signature(
         FailureKind.HOST, r"(?:WinError|os error) 1455|[Pp]aging file is too small|JavaScript heap out of memory"
@@ -235,7 +247,10 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|cudaGetDeviceCount\(\)\..{0,200}Error 2: out of memory",
     ),
     _signature(FailureKind.DRIVER, r"!!! Exception during processing !!! Allocation on device|^Allocation on device\b"),
-    _signature(FailureKind.DRIVER, r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError: \S"),
+    _signature(
+        FailureKind.DRIVER,
+        r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError(?:: \S|\W{0,2}$)|\bc10::(?:cuda::)?OutOfMemoryError\b",
+    ),
     # JAX and TensorFlow: XLA's allocator.
     _signature(
         FailureKind.DRIVER,
@@ -263,32 +278,45 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|(?:unable|failed) to allocate (?:CUDA|ROCm|HIP|SYCL|Vulkan|Metal)\w{0,8} buffer\b|ErrorOutOfDeviceMemory"
         r"|UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)|OUT_OF_DEVICE_MEMORY|HSA_STATUS_ERROR_OUT_OF_RESOURCES"
         r"|Error out of memory at line \d+ in file|CUresult error.{0,80}\bresult=2\b|(?:rt|Malloc).{0,80}\b207001\b"
-        r"|The NPU memory is not enough|EL0004",
+        r"|The NPU memory is not enough|EL0004|\bMemory not enough: current free memory size",
     ),
     # The least specific ones come last.
+    _signature(FailureKind.HOST, r"(?<!except )(?<!raise )\bMemoryError(?=:|\s*$)(?!.{0,200}(?:CUDA|cuda|GPU))"),
     _signature(FailureKind.LOST, r"killed by SIGKILL by OOM killer due to high memory usage"),
     _signature(
         FailureKind.KILLED,
         r"is killed by signal: Killed|\bsignal: killed\b|\bsignal:? 9 ?\(SIGKILL\)"
         r"|exitcode\s*[:=] -9\b|Signal 9 \(SIGKILL\)|exit code: -9\b"
         r"|return code = -9\b|died with <Signals\.SIGKILL: 9>|returned non-zero exit status 137\b"
-        r"|\bsignal: 9, SIGKILL|terminated with signal SIGKILL",
+        r"|\bsignal: 9, SIGKILL|terminated with signal SIGKILL"
+        r"|\b(?:exited|terminated|killed) (?:on|by) signal:? 9\b|\bKilled \(signal 9\)|KILLED BY SIGNAL: 9\b",
+    ),
+    _signature(
+        FailureKind.KILLED,
+        # shells, make, Compose
+        r"^(?:[A-Z]{4,8} )?(?:zsh: |\[\d{1,4}\] {1,4}[+-]? *\d{1,8} +)killed\b"
+        r"|\bmake(?:\[\d+\])?: \*\*\* \[.{1,100}\] (?:Killed|Error 137)"
+        r"|\b(?:exited|failed|terminated|finished) with (?:exit )?(?:code|status) 137\b",
     ),
     _signature(
         FailureKind.KILLED,
         r"[Ee]xit[ _]?[Cc]ode\"?(?:\s*[:=]|\s+(?:is|of))?\s*\"?137\b|\bExited \(137\)"
-        r"|^(?:.{0,300}: line \d+: +\d+ )?Killed\b",
+        r"|^(?:.{0,300}: line \d+: +\d+ )?Killed\b|^(?:[A-Z]{4,8} )?\W{1,6}Killed\W{0,6}$",
     ),
 )
 
-_EXIT_STATUS = re.compile(r"[Ee]xit[ _]?[Cc]ode|Exited \(")
+_EXIT_STATUS = re.compile(r"[Ee]xit[ _]?[Cc]ode|Exited \(|exited with")
 _FACTORS = {"gib": 1 << 30, "kib": 1 << 10, "bytes": 1}
 
 
-def match_signature(text: str) -> tuple[FailureKind, dict[str, int]] | None:
-    """The kind of failure in `text` and the sizes that it names, each as `<name>_bytes`; None if it has no failure."""
+def match_signature(text: str, across: int | None = None) -> tuple[FailureKind, dict[str, int]] | None:
+    """The kind of failure in `text` and the sizes that it names, each as `<name>_bytes`; None if it has no failure.
+
+    `across`: a position that the words of the failure must lie on both sides of.
+    """
     for signature in SIGNATURES:
-        if match := signature.pattern.search(text):
+        match = signature.pattern.search(text)
+        if match and (across is None or match.start() < across < match.end()):
             sizes = {
                 f"{name.rsplit('_', 1)[0]}_bytes": size
                 for name, value in match.groupdict().items()

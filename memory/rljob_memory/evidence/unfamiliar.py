@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 
+from rljob_memory.evidence.shortfall import shortage, shortage_of_a_device
+
 _MEMORY_RAN_OUT = (
-    r"out of (?:\w+ ){0,2}memory",
-    r"out[-_]of[-_](?:\w+[-_])?memory",
+    r"out of (?!range|bounds?|order|place)(?:\w+ ){0,2}memory",
+    r"out[-_]of[-_](?!range|bounds?)(?:\w+[-_])?memory",
     r"\bOutOf\w{0,20}Memory",
     r"\bRESOURCE_EXHAUSTED\b.{0,100}(?:memory|alloc)",
     r"\b(?:cuda|gpu|hip|npu|tpu|device|host|ram) oom\b",
     r"\boom (?:error|exception|occurred|happened|killed)\b",
-    r"\b(?:not enough|insufficient) (?:\w+ ){0,3}memory\b",
+    r"\b(?:not enough|insufficient) (?:\w+ ){0,3}memory\b(?! (?:bandwidth|alignment|access))",
     r"\bmemory (?:is |was )?exhausted\b",
     r"\bexhausted (?:\w+ )?memory\b",
     r"\b(?:cannot|can't|can not|could not|unable to|failed to|failure to) (?:\w+ ){0,2}allocate\b"
@@ -42,6 +44,7 @@ _ONLY_MENTIONED = (
     r"\b(?:may|might|can|would|could)\b(?! not)",
     r"\b(?:in case|when|unless|without|likely)\b",
     r"\bpossibl[ey]\b",
+    r"\b(?:usually|typically|often|generally) (?:due|caused|happens?|occurs?|means?|indicates?)\b",
     r"\b(?:tips?|hint):",
     # the program handled it
     r"\b(?:handl(?:er|ing|e)|caught)\b",
@@ -55,8 +58,12 @@ _ONLY_MENTIONED = (
 )
 
 _OF_A_DEVICE = re.compile(
-    r"gpu|cuda|device|vram|hbm|accelerator|npu|tpu|^\W{0,4}OutOfMemoryError\s+Traceback", re.IGNORECASE
+    r"gpu|cuda|c10::|显存|device|vram|hbm|accelerator|npu|tpu|^\W{0,4}OutOfMemoryError\s+Traceback", re.IGNORECASE
 )
+_OF_THE_HOST = re.compile(
+    r"\b(?:cpu|host|system|node|main)[ -](?:oom|out of memory|ram|memory|mem)\b|\bRAM\b|内存", re.IGNORECASE
+)
+_OF_THE_GPU = re.compile(r"gpu|cuda|vram|显存", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"Tried to allocate (?:<|\{|\.\.\.|[XN]{1,3}\b)")
 _OTHER_LIMIT = re.compile(r"\bibv_\w+.{0,60}Cannot allocate memory")
 """Locked memory, which InfiniBand registers: `ulimit -l`."""
@@ -81,12 +88,25 @@ def is_no_shortage(text: str) -> bool:
 
 def names_a_device(text: str) -> bool:
     """True if a report of a shortage is of a GPU's memory; torch's class of errors is."""
+    if names_the_host(text) and not _OF_THE_GPU.search(text):
+        return False
     return _OF_A_DEVICE.search(text) is not None
 
 
-def is_unfamiliar_failure(text: str) -> bool:
-    """True if the line reports that memory ran out.
+def names_the_host(text: str) -> bool:
+    """True if a report of a shortage is of the host's memory."""
+    return _OF_THE_HOST.search(text) is not None
+
+
+def is_unfamiliar_failure(text: str, across: int | None = None) -> bool:
+    """True if the line reports that memory ran out, with words on both sides of the position `across`, if any.
 
     Advice ("to avoid out-of-memory errors, …") and shortages that the program handled ("retrying") do not count.
     """
-    return bool(_RAN_OUT.search(text) and _FAILURE.search(text) and not _MENTIONED.search(text))
+    of_a_device = shortage_of_a_device(text)
+    ran_out = of_a_device or _RAN_OUT.search(text) or shortage(text)
+    if ran_out and across is not None and not ran_out.start() < across < ran_out.end():
+        return False
+    if ran_out is None or _MENTIONED.search(text):
+        return False
+    return of_a_device is not None or _FAILURE.search(text) is not None

@@ -61,7 +61,7 @@ def test_steps_in_quick_succession_are_not_all_sampled(gpu_program: ProbedProgra
 
 
 ENGINE = """
-import sys, types, torch
+import gc, sys, types, torch
 torch.cuda.use()
 sys.modules["vllm"] = types.ModuleType("vllm")
 
@@ -78,6 +78,7 @@ class UniProcExecutor: is_sleeping = %s
 
 runner, executor = GPUModelRunner(), UniProcExecutor()
 runner.kv_caches = [Tensor(), Tensor()]
+gc.freeze()  # as vLLM does once an engine has started
 torch.cuda.run_out_of_memory()
 """
 

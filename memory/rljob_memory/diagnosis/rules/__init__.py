@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.diagnosis.rules.activation_spike import activation_spike
 from rljob_memory.diagnosis.rules.allocator_cache import allocator_cache
 from rljob_memory.diagnosis.rules.controller_context import controller_context
@@ -20,7 +21,7 @@ from rljob_memory.diagnosis.rules.weight_sync_spike import weight_sync_spike
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
 
-RULES: tuple[Callable[[Failure, CollectedEvidence], Diagnosis | None], ...] = (
+RULES: tuple[Callable[[Failure, CollectedEvidence, Ledger], Diagnosis | None], ...] = (
     fragmentation,
     allocator_cache,
     retained_graph,

@@ -6,8 +6,11 @@ language model's training only logits ([tokens, vocabulary] in float32), their g
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure
@@ -26,13 +29,14 @@ _AN_ENGINES_SHARE = 0.5
 _LARGE_LOGITS = 0.05
 """Share of the GPU: in an engine, log-probabilities of whole prompts, which no share foresees."""
 _OTHER_CAUSES = frozenset(Activity) - set(_BY_ACTIVITY)
+_AS_LARGE_AS_LOGITS = 0.7
 _HUGE_SHARE = 0.25
 _HUGE = 0.6
 _EMPTY_SHARE = 0.005
 _NEARLY_FULL = 0.75
 
 
-def activation_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     device = failure.device
     if not failure.is_of_the_gpu or failure.activity in _OTHER_CAUSES:
         return None
@@ -47,6 +51,8 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis
     if failure.phase == "update":
         confidence = max(confidence, 0.55)
     confidence = max(confidence, _by_numbers(device, in_the_policy=failure.role == "policy"))
+    if ledger.asks_for_logits and failure.activity in (None, Activity.FORWARD, Activity.BACKWARD):
+        failure, confidence = replace(failure, activity=Activity.LOGITS), max(confidence, _AS_LARGE_AS_LOGITS)
     large_logits = failure.activity is Activity.LOGITS and device.requested_bytes >= _LARGE_LOGITS * (
         device.total_bytes or device.requested_bytes + 1
     )

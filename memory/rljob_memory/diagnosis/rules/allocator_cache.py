@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_cache_bytes
-from rljob_memory.diagnosis.growth import allocated_growth, reserved_growth
+from rljob_memory.diagnosis.growth import cache_growth
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.diagnosis.rules.controller_context import context_sized
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
@@ -26,12 +26,12 @@ _BY_TEXT = {
 _LARGE_CACHE_BYTES = GIB
 
 
-def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     kind = failure.kind
     if kind is FailureKind.ALLOCATOR:
         in_engine = failure.in_engine and failure.activity is not Activity.MODEL_LOAD
         generates = in_engine or failure.activity in (Activity.GENERATION, Activity.SAMPLING)
-        if not generates or foreign_bytes(failure) - _contexts_bytes(failure) < _LARGE_CACHE_BYTES:
+        if not generates or ledger.foreign_bytes() - _contexts_bytes(failure) < _LARGE_CACHE_BYTES:
             return None
         by_text = 0.45
     elif kind in _BY_TEXT:
@@ -42,7 +42,7 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis 
             by_text = 0.3
     else:
         return None
-    cache = policy_cache_bytes(evidence)
+    cache = ledger.policy_cache_bytes
     if rising := _rising_cache(failure, evidence):
         return rising
     if cache is None:
@@ -68,18 +68,17 @@ def _contexts_bytes(failure: Failure) -> int:
 
 def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
     """Reserved memory grows step by step, and memory in tensors does not."""
-    for series in evidence.series:
-        found = reserved_growth(series) if series.is_policy else None
-        if found and not allocated_growth(series):
-            first, last = found.trend.first_bytes, found.trend.last_bytes
-            return Diagnosis(
-                FailureClass.ALLOCATOR_CACHE,
-                0.85,
-                f"Memory reserved by the policy's torch grew from {human_bytes(first)} to {human_bytes(last)} while "
-                f"its tensors did not grow; {_capitalized(failure.kind)}",
-                {"reserved_first_bytes": first, "reserved_last_bytes": last},
-            )
-    return None
+    found = cache_growth(evidence.series)
+    if found is None:
+        return None
+    first, last = found.trend.first_bytes, found.trend.last_bytes
+    return Diagnosis(
+        FailureClass.ALLOCATOR_CACHE,
+        0.85,
+        f"Memory reserved by the policy's torch grew from {human_bytes(first)} to {human_bytes(last)} while "
+        f"its tensors did not grow; {_capitalized(failure.kind)}",
+        {"reserved_first_bytes": first, "reserved_last_bytes": last},
+    )
 
 
 def _capitalized(kind: FailureKind) -> str:

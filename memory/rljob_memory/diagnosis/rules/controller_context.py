@@ -12,15 +12,20 @@ from itertools import pairwise
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import engine_holds_little
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind, GpuProcess
 from rljob_memory.sizes import MIB, human_bytes
 
 _SMALLEST_CONTEXT_BYTES = 200 * MIB
 LARGEST_CONTEXT_BYTES = 1280 * MIB
+_SMALL_SHARE = 0.05
+"""Share of the GPU below which contexts do not explain that a larger request than they are found no room."""
 _MANY = 2
 _MANY_ALONE = 3
+_MUCH, _MOST = 0.1, 0.4
+"""Shares of the GPU that other ranks hold."""
+_OF_RANKS, _MOST_OF_RANKS = 0.5, 0.65
 _EQUAL = 1.02
 """Without a failure, contexts count if there are several, of processes that did the same."""
 _ALIKE = 1.25
@@ -32,27 +37,45 @@ def context_sized(device: DeviceMemory) -> list[GpuProcess]:
     return [process for process in device.others if _is_context(process)]
 
 
-def controller_context(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def controller_context(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     device = failure.device
+    if ranks := _of_ranks(ledger):
+        return ranks
     if device is not None and device.others:
-        return _of_message(failure, evidence, device)
+        return _of_message(ledger, device)
     if failure.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL):
         return _of_process_table(evidence)
     return None
 
 
-def _of_message(failure: Failure, evidence: CollectedEvidence, device: DeviceMemory) -> Diagnosis | None:
+def _of_ranks(ledger: Ledger) -> Diagnosis | None:
+    """Other ranks of the job hold much of the GPU: each of them has one of its own. No engine is among them."""
+    foreign = ledger.foreign_bytes()
+    if not ledger.has_only_ranks_beside or ledger.share(foreign) < _MUCH or ledger.failure.in_engine:
+        return None
+    names = ", ".join(ledger.evidence.siblings or ())
+    return Diagnosis(
+        FailureClass.CONTROLLER_CONTEXT,
+        _MOST_OF_RANKS if ledger.share(foreign) >= _MOST else _OF_RANKS,
+        f"{human_bytes(foreign)} of the GPU belonged to other processes of the same job ({names}), none of them an "
+        "engine: each rank should work on a GPU of its own",
+        {"other_processes_bytes": foreign},
+    )
+
+
+def _of_message(ledger: Ledger, device: DeviceMemory) -> Diagnosis | None:
     contexts = context_sized(device)
     held = sum(process.used_bytes for process in contexts)
-    the_sleeping_engine = engine_holds_little(failure, evidence) and len(contexts) == 1
+    the_sleeping_engine = ledger.engine_holds_little and len(contexts) == 1
     if not contexts or the_sleeping_engine:
         return None
     suffices = (device.free_bytes or 0) + held >= device.requested_bytes
+    is_small = held < device.requested_bytes and held < _SMALL_SHARE * (device.total_bytes or 0)
     others = sum(process.used_bytes for process in device.others) - held
-    if not suffices or others > held:
+    if not suffices or others > held or is_small:
         confidence = 0.3
     else:
-        confidence = 0.75 if _are_of_one_program(contexts) or evidence.barrier_on_gpu_0 else 0.4
+        confidence = 0.75 if _are_of_one_program(contexts) or ledger.evidence.barrier_on_gpu_0 else 0.4
     return _diagnosis(confidence, device.gpu or 0, len(contexts), held)
 
 

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import (
-    awake_engine_bytes,
-    engine_holds_little,
-    foreign_bytes,
-    sleeping_engine_bytes,
-)
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import GIB, MIB, human_bytes
@@ -25,7 +20,11 @@ _LARGE_SHARE = 0.25
 """Share of the card: an engine with less does not take a policy's room."""
 
 
-def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+_OF_A_LARGE_ONE, _SLOPE, _MOST = 0.7, 0.2, 0.8
+"""Confidence in an engine of that share, how much it grows with the share, and its most."""
+
+
+def engine_not_asleep(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     engine, kind = evidence.engine, failure.kind
     if kind is FailureKind.ENGINE_SLEEP:
         return Diagnosis(
@@ -45,16 +44,19 @@ def engine_not_asleep(failure: Failure, evidence: CollectedEvidence) -> Diagnosi
             f"The engine's last sleep freed {human_bytes(engine.freed_bytes)}{still}, then the policy ran out",
             {"freed_by_sleep_bytes": engine.freed_bytes},
         )
-    if awake := _large_and_awake(failure, evidence):
+    if awake := _large_and_awake(failure, evidence, ledger):
         return awake
-    plan, foreign = evidence.plan, foreign_bytes(failure)
-    if engine_holds_little(failure, evidence) or foreign <= sleeping_engine_bytes(failure):
+    plan, foreign = evidence.plan, ledger.foreign_bytes()
+    if ledger.engine_holds_little or foreign <= ledger.sleeping_engine_bytes:
         return None
-    if evidence.siblings == ():
-        return None  # The process knows that no other process of its container uses a GPU.
+    if evidence.siblings is not None and not ledger.engine_siblings:
+        return None  # The process knows that no engine of its container uses a GPU.
     held = f"{human_bytes(foreign)} of the GPU belonged to other processes than the policy"
     if plan is not None and plan.rollout_sleep_level == 0:
         confidence, why = 0.85, "and the memory plan keeps the engine awake"
+    elif ledger.engine_siblings and not engine.asleep:
+        names = ", ".join(ledger.engine_siblings)
+        confidence, why = 0.75, f"and an engine of the same job ({names}) is one of them, with no sign that it slept"
     elif engine.seen and not engine.asleep:
         confidence, why = 0.7, "and there is no sign that the engine was asleep"
     elif failure.role == "policy":
@@ -83,15 +85,15 @@ def sleep_alone(evidence: CollectedEvidence) -> Diagnosis | None:
     )
 
 
-def _large_and_awake(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def _large_and_awake(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     """The KV cache of an engine beside the policy is a large part of the card, and the log shows no sleep."""
     total = (failure.device.total_bytes if failure.device else None) or 0
-    held = awake_engine_bytes(failure, evidence)
+    held = ledger.engine_kv_cache_bytes
     if not total or held < _LARGE_SHARE * total:
         return None
     return Diagnosis(
         FailureClass.ENGINE_NOT_ASLEEP,
-        0.75,
+        round(min(_OF_A_LARGE_ONE + _SLOPE * (held / total - _LARGE_SHARE), _MOST), 2),
         f"The engine's KV cache, {human_bytes(held)} of the GPU's {human_bytes(total)}, stayed on the GPU while the "
         "policy worked",
         {"kv_cache_bytes": held},

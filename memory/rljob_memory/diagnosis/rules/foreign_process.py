@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import (
-    engine_holds_little,
-    foreign_bytes,
-    policy_beside_the_engine_bytes,
-    policy_reserved_bytes,
-    sleeping_engine_bytes,
-)
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.diagnosis.rules.controller_context import LARGEST_CONTEXT_BYTES, context_sized
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
@@ -24,18 +18,16 @@ _MOST = 0.5
 _MUCH = 0.2
 _FULL = 0.9
 _LARGE_PROCESS_BYTES = 4 * GIB
-_BESIDE_SIBLINGS = 0.35
-"""Before an engine starts, the job's own processes hold the memory, if it has others with a GPU open."""
 _MUCH_AT_START = 0.1
 """Share of the device: more than the driver and the engine's own context take before it starts."""
 
 
-def foreign_process(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def foreign_process(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.ALLOCATOR:
-            return _beside_torch(failure, evidence)
+            return _beside_torch(failure, evidence, ledger)
         case FailureKind.ENGINE_START:
-            return _before_the_engine(failure, evidence)
+            return _before_the_engine(failure, evidence, ledger)
         case FailureKind.DRIVER | FailureKind.MATH_LIBRARY:
             return _in_the_table(failure, evidence)
         case FailureKind.ENGINE_UNBALANCED:
@@ -89,9 +81,12 @@ def _beside_its_own_context(evidence: CollectedEvidence) -> Diagnosis | None:
     return None
 
 
-def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    policy = policy_beside_the_engine_bytes(failure, evidence)
-    device, foreign = failure.device, foreign_bytes(failure, known_bytes=policy)
+def _beside_torch(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
+    if evidence.siblings:
+        return None  # Other processes of the job use GPUs: they are no strangers.
+    policy = ledger.policy_beside_the_engine_bytes
+    engine = 0 if ledger.engine_is_in_the_process else ledger.engine_bytes
+    device, foreign = failure.device, ledger.foreign_bytes(known_bytes=policy + engine)
     if device is None or not device.total_bytes or not foreign:
         return None
     contexts = sum(process.used_bytes for process in context_sized(device))
@@ -103,8 +98,8 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
     if failure.in_engine and not evidence.shows_a_trainer and evidence.plan is None:
         by_an_engine = False  # It is the engine, and nothing shows a trainer beside it.
     if evidence.siblings is not None:
-        by_an_engine = by_an_engine and bool(evidence.siblings)
-    if by_an_engine and not (engine_holds_little(failure, evidence) and foreign > sleeping_engine_bytes(failure)):
+        by_an_engine = False  # The process knows that no other process of its container uses a GPU.
+    if by_an_engine and not (ledger.engine_holds_little and foreign > ledger.sleeping_engine_bytes):
         confidence /= 2
     beside = f", besides {human_bytes(policy)} of the policy" if policy else ""
     return Diagnosis(
@@ -116,16 +111,16 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
     )
 
 
-def _before_the_engine(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
-    if evidence.shows_a_trainer:
+def _before_the_engine(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
+    if evidence.shows_a_trainer or evidence.siblings:
         return None  # its own model is what fills the card before its engine starts
     sizes = failure.sizes
     free, total = sizes.get("free_bytes"), sizes.get("total_bytes")
-    if not total or free is None or total - free - policy_reserved_bytes(evidence) < _MUCH_AT_START * total:
+    if not total or free is None or total - free - ledger.policy_reserved_bytes < _MUCH_AT_START * total:
         return None
     return Diagnosis(
         FailureClass.FOREIGN_PROCESS,
-        _BESIDE_SIBLINGS if evidence.siblings else 0.65,
+        0.65,
         f"Before the engine started, {human_bytes(total - free)} of the GPU's {human_bytes(total)} were in use",
         {"other_processes_bytes": total - free},
     )

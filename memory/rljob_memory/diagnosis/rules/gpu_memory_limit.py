@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import human_bytes
@@ -19,7 +20,7 @@ _MOST_OF_THE_GPU = 0.9
 """A limit above this share leaves little to gain."""
 
 
-def gpu_memory_limit(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def gpu_memory_limit(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     if failure.kind is FailureKind.LIMIT:
         limit = failure.sizes.get("limit_bytes")
         of = f" of {human_bytes(limit)}" if limit else ""

@@ -10,19 +10,25 @@ import re
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.growth import host_growth
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.sizes import human_bytes
 
-_OF_ONE_REQUEST = re.compile(r"Cannot allocate memory|\bENOMEM\b|bad_alloc|^MemoryError|heap")
+_OF_ONE_REQUEST = re.compile(r"Cannot allocate memory|\bENOMEM\b|bad_alloc|\bMemoryError|heap")
 """A request of one process failed: limits of the process, its heap or its locked memory fail in the same way."""
+_AFTER_GROWTH = 0.75
 _END = {FailureKind.KILLED: "killed by SIGKILL", FailureKind.LOST: "lost, perhaps killed by SIGKILL"}
-_OF_THE_HOST = re.compile(r"\b(?:container|pod|replica|node|host|instance|system|ram|process|cgroup|job|kill)", re.I)
+_OF_THE_HOST = re.compile(
+    r"\b(?:container|pod|replica|node|host|instance|system|ram|cpu(?![ -]?offload)|process|cgroup|job|kill)|内存",
+    re.IGNORECASE,
+)
 
 
-def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def host_memory(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.HOST:
             confidence = 0.75 if _OF_ONE_REQUEST.search(failure.text) and not failure.sizes else 0.95
@@ -39,7 +45,7 @@ def host_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | No
             )
         case FailureKind.OBJECT_STORE:
             return Diagnosis(FailureClass.HOST_MEMORY, 0.3, "Ray's object store, a part of host memory, is full")
-        case FailureKind.DRIVER if failure.activity in (Activity.PINNING, Activity.SLEEP):
+        case FailureKind.DRIVER | FailureKind.NCCL if failure.activity in (Activity.PINNING, Activity.SLEEP):
             return Diagnosis(
                 FailureClass.HOST_MEMORY,
                 0.65,
@@ -59,6 +65,13 @@ def _killed(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
     else:
         confidence = 0.4 if failure.kind is FailureKind.LOST else 0.55
         why = "the usual sender is the kernel, at the memory limit"
+        if grown := host_growth(evidence.series):
+            series, trend = grown[0], grown[1].trend
+            confidence = max(confidence, _AFTER_GROWTH)
+            why = (
+                f"host memory in the log ({series.name}) grew from {human_bytes(trend.first_bytes)} to "
+                f"{human_bytes(trend.last_bytes)}"
+            )
     return Diagnosis(
         FailureClass.HOST_MEMORY, confidence, f"A process was {_END[failure.kind]}; {why}", _host_numbers(evidence)
     )

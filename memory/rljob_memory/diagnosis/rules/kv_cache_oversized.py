@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.gpu_holders import foreign_bytes, policy_reserved_bytes
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.diagnosis.rules.model_weights import fills_the_gpu_with_weights
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
@@ -36,12 +36,12 @@ _OF_THE_WEIGHTS = frozenset(
 _LITTLE_IN_USE = 0.1
 
 
-def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     match failure.kind:
         case FailureKind.KV_CACHE_TOO_SMALL:
             return _too_few_blocks(failure)
         case FailureKind.ENGINE_START:
-            return _too_large_a_share(failure, evidence)
+            return _too_large_a_share(failure, evidence, ledger)
         case FailureKind.ENGINE_WARM_UP:
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
@@ -60,7 +60,7 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnos
             confidence = _BY_ACTIVITY.get(failure.activity, 0.5) if failure.activity else 0.5
             if failure.exceeds_every_gpu and failure.activity is not Activity.KV_CACHE:
                 confidence = 0.4  # no share of the GPU leaves room for it
-            if foreign_bytes(failure) or fills_the_gpu_with_weights(failure):
+            if ledger.foreign_bytes() or fills_the_gpu_with_weights(failure):
                 confidence = min(confidence, 0.45)
             return Diagnosis(
                 FailureClass.KV_CACHE_OVERSIZED,
@@ -68,17 +68,17 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence) -> Diagnos
                 f"Beside its KV cache the engine had too little memory left {_doing(failure)}",
             )
         case FailureKind.ALLOCATOR:
-            return _by_its_graphs(failure, evidence)
+            return _by_its_graphs(failure, evidence, ledger)
         case _:
             return None
 
 
-def _by_its_graphs(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def _by_its_graphs(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     """CUDA graphs show an engine, if nothing else shows the program: few trainers capture any."""
     device = failure.device
     if failure.activity or failure.role or evidence.shows_a_trainer or device is None:
         return None
-    if not device.private_pool_bytes or foreign_bytes(failure):
+    if not device.private_pool_bytes or ledger.foreign_bytes():
         return None
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,
@@ -101,10 +101,10 @@ def _too_few_blocks(failure: Failure) -> Diagnosis:
     return Diagnosis(FailureClass.KV_CACHE_OVERSIZED, 0.75, f"The engine's share of the GPU is too small: {reason}")
 
 
-def _too_large_a_share(failure: Failure, evidence: CollectedEvidence) -> Diagnosis:
+def _too_large_a_share(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis:
     sizes = failure.sizes
     free, total, wanted = (sizes.get(f"{name}_bytes", 0) for name in ("free", "total", "wanted"))
-    unexplained = total - free - policy_reserved_bytes(evidence)
+    unexplained = total - free - ledger.policy_reserved_bytes
     by_the_job = unexplained < _LITTLE_IN_USE * total or evidence.shows_a_trainer or evidence.siblings
     confidence = 0.7 if by_the_job else 0.45
     holder = ": the trainer's own model holds the rest" if evidence.shows_a_trainer else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
@@ -21,7 +22,7 @@ _FULL = 0.98
 _SMALL_REQUEST = 0.01
 
 
-def model_weights(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def model_weights(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     if fills_the_gpu_with_weights(failure):
         return Diagnosis(
             FailureClass.MODEL_WEIGHTS,

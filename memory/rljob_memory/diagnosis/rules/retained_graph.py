@@ -11,10 +11,12 @@ import re
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.growth import allocated_growth, large_growth
+from rljob_memory.diagnosis.growth import PastGrowth, large_growth
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.named_figures import Measure
 from rljob_memory.sizes import human_bytes
 from rljob_memory.trend import Trend
 
@@ -23,24 +25,31 @@ _OF_THE_GPU = frozenset(
 )
 
 _LARGE_SHARE = 0.3
+_CONFIDENCES = {Measure.TENSORS: (0.88, 0.75), Measure.GPU: (0.78, 0.65), Measure.RESERVED: (0.55, 0.45)}
+"""Of a growth without a pause that is a large part of what was held, and of another one."""
+_FEW_VALUES, _OF_FEW_VALUES = 8, 0.6
+_TITLES = {
+    Measure.TENSORS: "Memory in tensors",
+    Measure.GPU: "GPU memory",
+    Measure.RESERVED: "Memory reserved by torch",
+}
 _GROWS_IN_HEALTH = re.compile(r"load|init|creat|build|shard|layer|warm|max|peak", re.IGNORECASE)
 """In the words before a figure: memory that grows while a model is made, or a peak, which never falls."""
 
 
-def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def retained_graph(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     if failure.kind not in _OF_THE_GPU | {FailureKind.NO_MESSAGE}:
         return None
-    growths = [
-        (growth, series) for series in evidence.series if series.is_policy and (growth := allocated_growth(series))
-    ]
-    if not growths:
+    if not ledger.growths:
         return _collected(failure)
-    growth, series = max(growths, key=lambda pair: pair[0].trend.growth_bytes)
+    growth, series = max(
+        ledger.growths, key=lambda pair: (pair[1].measure is Measure.TENSORS, pair[0].trend.growth_bytes)
+    )
     trend = growth.trend
     return Diagnosis(
         FailureClass.RETAINED_GRAPH,
-        0.88 if growth.unit == "micro-batch" or _fills_the_gpu(trend) else 0.75,
-        f"Memory in tensors of {series.name} grew from {human_bytes(trend.first_bytes)} to "
+        _confidence(growth, series.measure),
+        f"{_TITLES[series.measure]} of {series.name} grew from {human_bytes(trend.first_bytes)} to "
         f"{human_bytes(trend.last_bytes)} over {trend.values} samples, "
         f"{human_bytes(trend.mean_growth_bytes)} per {growth.unit}",
         {
@@ -50,6 +59,15 @@ def retained_graph(failure: Failure, evidence: CollectedEvidence) -> Diagnosis |
             "samples": trend.values,
         },
     )
+
+
+def _confidence(growth: PastGrowth, measure: Measure) -> float:
+    if growth.unit == "micro-batch":
+        return 0.88
+    firm, ordinary = _CONFIDENCES[measure]
+    if growth.trend.values < _FEW_VALUES:
+        return min(ordinary, _OF_FEW_VALUES)
+    return firm if _fills_the_gpu(growth.trend) else ordinary
 
 
 def growth_alone(evidence: CollectedEvidence) -> Diagnosis | None:
@@ -62,10 +80,14 @@ def growth_alone(evidence: CollectedEvidence) -> Diagnosis | None:
     return Diagnosis(
         FailureClass.RETAINED_GRAPH,
         0.5,
-        f"The log shows no failure, but memory in tensors of {series.name} grew from {human_bytes(first)} to "
-        f"{human_bytes(last)} over {len(series.samples)} samples.",
+        f"The log shows no failure, but {_lower(_TITLES[series.measure])} of {series.name} grew from "
+        f"{human_bytes(first)} to {human_bytes(last)} over {len(series.samples)} samples.",
         {"allocated_first_bytes": first, "allocated_last_bytes": last, "samples": len(series.samples), "failures": 0},
     )
+
+
+def _lower(title: str) -> str:
+    return title if title.startswith("GPU") else f"{title[0].lower()}{title[1:]}"
 
 
 def _collected(failure: Failure) -> Diagnosis | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.sizes import human_bytes
 
 
-def shared_memory(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def shared_memory(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     wanted = failure.sizes.get("wanted_bytes")
     more = f": {human_bytes(wanted)} more did not fit" if wanted is not None else ""
     match failure.kind:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
@@ -21,7 +22,7 @@ _WHAT = {
 }
 
 
-def weight_sync_spike(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+def weight_sync_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.ENGINE_WAKE):
         return None
     if failure.kind is FailureKind.ENGINE_WAKE:

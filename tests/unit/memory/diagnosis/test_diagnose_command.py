@@ -83,6 +83,25 @@ def test_the_ledger_accounts_for_the_whole_gpu() -> None:
         assert part in text
 
 
+def test_an_explanation_names_the_rules_with_their_confidence() -> None:
+    text = " ".join(invoke(str(FRAGMENTED), "--explain")[1].split())
+    assert "Rules that fired, with their confidence before and after weighing Fragmentation 0.85 → 0.85" in text
+
+
+def test_an_explanation_as_json_has_rules_and_ledgers() -> None:
+    found = json.loads(invoke(str(FRAGMENTED), "--json", "--explain")[1])
+    assert [diagnosis["class"] for diagnosis in found["diagnoses"]][:1] == ["Fragmentation"]
+    assert found["explanation"]["rules"][0] == {
+        "rule": "fragmentation",
+        "class": "Fragmentation",
+        "confidence": 0.85,
+        "weighed_confidence": 0.85,
+    }
+    owners = {entry["owner"]: entry["size_bytes"] for entry in found["explanation"]["gpu"]}
+    assert owners["free"] == 0
+    assert found["explanation"]["host"] == []
+
+
 def test_without_anything_to_read_the_command_says_what_to_name() -> None:
     code, _, error = invoke()
     assert code == 2

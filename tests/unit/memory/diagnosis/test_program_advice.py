@@ -71,9 +71,88 @@ def test_two_values_of_an_option_are_no_present_value() -> None:
     assert "gpu_memory_utilization" not in evidence.option_values
 
 
+def test_the_value_of_an_option_is_that_of_its_section() -> None:
+    options = [
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
+        "critic.model.fsdp_config.optimizer_offload=True",
+    ]
+    step = '  File "/x/site-packages/torch/optim/adamw.py", line 9, in step'
+    log = [" ".join(options), VERL, step, "    torch._foreach_add_(a, b)", OUT_OF_MEMORY]
+    assert "set actor_rollout_ref.actor.fsdp_config.optimizer_offload: False → True" in best(*log).advice
+
+
 def test_the_version_is_named_if_the_log_shows_it() -> None:
     found = best("INFO verl==0.9.1 on CUDA 12.9", "(WorkerDict pid=901) " + ENGINE_START)
     assert found.advice.startswith("verl 0.9.1: ")
+
+
+TRL = '  File "/env/lib/python3.12/site-packages/trl/trainer/grpo_trainer.py", line 9, in compute_loss'
+OPENRLHF = '  File "/env/lib/python3.12/site-packages/openrlhf/trainer/ray/ppo_actor.py", line 9, in training_step'
+VERL = '  File "/env/lib/python3.12/site-packages/verl/workers/actor/dp_actor.py", line 9, in update_policy'
+SKYRL = '  File "/env/lib/python3.12/site-packages/skyrl/backends/worker.py", line 9, in train'
+BACKWARD = ("    loss.backward()", OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("log", "advice"),
+    [
+        (
+            ("openrlhf==0.9.0", "--micro_train_batch_size 8 --adam_offload", OPENRLHF),
+            "OpenRLHF 0.9.0: set --micro_train_batch_size: 8 → 4",
+        ),
+        (
+            ("openrlhf==0.11.2", "--train.micro_batch_size 8", OPENRLHF),
+            "OpenRLHF 0.11.2: set --train.micro_batch_size: 8 → 4",
+        ),
+        # Without a version, the name in the log decides.
+        (("micro_train_batch_size=8", OPENRLHF), "OpenRLHF: set --micro_train_batch_size: 8 → 4"),
+        (
+            (OPENRLHF,),
+            "OpenRLHF: lower --train.micro_batch_size (default 1), --micro_train_batch_size before 0.10.2",
+        ),
+        (
+            ("openrlhf==0.9.0", "--use_dynamic_batch True --train_max_tokens_per_gpu 20000", OPENRLHF),
+            "OpenRLHF 0.9.0: set --train_max_tokens_per_gpu: 20000 → 10000",
+        ),
+        (
+            ("verl==0.9.1", "actor.use_dynamic_bsz=True actor.ppo_max_token_len_per_gpu=32768", VERL),
+            "verl 0.9.1: set actor_rollout_ref.actor.ppo_max_token_len_per_gpu: 32768 → 16384, not below",
+        ),
+        (
+            ("verl==0.9.1", "actor.use_dynamic_bsz=False actor.ppo_micro_batch_size_per_gpu=8", VERL),
+            "verl 0.9.1: set actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 8 → 4",
+        ),
+        (
+            ("trainer.max_tokens_per_microbatch=16384", SKYRL),
+            "SkyRL: set trainer.max_tokens_per_microbatch: 16384 → 8192",
+        ),
+    ],
+)
+def test_the_name_of_an_option_is_that_of_the_version(log: tuple[str, ...], advice: str) -> None:
+    assert advice in best(*log, *BACKWARD).advice
+
+
+KV_CACHE = (
+    "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (1.50 GiB)."
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "default"),
+    [("0.26.0", "(default 0.92)"), ("0.11.2", "(default 0.9)"), (None, "(default 0.92, or 0.9 before 0.20)")],
+)
+def test_the_default_is_that_of_the_version(version: str | None, default: str) -> None:
+    seen = f"Initializing a V1 LLM engine (v{version})" if version else "(EngineCore_0 pid=9) vLLM started"
+    assert f"raise gpu_memory_utilization {default}, by 2.50 GiB of the GPU" in best(seen, KV_CACHE).advice
+
+
+def test_a_smaller_micro_batch_frees_half_of_the_activations() -> None:
+    samples = [f"step {step} after the step: allocated: 60.0 GiB, reserved: 70.0 GiB" for step in range(4)]
+    found = best("per_device_train_batch_size=16", *samples, TRL, *BACKWARD)
+    assert "per_device_train_batch_size: 16 → 8, which frees about 36.50 GiB" in found.advice
+    unknown = best("per_device_train_batch_size=16", TRL, *BACKWARD)
+    assert "frees" not in unknown.advice
 
 
 def test_the_trainers_option_comes_before_the_engines() -> None:

@@ -57,6 +57,29 @@ STACKS = [
         Activity.FORWARD,
         [f"{TORCH}/optim/adamw.py in step", "strategy.py in training_step", "x.py in forward"],
     ),
+    # modules that are built, shards that are taken back
+    (Activity.MODEL_LOAD, [f"{VLLM}/layers/fused_moe/layer.py in __init__"]),
+    (Activity.MODEL_LOAD, ["/env/sglang/srt/models/deepseek_v2.py in __init__"]),
+    (Activity.MODEL_LOAD, ["peft/tuners/lora/layer.py in update_layer"]),
+    (Activity.MODEL_LOAD, [f"{TORCH}/nn/parallel/distributed.py in __init__"]),
+    (Activity.MODEL_LOAD, ["diffusers/pipelines/pipeline_utils.py in to"]),
+    (Activity.MODEL_LOAD, ["fsdp_strategy.py in _fsdp_init_model"]),
+    (Activity.MODEL_LOAD, ["demo.py in main", "model.load_state_dict(torch.load(path, map_location=device))"]),
+    (
+        Activity.MODEL_LOAD,
+        ["point_e/models/download.py in load_checkpoint", f"{TORCH}/serialization.py in load_tensor"],
+    ),
+    # gradients on their way, logits by the names of functions, steps
+    (Activity.BACKWARD, ["deepspeed/runtime/zero/stage3.py in __reduce_and_partition_ipg_grads"]),
+    (Activity.BACKWARD, [f"{TORCH}/distributed/fsdp/_runtime_utils.py in _post_backward_hook"]),
+    (Activity.LOGITS, ["openrlhf/models/utils.py in log_probs_from_logits"]),
+    (Activity.LOGITS, ["slime/backends/megatron_utils/loss.py in get_log_probs_and_entropy"]),
+    (Activity.OPTIMIZER, ["megatron/core/optimizer/optimizer.py in step_with_ready_grads"]),
+    (Activity.OPTIMIZER, ["transformer_engine/pytorch/optimizers/fused_adam.py in initialize_state"]),
+    (Activity.WEIGHT_SYNC, ["slime/backends/megatron_utils/update_weight_utils.py in all_gather_params_async"]),
+    (Activity.GENERATION, ["x.py in forward", "transformers/cache_utils.py in update"]),
+    (Activity.FORWARD, ["trainer.py in train_step"]),
+    (Activity.FORWARD, ["diffusers/models/attention_processor.py in __call__"]),
     # host memory
     (Activity.PINNING, ["offload.py in offload", f"{TORCH}/utils/data/_utils/pin_memory.py in pin_memory"]),
 ]

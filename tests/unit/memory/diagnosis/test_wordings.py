@@ -52,7 +52,27 @@ WORDINGS = [
         FailureKind.HOST,
         "runc create failed: unable to start container process: container init was OOM-killed (memory limit too low?)",
     ),
+    # the kernel's report around a kill, which posts begin and end anywhere
+    (FailureKind.HOST, "[ 4523.1] [  7958]  1000  7958     5195      440    86016      416             0 python3"),
+    (
+        FailureKind.HOST,
+        "[Thu Mar 20 21:01:25 2025] [   2665]     0  2665    55756      339    77824       68   0 crond",
+    ),
+    (FailureKind.HOST, " [<ffffffff811ff363>] mem_cgroup_out_of_memory+0x2b3/0x300"),
+    (FailureKind.HOST, "Task in /docker/a4d4 killed as a result of limit of /docker/a4d4"),
+    (FailureKind.HOST, "memory: usage 229600kB, limit 262144kB, failcnt 5148"),
+    # Python, notebooks, shells, make
+    (FailureKind.HOST, "MemoryError: bad allocation"),
+    (FailureKind.HOST, "Your notebook tried to allocate more memory than is available. It has restarted."),
+    (FailureKind.HOST, "Job 1234 has exceeded memory limit: 64 GB used"),
+    (FailureKind.KILLED, "[1]    12345 killed     python train.py"),
+    (FailureKind.KILLED, "zsh: killed     python train.py"),
+    (FailureKind.KILLED, "make: *** [Makefile:3: train] Error 137"),
+    (FailureKind.KILLED, "trainer-1 exited with code 137"),
+    (FailureKind.KILLED, "**Killed**"),
+    (FailureKind.KV_CACHE_TOO_SMALL, "部署多节点权重加载完会报错kv cache不足"),
     # Slurm
+    (FailureKind.HOST, "srun: error: nid001277: tasks 1-3: Out Of Memory"),
     (
         FailureKind.HOST,
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of the step tasks have been killed",

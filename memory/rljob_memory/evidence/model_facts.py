@@ -1,0 +1,85 @@
+"""The size of the model in a log: parameters, type, vocabulary, tokens of a micro-batch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+_COUNT = (
+    r"(?P<count>\d{1,3}(?:,\d{3})+|\d{1,6}(?:\.\d{1,6})?(?=\s?(?:[KMBT]\b|[bm]illion))|\d{5,15})"
+    r"\s?(?P<unit>[KMBT]|billion|million)?\b"
+)
+_ALL = re.compile(
+    r"(?:\ball params|[Nn]um(?:ber)?(?: of)?[ _](?:model )?param(?:eter)?s|[Tt]otal[ _]param(?:eter)?s|\bn_params"
+    rf"|[Mm]odel[ _](?:size|param(?:eter)?s)|params? (?:count|total))\W{{1,6}}{_COUNT}"
+    rf"|\b[Mm]odel (?:\S+ )?(?:has|with|size:) {_COUNT.replace('count', 'has').replace('unit', 'has_unit')} param"
+)
+_TRAINED = re.compile(rf"[Tt]rainable[ _]param(?:eter)?s?\W{{1,6}}{_COUNT}")
+_VOCABULARY = re.compile(r"\bvocab_size['\"]?\s?[:=]\s?(\d{3,7})\b")
+_DTYPE = re.compile(
+    r"\b(?:torch_)?dtype['\"]?\s?[:=]\s?['\"]?(?:torch\.)?(bfloat16|float16|float32|bf16|fp16|fp32|half)\b"
+)
+_OF_NAME = re.compile(
+    r"(?:model|actor|pretrain|path|checkpoint)\w{0,20}['\"]?\s?[:= ]\s?['\"]?[\w./-]{0,80}?[-_]"
+    r"(\d{1,3}(?:\.\d{1,2})?)[bB](?=[-_/'\",\s)]|$)"
+)
+_BYTES = {"float32": 4, "fp32": 4}
+_HALF = 2
+_FACTORS = {"k": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12}
+_LEAST, _MOST = 1_000_000, 3_000_000_000_000
+_BATCH = ("per_device_train_batch_size", "ppo_micro_batch_size_per_gpu")
+_LENGTH = ("max_length", "max_seq_length", "max_model_len")
+_TOKENS = ("ppo_max_token_len_per_gpu", "max_tokens_per_mb", "max_token_len_per_gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """None if the log does not show it."""
+
+    parameters: int | None = None
+
+    trained_parameters: int | None = None
+    """Fewer than `parameters` with adapters."""
+
+    parameter_bytes: int | None = None
+    """Bytes of one parameter."""
+
+    vocabulary: int | None = None
+
+    micro_batch_tokens: int | None = None
+    """Most tokens of one pass through the policy."""
+
+    parameters_of_name: int | None = None
+    """By the model's name, such as `Qwen2.5-7B`: a last resort."""
+
+
+def noted(model: ModelFacts, text: str) -> ModelFacts:
+    """`model` with the facts in a line. The first ones count: they are the policy's, before the critic's."""
+    if "aram" in text:
+        if model.trained_parameters is None and (match := _TRAINED.search(text)):
+            model = replace(model, trained_parameters=_count(match["count"], match["unit"]))
+        if model.parameters is None and (match := _ALL.search(text)):
+            count = _count(match["count"] or match["has"], match["unit"] or match["has_unit"])
+            model = replace(model, parameters=count)
+    if model.vocabulary is None and "vocab_size" in text and (match := _VOCABULARY.search(text)):
+        model = replace(model, vocabulary=int(match[1]))
+    if model.parameter_bytes is None and "dtype" in text and (match := _DTYPE.search(text)):
+        model = replace(model, parameter_bytes=_BYTES.get(match[1], _HALF))
+    if model.parameters_of_name is None and ("B" in text or "b" in text) and (match := _OF_NAME.search(text)):
+        model = replace(model, parameters_of_name=round(float(match[1]) * 1e9))
+    return model
+
+
+def micro_batch_tokens(options: dict[str, str]) -> int | None:
+    """Tokens of one pass by the options' values: a budget of tokens, or the micro-batch times the longest sequence."""
+    values = {name: int(value) for name, value in options.items() if value.isdigit()}
+    if budget := next((values[name] for name in _TOKENS if name in values), None):
+        return budget
+    batch = next((values[name] for name in _BATCH if name in values), None)
+    length = next((values[name] for name in _LENGTH if name in values), None)
+    return batch * length if batch and length else None
+
+
+def _count(number: str, unit: str | None) -> int | None:
+    count = round(float(number.replace(",", "")) * _FACTORS.get((unit or "").lower(), 1))
+    return count if _LEAST <= count <= _MOST else None
