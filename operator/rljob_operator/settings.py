@@ -95,7 +95,7 @@ class OperatorSettings(BaseModel):
     """Extended resources that represent GPUs. Pods request the first one."""
 
     shared_memory_bytes: Annotated[QuantityBytes, Group.PODS] = 4 << 30
-    """Size of `/dev/shm` in each pod; it counts towards the pod's memory."""
+    """Size of `/dev/shm` in each pod, if a worker is not predicted to need more; it counts towards the pod's memory."""
 
     checkpoint_storage_class: Annotated[str | None, Group.PODS] = None
     """StorageClass of the PersistentVolumeClaims that the operator creates for checkpoints; it must support
@@ -152,6 +152,10 @@ class OperatorSettings(BaseModel):
 
     start_timeout_seconds: Annotated[float, Group.TIMES, Field(ge=1)] = 1800.0
     """Seconds that scheduled pods may take to start (image, volume, Secret) before the job fails."""
+
+    lost_node_seconds: Annotated[float, Group.TIMES, Field(ge=0)] = 300.0
+    """Seconds after which a worker pod that should have terminated is removed from the API server, if the kubelet of
+    its node has not reported all that time. 0: never."""
 
     restart_delay_seconds: Annotated[float, Group.TIMES, Field(ge=0)] = 10.0
     """Seconds before the first restart without progress; doubled after each restart, up to 300."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -17,10 +18,16 @@ class EngineHost(ColocatedEngine):
     def __init__(self) -> None:
         self._llm = None
 
-    def restart(self, config: RolloutConfig) -> None:
+    def restart(self, config: RolloutConfig, environment: Mapping[str, str] | None = None) -> None:
+        """Start an engine in place of the last one. `environment`: variables to set before."""
         self.shutdown()
+        os.environ |= environment or {}
         super().__init__(0, config)
         self.start()
+
+    def count_unfinished(self) -> int:
+        """`unfinished_sequences`, for callers in other processes."""
+        return self.unfinished_sequences
 
 
 def perturb(policy: torch.nn.Module, seed: int) -> None:

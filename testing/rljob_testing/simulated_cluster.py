@@ -92,9 +92,15 @@ class SimulatedCluster:
         if self.gone:
             return Desired()
         observed, version = stale or self.snapshot()
-        self.last = desired = reconcile(observed, self.settings, self.now)
-        assert reconcile(observed, self.settings, self.now) == desired, "the same observation, another answer"
+        self.last = desired = self.decide(observed)
         self._apply(desired, version, dies_after_writes)
+        return desired
+
+    def decide(self, observed: Observed | None = None) -> Desired:
+        """The decision about the present state, or about `observed`, without a write."""
+        observed = observed or self.observe()
+        desired = reconcile(observed, self.settings, self.now)
+        assert reconcile(observed, self.settings, self.now) == desired, "the same observation, another answer"
         return desired
 
     def settle(self, most: int = 12) -> Desired:
@@ -187,7 +193,10 @@ class SimulatedCluster:
             del self.pods[name]
         else:
             grace_seconds = self.settings.termination_grace_seconds if grace_seconds is None else grace_seconds
-            self._change(name, deleting=True, deletion_grace_seconds=grace_seconds)
+            due = self.now + timedelta(seconds=grace_seconds)
+            self._change(name, deleting=True, deletion_grace_seconds=grace_seconds, deletion_due_at=due)
+            if grace_seconds == 0:
+                del self.pods[name]
 
     # --- scheduler and kubelets ---
 

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class PodProcess:
     directory: Path
     process: subprocess.Popen[bytes]
     temporary: Path
+    command: list[str]
+    environment: dict[str, str]
 
     @property
     def log(self) -> str:
@@ -61,9 +64,9 @@ class PodProcess:
     def kill(self) -> None:
         """All processes of the pod at once, as when its node is gone."""
         if self.process.poll() is None:
-            for descendant in psutil.Process(self.process.pid).children(recursive=True):
-                descendant.kill()
-            self.process.kill()
+            for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+                with suppress(psutil.NoSuchProcess):  # the pod may be ending by itself
+                    process.kill()
             self.process.wait()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
@@ -79,6 +82,8 @@ class Pods:
     plan: MemoryPlan | None = None
     rollouts: int = 0
     """Of the workers, those with engines of their own; the others are of the policy."""
+    of_workers: dict[str, str] = field(default_factory=dict)
+    """Further variables of the workers' pods."""
 
     @property
     def output(self) -> Path:
@@ -101,19 +106,21 @@ class Pods:
                 f"{role}-{index}",
                 1 + number,
                 ["worker"],
-                variables | {"RLJOB_ROLE": role, "RLJOB_INDEX": str(index)},
+                variables | {"RLJOB_ROLE": role, "RLJOB_INDEX": str(index)} | self.of_workers,
             )
             for number, (role, index) in enumerate(places)
         ]
         controller = self._pod("controller", 0, ["controller"], variables | self.variables)
         return Attempt(controller, workers, self.output / "ledger.jsonl")
 
+    def start_again(self, pod: PodProcess) -> PodProcess:
+        """The successor of a pod that is gone, in the same attempt and with the same name."""
+        directory = pod.directory.with_name(f"{pod.directory.name}-again")
+        environment = pod.environment | _places(directory)
+        return _started(directory, pod.command, environment)
+
     def _pod(self, name: str, number: int, command: list[str], variables: dict[str, str]) -> PodProcess:
         directory = self.directory / f"{name}-{variables['RLJOB_ATTEMPT']}"
-        for folder in ("run", "home"):
-            (directory / folder).mkdir(parents=True)
-        # Ray keeps sockets there, whose paths must be short.
-        temporary = Path(tempfile.mkdtemp(prefix="pod-"))
         address = _own_address()
         environment = {
             "PATH": os.environ["PATH"],
@@ -125,21 +132,37 @@ class Pods:
             "RLJOB_OUTPUT": str(self.output),
             "RLJOB_RAY_HEAD": f"{address}:{RAY_PORT}",
             "RLJOB_RAY_FIRST_PORT": str(RAY_PORT + 10 + number * _PORTS_OF_A_POD),
-            "RLJOB_RUN_DIR": str(directory / "run"),
-            "RLJOB_TERMINATION_LOG": str(directory / "termination-log"),
             "POD_IP": address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
-            "TMPDIR": str(temporary),
-            "HOME": str(directory / "home"),
             # All pods find the model at one path; here it is also one directory.
             "XDG_CACHE_HOME": str(self.directory / "cache"),
             "OMP_NUM_THREADS": "1",
+            **_places(directory),
             **variables,
         }
-        with (directory / "log").open("wb") as log:
-            process = subprocess.Popen([RLJOB, *command], env=environment, stdout=log, stderr=log)
-        return PodProcess(directory, process, temporary)
+        return _started(directory, command, environment)
+
+
+def _places(directory: Path) -> dict[str, str]:
+    """Variables with the places that a pod may write to."""
+    return {
+        "RLJOB_RUN_DIR": str(directory / "run"),
+        "RLJOB_TERMINATION_LOG": str(directory / "termination-log"),
+        "HOME": str(directory / "home"),
+    }
+
+
+def _started(directory: Path, command: list[str], environment: dict[str, str]) -> PodProcess:
+    for folder in ("run", "home"):
+        (directory / folder).mkdir(parents=True)
+    # Ray keeps sockets there, whose paths must be short.
+    temporary = Path(tempfile.mkdtemp(prefix="pod-"))
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [RLJOB, *command], env=environment | {"TMPDIR": str(temporary)}, stdout=log, stderr=log
+        )
+    return PodProcess(directory, process, temporary, command, environment)
 
 
 @dataclass

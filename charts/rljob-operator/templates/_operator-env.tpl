@@ -30,6 +30,7 @@
   "PLACEMENT_TIMEOUT_SECONDS" $jobs.placementTimeoutSeconds
   "PLACEMENT_RETRY_SECONDS" $jobs.placementRetrySeconds
   "START_TIMEOUT_SECONDS" $jobs.startTimeoutSeconds
+  "LOST_NODE_SECONDS" $jobs.lostNodeSeconds
   "RESTART_DELAY_SECONDS" $jobs.restartDelaySeconds
   "STATUS_INTERVAL_SECONDS" $jobs.statusIntervalSeconds
   "LEASE_NAME" (include "rljob.fullname" .)

@@ -22,6 +22,7 @@ from rljob_operator.objects.pod_volumes import (
     MODEL_DIRECTORY,
     TASK_DIRECTORY,
     cache_directory,
+    compile_cache_directory,
     has_model_cache,
     has_model_volume,
     has_plan_file,
@@ -65,6 +66,8 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
     if has_model_cache(attempt):
         variables["RLJOB_CACHE_DIR"] = cache_directory(attempt)
         variables["HF_HUB_CACHE"] = f"{cache_directory(attempt)}/huggingface"
+    if role != "controller" and (compiled := compile_cache_directory(attempt)) is not None:
+        variables["RLJOB_COMPILE_CACHE_DIR"] = compiled
     home = {"HOME": HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{HOME}/.cache"}
     return [
         *literal_entries(variables),

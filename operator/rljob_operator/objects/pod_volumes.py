@@ -10,6 +10,7 @@ from rljob_api.status import Role
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.predicted_memory import predicted_memory
 from rljob_operator.objects.supporting_objects import ATTEMPT_SETTINGS_KEY, MANIFEST_KEY
 
 SHARED_MEMORY_VOLUME = "shm"
@@ -33,7 +34,7 @@ def pod_volumes(attempt: JobAttempt, role: Role) -> tuple[list[dict[str, Any]], 
     volumes = [
         {
             "name": SHARED_MEMORY_VOLUME,
-            "emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(attempt.settings.shared_memory_bytes)},
+            "emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(_shared_memory_bytes(attempt, role))},
         },
         {"name": "tmp", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
@@ -57,11 +58,18 @@ def pod_volumes(attempt: JobAttempt, role: Role) -> tuple[list[dict[str, Any]], 
         volume, mount = _task_files_volume(attempt)
         volumes.append(volume)
         mounts.append(mount)
-    if attempt.spec.model.cache is not None and has_model_cache(attempt):
+    if attempt.spec.model.cache is not None and (has_model_cache(attempt) or shares_compiled_code(attempt)):
         volume, mount = _model_cache_volume(attempt.spec.model.cache)
         volumes.append(volume)
         mounts.append(mount)
     return volumes, mounts
+
+
+def _shared_memory_bytes(attempt: JobAttempt, role: Role) -> int:
+    """Size of /dev/shm: the installation's, or the prediction if that is larger."""
+    prediction = None if role == "controller" else predicted_memory(attempt.spec)
+    predicted_bytes = 0 if prediction is None else prediction.shared_memory_bytes
+    return max(attempt.settings.shared_memory_bytes, predicted_bytes)
 
 
 MEMORY_PLAN_FILE = "memory-plan.json"
@@ -146,6 +154,26 @@ def has_model_cache(attempt: JobAttempt) -> bool:
 def cache_directory(attempt: JobAttempt) -> str:
     """Directory of the model cache. On the checkpoints' volume its name is none that a job can have."""
     return f"{CHECKPOINT_DIRECTORY}/.model-cache" if attempt.spec.model.cache is None else CACHE_DIRECTORY
+
+
+def shares_compiled_code(attempt: JobAttempt) -> bool:
+    """True if the job names a claim on which jobs share compiled code. Another trainer keeps its own cache."""
+    cache = attempt.spec.model.cache
+    return attempt.own_trainer and cache is not None and cache.compiled
+
+
+def compile_cache_directory(attempt: JobAttempt) -> str | None:
+    """Directory in which the workers keep compiled code; None if nothing is compiled, or nothing can be kept.
+
+    By default it is among the files of this job, which its pods trust anyway.
+    """
+    if not attempt.own_trainer or attempt.spec.policy.gpus_per_replica == 0:
+        return None
+    if shares_compiled_code(attempt):
+        return f"{CACHE_DIRECTORY}/compiled"
+    if "emptyDir" in attempt.spec.checkpoint.volume_source(attempt.name):
+        return None
+    return f"{output_directory(attempt)}/.compile-cache"
 
 
 def _model_cache_volume(cache: ModelCache) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 
 from rljob_api.quantity import quantity_bytes
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
+from rljob_operator.observe.pod_facts import moment
 from rljob_operator.reconcile.observed import ObservedNode
 
 RESTARTS_IN_PLACE = "RestartAllContainersOnContainerExits"
@@ -26,17 +28,24 @@ class NodeFact:
 def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     allocatable = status.get("allocatable") or {}
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    ready: Object = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
     return NodeFact(
         node=ObservedNode(
             name=obj["metadata"]["name"],
             gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
-            usable=ready and not spec.get("unschedulable", False),
+            usable=ready.get("status") == "True" and not spec.get("unschedulable", False),
             tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
             restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),
+            unreachable_since=_unreachable_since(ready),
         ),
         labelled=(obj["metadata"].get("labels") or {}).get(labels.NODE_HAS_GPUS) == "true",
     )
+
+
+def _unreachable_since(ready: Object) -> datetime | None:
+    """The node controller sets the condition Ready to Unknown if the kubelet has not reported for some time."""
+    time = ready.get("lastTransitionTime")
+    return moment(time) if time and ready.get("status") == "Unknown" else None
 
 
 def _count(quantity: str | None) -> int:

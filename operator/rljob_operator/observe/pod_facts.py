@@ -71,6 +71,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         started=end is not None or bool(ours.get("restartCount")) or "running" in (ours.get("state") or {}),
         deleting="deletionTimestamp" in metadata,
         deletion_grace_seconds=metadata.get("deletionGracePeriodSeconds"),
+        deletion_due_at=moment(due) if (due := metadata.get("deletionTimestamp")) else None,
         gated=bool(spec.get("schedulingGates")),
         in_group=is_in_group(obj),
         unschedulable=scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None,

@@ -140,7 +140,7 @@ def _disrupted(view: JobView) -> AttemptResult | None:
             return _not_counted(f"pod {pod.name} was removed by the cluster ({pod.disruption})", pod)
         if pod.deleting:
             return _not_counted(f"pod {pod.name} is being deleted", pod)
-        if pod.ended and (pod.end is None or pod.end.reason == "ContainerStatusUnknown"):
+        if pod.taken_by_cluster:
             where = f" on node {pod.node}" if pod.node else ""
             return _not_counted(f"pod {pod.name} ended{where} before its container did", pod)
     if view.missing and view.begun:

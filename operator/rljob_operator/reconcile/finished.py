@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedPod
-from rljob_operator.reconcile.pod_deletion import next_deletions
+from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.resumption import failed_spec, is_answered, resume
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
+from rljob_operator.reconcile.stuck_pods import Termination
 from rljob_operator.reconcile.timeouts import seconds_to_live
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
 from rljob_operator.reconcile.view import JobView
@@ -30,10 +33,9 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
         return Desired(delete_job=True)
     ends_by_itself = _seconds_to_exit(view)
     to_go = [pod for pod in view.observed.pods if not _is_kept_for_logs(pod, view)]
-    return Desired(
-        delete_pods=() if ends_by_itself else next_deletions(to_go),
-        requeue_after_seconds=soonest(left, ends_by_itself),
-    )
+    termination = Termination.of(view.observed, view.settings, view.now)
+    deletions = Desired() if ends_by_itself else delete_pods(to_go, termination)
+    return replace(deletions, requeue_after_seconds=soonest(left, ends_by_itself, deletions.requeue_after_seconds))
 
 
 def _is_kept_for_logs(pod: ObservedPod, view: JobView) -> bool:

@@ -30,6 +30,8 @@ def half_placed_seconds_left(view: JobView) -> float | None:
     """
     if view.spec.gang == "Disabled" or any(pod.in_group for pod in view.pods):
         return None
+    if view.attempt is not None and view.attempt.replacing_pods:
+        return None  # the others work meanwhile
     placed = [pod for pod in view.pods if pod.node]
     if not placed or len(placed) == len(view.expected_pods):
         return None

@@ -13,7 +13,8 @@ from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_
 from rljob_operator.reconcile.memory_status import set_memory_pressure_condition, set_recovering_condition
 from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.placement import refusal
-from rljob_operator.reconcile.pod_deletion import next_deletions
+from rljob_operator.reconcile.pod_deletion import delete_before_next_attempt
+from rljob_operator.reconcile.pod_replacement import delete_lost, lost_pods, record_replacements, without
 from rljob_operator.reconcile.restart_in_place import begin_in_place, restart_seconds_left
 from rljob_operator.reconcile.start_conditions import (
     overdue_seconds_left,
@@ -33,18 +34,25 @@ _GARBAGE_COLLECTED_WITHIN_SECONDS = 60.0
 
 def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if view.leftovers:
-        return Desired(delete_pods=next_deletions(view.leftovers))
-    if end := attempt_result(view) or _reason_to_stop(view):
+        return delete_before_next_attempt(view.leftovers, view, draft)
+    lost = lost_pods(view)
+    if end := attempt_result(without(lost, view)) or _reason_to_stop(view, lost):
         return conclude(end, draft, view)
+    if record_replacements(lost, view, draft):
+        return Desired()
     set_scheduled_condition(view, draft)
     set_running_condition(view, draft)
     set_recovering_condition(view, draft)
     set_memory_pressure_condition(view, draft)
+    deletions = delete_lost(lost, view)
     desired = _create_missing_pods(view, draft) if view.missing else _verify_objects(view)
     return replace(
         desired,
+        delete_pods=deletions.delete_pods,
+        events=desired.events + deletions.events,
         requeue_after_seconds=soonest(
             desired.requeue_after_seconds,
+            deletions.requeue_after_seconds,
             deadline_seconds_left(view),
             half_placed_seconds_left(view),
             start_seconds_left(view),
@@ -56,11 +64,11 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     )
 
 
-def _reason_to_stop(view: JobView) -> AttemptResult | None:
+def _reason_to_stop(view: JobView, lost: frozenset[str]) -> AttemptResult | None:
     """Reason to stop an attempt whose pods would keep running."""
     if view.spec.suspend:
         return AttemptResult(AttemptReason.SUSPEND_REQUESTED, "spec.suspend is true", NotCounted())
-    return deadline_exceeded(view) or cannot_start(view) or half_placed_too_long(view)
+    return deadline_exceeded(view) or cannot_start(without(lost, view)) or half_placed_too_long(view)
 
 
 def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
@@ -137,7 +145,7 @@ def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if in_place := begin_in_place(view, draft):
         return in_place
     if view.observed.pods:
-        return Desired(delete_pods=next_deletions(view.observed.pods, view.missing))
+        return delete_before_next_attempt(view.observed.pods, view, draft, view.missing)
     draft.change_attempt(end_time=view.now, to_step=draft.status.step)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.condition(

@@ -9,7 +9,7 @@ from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import fail
 from rljob_operator.reconcile.gang import placement_retry_seconds
 from rljob_operator.reconcile.placement import obstacle_to_pods
-from rljob_operator.reconcile.pod_deletion import next_deletions
+from rljob_operator.reconcile.pod_deletion import delete_before_next_attempt
 from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import counted_attempts, restart_delay_seconds
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
@@ -24,7 +24,7 @@ _OBSTACLE_RETRY_SECONDS = 60.0
 def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
     """Record the next attempt, or the reason for its delay. The reconcile that observes it creates the pods."""
     if view.observed.pods:
-        return Desired(delete_pods=next_deletions(view.observed.pods))
+        return delete_before_next_attempt(view.observed.pods, view, draft)
     if view.spec.suspend:
         return _suspended(draft)
     _resume(draft)

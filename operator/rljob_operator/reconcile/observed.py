@@ -67,6 +67,8 @@ class ObservedPod:
     """It has a deletion timestamp."""
     deletion_grace_seconds: int | None = None
     """Grace period of its deletion; None if it is not being deleted."""
+    deletion_due_at: datetime | None = None
+    """Its deletion timestamp, at which that grace period ends; None if it is not being deleted."""
     gated: bool = False
     """A scheduling gate holds it, such as Kueue's."""
     in_group: bool = False
@@ -102,6 +104,12 @@ class ObservedPod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def taken_by_cluster(self) -> bool:
+        """It was evicted, deleted or preempted, or lost with its node."""
+        lost = self.ended and (self.end is None or self.end.reason == "ContainerStatusUnknown")
+        return bool(self.disruption) or self.deleting or lost
+
+    @property
     def placed_at(self) -> datetime:
         """Time of its scheduling, or of its creation if that is unknown."""
         return self.scheduled_at or self.created_at
@@ -118,6 +126,8 @@ class ObservedNode:
     """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
     restarts_in_place: bool = False
     """Its kubelet supports restart rules that restart all containers of a pod."""
+    unreachable_since: datetime | None = None
+    """When its kubelet stopped reporting (condition Ready is Unknown); None if it reports, that it is ready or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> 
 
 def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
-        return finish_deletion(observed, settings)
+        return finish_deletion(observed, settings, now)
     if observed.job is None:
         draft = StatusDraft(observed.status, observed.generation, now)
         return _written(report_invalid_spec(observed, draft), draft, observed, settings, now)

@@ -7,6 +7,7 @@ from datetime import UTC
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.step_report import StepReportStatus
 from rljob_operator.reconcile.placement import growth_note, unplaceable
+from rljob_operator.reconcile.pod_replacement import waiting_for
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timeouts import start_problem
 from rljob_operator.reconcile.timing import elapsed_seconds
@@ -110,7 +111,8 @@ def _set_running(view: JobView, draft: StatusDraft) -> None:
             draft.event("Warning", EventReason.STEP_OVERDUE, sentence)
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, sentence)
     else:
-        draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, "steps are being committed")
+        message = f"steps are being committed{waiting_for(draft)}"
+        draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, message)
 
 
 _MIN_OVERDUE_SECONDS = 600.0

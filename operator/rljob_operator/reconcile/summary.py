@@ -21,7 +21,11 @@ _PASSING = {
 }
 """The phase is that of the first condition that holds."""
 
-_NEEDS_A_PERSON = (ConditionReason.FOREIGN_OBJECT, ConditionReason.FOREIGN_POD)
+_NEEDS_A_PERSON = (
+    ConditionReason.FOREIGN_OBJECT,
+    ConditionReason.FOREIGN_POD,
+    ConditionReason.POD_NOT_TERMINATING,
+)
 """Reasons of Scheduled for which no pods are created until a person removes something."""
 
 

@@ -56,11 +56,17 @@ class JobKind:
 
     max_staleness: Literal[0, 1] = 0
 
+    tensor_parallel_size: int = 1
+
+    partial_rollout_prompts: int = 0
+
     def processes(self, gpus: int) -> dict[Role, int]:
         """Processes of each role, if each worker pod has `gpus`."""
+        # Without GPUs, a pod of the rollout has one engine, whatever its size.
+        of_engine_pod = max(gpus, self.tensor_parallel_size if self.rollout_pods else 1)
         return {
             "policy": self.policy_pods * max(gpus, 1),
-            "rollout": (self.rollout_pods or self.policy_pods) * max(gpus, 1),
+            "rollout": (self.rollout_pods or self.policy_pods) * of_engine_pod,
         }
 
 
@@ -69,4 +75,7 @@ KINDS = (
     JobKind("Colocated", _COLOCATED, gpus=(0, 1), policy_pods=2),
     JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 1), rollout_pods=1),
     JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 1), rollout_pods=2, max_staleness=1),
+    JobKind("Colocated", _COLOCATED, gpus=(2,), tensor_parallel_size=2),
+    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 2), policy_pods=2, rollout_pods=1, tensor_parallel_size=2),
+    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0,), rollout_pods=2, max_staleness=1, partial_rollout_prompts=2),
 )

@@ -30,7 +30,7 @@ def job_manifest(seed: int, stream: int, number: int) -> Object:
     return digits(
         name,
         topology=kind.topology,
-        algorithm={"steps": steps, "maxStaleness": kind.max_staleness},
+        algorithm={"steps": steps, "maxStaleness": kind.max_staleness, **_partial(kind)},
         checkpoint={"everySteps": chance.choice((5, 20))},
         policy={"replicas": kind.policy_pods, "gpusPerReplica": gpus, "template": template},
         recovery=_PATIENCE,
@@ -51,10 +51,19 @@ def _faults(chance: random.Random, failures: Failures, last_step: int, processes
 
 
 def _rollout(kind: JobKind, gpus: int, template: Object) -> Object:
-    """The part of the spec about pods that only engines run in, if there are any."""
-    if kind.rollout_pods == 0:
+    """The part of the spec about engines, and about pods that only engines run in, if there are any."""
+    rollout: Object = {} if kind.tensor_parallel_size == 1 else {"tensorParallelSize": kind.tensor_parallel_size}
+    if kind.rollout_pods:
+        rollout |= {"replicas": kind.rollout_pods, "gpusPerReplica": gpus, "template": template}
+    return {"rollout": rollout} if rollout else {}
+
+
+def _partial(kind: JobKind) -> Object:
+    """The part of the algorithm with which responses have different lengths, and the longest ones are left."""
+    if kind.partial_rollout_prompts == 0:
         return {}
-    return {"rollout": {"replicas": kind.rollout_pods, "gpusPerReplica": gpus, "template": template}}
+    prompts = kind.partial_rollout_prompts
+    return {"partialRolloutPrompts": prompts, "ignoreEndOfSequence": False, "maxResponseTokens": 32}
 
 
 def _pod(job: str, classes: set[str], processes: int) -> dict[str, Any]:

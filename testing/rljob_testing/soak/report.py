@@ -143,7 +143,10 @@ def _kind(spec: Mapping[str, Any]) -> str:
     """Topology and worker pods of a job: `Colocated, 2 policy`, `Disaggregated, 1 policy, 2 rollout`."""
     pods = {role: spec.get(role, {}).get("replicas") for role in ("policy", "rollout")}
     staleness = ["maxStaleness: 1"] if spec["algorithm"].get("maxStaleness") else []
-    return ", ".join([spec["topology"], *(f"{count} {role}" for role, count in pods.items() if count), *staleness])
+    size, partial = spec.get("rollout", {}).get("tensorParallelSize", 1), spec["algorithm"].get("partialRolloutPrompts")
+    engines = [f"engines of {size}"] * (size > 1) + ["partial rollouts"] * bool(partial)
+    counts = (f"{count} {role}" for role, count in pods.items() if count)
+    return ", ".join([spec["topology"], *counts, *staleness, *engines])
 
 
 def _by_kind(jobs: Sequence[Row]) -> Row:

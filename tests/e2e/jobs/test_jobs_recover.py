@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.quantity import quantity_bytes
+from rljob_operator import labels
 from rljob_testing.cluster.installed_operator import NAMESPACE
 from rljob_testing.cluster.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
 from rljob_testing.cluster.kubectl import Kubectl
@@ -89,6 +90,14 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
     assert status(job)["restarts"] == 1
 
 
+def apart_from_each_other(job: str) -> Object:
+    """A template of policy pods of which each needs a node of its own."""
+    others = {"matchLabels": {labels.JOB_NAME: job, labels.ROLE: "policy"}}
+    term = {"labelSelector": others, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return {"spec": {"affinity": affinity, "tolerations": [{"operator": "Exists"}]}}
+
+
 def two_policy_pods_are_ready(job: Object) -> bool:
     return {"role": "policy", "desired": 2, "ready": 2} in status(job).get("pods", [])
 
@@ -100,12 +109,14 @@ def test_a_policy_with_no_setting_left_to_change_gets_a_second_pod(jobs: Kubectl
         digits(
             algorithm={"steps": steps},
             checkpoint={"everySteps": 5},
-            policy={"gpusPerReplica": 0},
+            policy={"gpusPerReplica": 0, "template": apart_from_each_other("digits")},
             recovery={"maxAdjustments": 1, "maxGpus": 2},
             faultInjection=faults(spike),
         )
     )
     jobs.wait("rljob", "digits", two_policy_pods_are_ready, PATIENCE_SECONDS)
+    nodes = {jobs.get("pod", f"digits-policy-{index}")["spec"]["nodeName"] for index in range(2)}
+    assert nodes == {"cpu-node", "gpu-node"}, "the ranks meet across nodes"
     job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
 
     assert holds("Complete")(job), status(job)

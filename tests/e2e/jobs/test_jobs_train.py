@@ -112,10 +112,10 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     assert "fetch" not in jobs("get", "pods", "-o", "name")
 
 
-def test_engines_in_pods_of_their_own_train_and_one_is_lost(jobs: Kubectl) -> None:
+def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: Kubectl) -> None:
     steps = 60
     policy = {"gpusPerReplica": 0, "template": on_node("gpu-node")}
-    rollout = {"replicas": 1, "gpusPerReplica": 0, "template": on_node("cpu-node")}
+    rollout = {"replicas": 2, "gpusPerReplica": 0, "template": on_node("cpu-node")}
     jobs.apply(digits(topology="Disaggregated", algorithm={"steps": steps}, policy=policy, rollout=rollout))
     jobs.wait("stepreport", "digits", at_step(10), PATIENCE_SECONDS)
     nodes = {name: jobs.get("pod", f"digits-{name}-0")["spec"]["nodeName"] for name in ("policy", "rollout")}
@@ -124,7 +124,9 @@ def test_engines_in_pods_of_their_own_train_and_one_is_lost(jobs: Kubectl) -> No
     job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
 
     assert holds("Complete")(job), status(job)
-    assert [ended["reason"] for ended in status(job)["attempts"]] == ["PodsDisrupted", "AllStepsCommitted"]
+    [attempt] = status(job)["attempts"]
+    assert (attempt["reason"], attempt["podReplacements"]) == ("AllStepsCommitted", 1)
+    assert status(job)["restarts"] == 0
     records = _ledger(jobs)
     assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, steps + 1))
     assert status(job)["reward"] > 0.9

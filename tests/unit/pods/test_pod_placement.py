@@ -1,17 +1,20 @@
-"""Facts that the controller requests from the pods of its workers."""
+"""The controller waits for the pods of its workers, and requests facts from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rljob_api.job import RLJobSpec
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods import pod_placement
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
+from rljob_trainer.runtime.stop_request import StopNow, StopRequest
 from tests.unit.pods.pod_variables import pod_variables
 
 SPEC = RLJobSpec.model_validate(
@@ -48,3 +51,50 @@ def test_pods_are_not_restarted_in_place_if_one_does_not_respond(placement: PodP
     assert placement.workers_answer
     placement.oom_kills()
     assert not placement.workers_answer
+
+
+# --- pods that do not come ---
+
+PODS = ["sums-policy-0", "sums-rollout-0", "sums-rollout-1"]
+
+
+class Time:
+    """A clock that workers join by: `joins` maps their numbers to the second at which they do."""
+
+    def __init__(self, joins: dict[int, float]) -> None:
+        self.now, self._joins = 0.0, joins
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Resources": {f"worker-{worker}": 1}} for worker, at in self._joins.items() if at <= self.now]
+
+
+def wait(monkeypatch: pytest.MonkeyPatch, joins: dict[int, float], stop: object = False) -> tuple[float, list[str]]:
+    """Seconds that the wait took, and its notes."""
+    time, notes = Time(joins), list[str]()
+    monkeypatch.setattr(pod_placement, "time", SimpleNamespace(monotonic=time.monotonic, sleep=time.sleep))
+    monkeypatch.setattr(pod_placement, "_alive_nodes", time.nodes)
+    pod_placement._wait_for_workers(PODS, 1800.0, notes.append, cast(StopRequest, stop))
+    return time.now, notes
+
+
+def test_workers_are_waited_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, notes = wait(monkeypatch, {0: 1.0, 1: 20.0, 2: 100.0})
+    assert waited == pytest.approx(100.0, abs=1.0)
+    assert notes == [f"still waiting for sums-rollout-1 after {seconds} s" for seconds in (30, 90)]
+
+
+def test_rollout_pods_that_never_come_end_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "expected all workers to join within 1800 s, sums-rollout-0, sums-rollout-1 did not; check them with"
+    with pytest.raises(WorkerLost, match=expected):
+        wait(monkeypatch, {0: 1.0})
+
+
+def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StopNow):
+        wait(monkeypatch, {0: 1.0}, stop=True)

@@ -8,9 +8,9 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.roles import PolicySpec
-from rljob_trainer.errors import TrainerError
+from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import Machine
-from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, role_hosts, worker_of
+from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, require_engine_here, role_hosts, worker_of
 from rljob_trainer.runtime.placement import RoleHosts
 
 GIB = 2**30
@@ -24,8 +24,9 @@ def worker(
     image_for_gpus: bool = True,
     shared_memory_gib: int = 4,
     may_compile: bool = True,
+    capability: tuple[int, int] | None = None,
 ) -> WorkerFacts:
-    machine = Machine((80 * GIB,) * gpus, host_gib * GIB, cores)
+    machine = Machine((80 * GIB,) * gpus, host_gib * GIB, cores, capability)
     return WorkerFacts(machine, "2.11.0", image_for_gpus, shared_memory_gib * GIB, may_compile)
 
 
@@ -126,3 +127,15 @@ def test_processes_of_an_engine_are_in_one_pod() -> None:
     assert ray_cpus(spec, "rollout") == 2 * ray_cpus(spec, "policy")
     colocated = spec_of(PolicySpec(replicas=2, gpus_per_replica=4), rollout={"tensorParallelSize": 4})
     assert [worker_of(colocated, "rollout", rank) for rank in (3, 4)] == [0, 1]
+
+
+def test_a_worker_refuses_an_engine_that_its_gpus_cannot_run() -> None:
+    colocated = spec_of(PolicySpec(), rollout={"kvCacheDtype": "Fp8"})
+    require_engine_here(colocated, "policy", worker(1, capability=(9, 0)))
+    for facts, found in ((worker(1, capability=(8, 0)), "8.0"), (worker(1, image_for_gpus=False), "vLLM on the CPU")):
+        with pytest.raises(BadInput, match=rf"rollout\.kvCacheDtype: .*{found}"):
+            require_engine_here(colocated, "policy", facts)
+    apart = spec_of(PolicySpec(), topology="Disaggregated", rollout={"quantization": "Fp8PerTensor"})
+    require_engine_here(apart, "policy", worker(1, capability=(8, 0)))
+    with pytest.raises(BadInput, match=r"rollout\.quantization: expected Disabled on a GPU of compute capability 8\.0"):
+        require_engine_here(apart, "rollout", worker(1, capability=(8, 0)))

@@ -24,7 +24,7 @@ from rljob_trainer.pods.restart_in_place import (
 )
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import worker_of
-from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
+from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, Outcome, changeable_settings, identity
 from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.step_report.api_server import ApiServer
 from rljob_trainer.step_report.client import StepReportClient
@@ -48,7 +48,12 @@ def run_controller(variables: Mapping[str, str]) -> ExitCode:
         pod = f"{environment.namespace}/{os.uname().nodename}"
         manifest = environment.manifest.read_text()
         with directory.open(
-            manifest, identity(job), changeable=changeable_settings(job), pod=pod, wait_seconds=_LOCK_SECONDS
+            manifest,
+            identity(job),
+            changeable=changeable_settings(job),
+            defaults=DEFAULTS_OF_IDENTITY,
+            pod=pod,
+            wait_seconds=_LOCK_SECONDS,
         ):
             return _attempt(environment, settings, job, directory)
     return failure.exit_code

@@ -145,6 +145,9 @@ class WorkerEnvironment(PodEnvironment):
     index: int = Field(ge=0)
     """Number of the pod among those of its role, from 0."""
 
+    compile_cache_dir: Path | None = None
+    """Directory on a volume in which compiled code is kept. Absent: it is gone with the pod."""
+
     @model_validator(mode="after")
     def _index_is_one_of_the_workers(self) -> Self:
         if self.index >= self.workers:

@@ -71,6 +71,9 @@ class PodPlacement:
             self._agents.call(mark_controller_exited, _END_NOTE_SECONDS)
         ray.shutdown()
 
+    def known_hosts(self, _spec: RLJobSpec) -> None:
+        """Only the workers know their resources. Each one refuses a job that its own GPUs cannot run."""
+
     def survey(self, spec: RLJobSpec, display: RunDisplay, stop: StopRequest) -> RoleHosts:
         """Wait for Ray and for the workers to join it, and collect their resources."""
         display.phase("starting Ray")

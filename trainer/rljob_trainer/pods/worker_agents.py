@@ -33,7 +33,8 @@ class WorkerAgents:
         import ray
 
         for worker in range(self._workers):
-            options = {"name": _name(worker), "namespace": _NAMESPACE, "lifetime": "detached"}
+            # An agent that is lost with its pod starts again in the pod's successor.
+            options = {"name": _name(worker), "namespace": _NAMESPACE, "lifetime": "detached", "max_restarts": -1}
             ray.remote(_Agent).options(num_cpus=0, resources=only_on(worker), **options).remote()
 
     def call(self, function: Callable[..., Result], timeout_seconds: float, *arguments: object) -> list[Result]:

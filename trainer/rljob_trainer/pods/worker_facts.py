@@ -13,6 +13,7 @@ from rljob_api.topology import WorkerPods, worker_pods
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.hardware import Bundle, Device, Machine, this_machine, torch_may_compile, torch_version
 from rljob_trainer.pods.ray_node import only_on
+from rljob_trainer.runtime.eight_bits import require_eight_bits
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.telemetry.host_memory import host_memory
 
@@ -70,6 +71,14 @@ def role_hosts(spec: RLJobSpec, workers: Sequence[WorkerFacts], pods: Sequence[s
         shared_memory_bytes=min(worker.shared_memory_bytes for worker in workers),
         may_compile=all(worker.may_compile for worker in of_policy),
     )
+
+
+def require_engine_here(spec: RLJobSpec, role: Role, worker: WorkerFacts) -> None:
+    """Raise `BadInput` if engines of the job run in this pod, of `role`, and cannot compute as it requests. Pure."""
+    engines = worker_pods(spec)[-1]
+    if role == engines.role:
+        device: Device = "cuda" if engines.gpus and worker.engine_needs_gpu else "cpu"
+        require_eight_bits(spec, device, worker.machine.gpu_capability)
 
 
 def worker_of(spec: RLJobSpec, role: Role, rank: int) -> int:

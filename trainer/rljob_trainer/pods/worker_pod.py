@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.termination_message import TerminationMessage
+from rljob_api.topology import worker_pods
 from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.attempt_start import job_of_attempt, start_attempt
+from rljob_trainer.pods.code_platform import this_platform
+from rljob_trainer.pods.compile_cache import CompileCache, is_kept_elsewhere
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import HeadWatch, Observed, WorkerExit
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
-from rljob_trainer.pods.worker_facts import ray_cpus
+from rljob_trainer.pods.worker_facts import ray_cpus, require_engine_here, worker_facts
+from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.stop_request import StopNow
 from rljob_trainer.telemetry.host_memory import host_memory
 
@@ -28,6 +37,7 @@ Address = tuple[str, int]
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0
 _LOG_EVERY_SECONDS = 30.0
 _POLL_SECONDS = 1.0
+_KEEP_EVERY_SECONDS = 60.0
 _PROBE_SECONDS = 3.0
 
 
@@ -47,16 +57,46 @@ def run_worker(variables: Mapping[str, str]) -> ExitCode:
 
 
 def _work(environment: WorkerEnvironment, job: RLJob) -> WorkerExit:
-    termination = _TerminationRequest()
+    others_take_over = environment.role == "rollout" and worker_pods(job.spec)[-1].replicas > 1
+    termination = _TerminationRequest(others_take_over=others_take_over)
     try:
-        _log(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir)}")
+        require_engine_here(job.spec, environment.role, worker_facts())
+        accept = partial(require_usable, job.spec)
+        _log(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir, accept=accept)}")
+        cache = _restored_cache(environment)
         head = _join(environment, job)
         environment.ready_file.touch()
         _log(f"joined {environment.ray_head}")
         termination.work_in_progress = True
+        if cache is not None and environment.index == 0:
+            threading.Thread(target=_keep, args=(cache,), name="compile cache", daemon=True).start()
         return _stay(environment, head)
     except StopNow:
+        if termination.work_in_progress:
+            ray_node.leave()
         return WorkerExit(ExitCode.TERMINATED, "stopped by SIGTERM")
+
+
+# --- compiled code ---
+
+
+def _restored_cache(environment: WorkerEnvironment) -> CompileCache | None:
+    """The cache for compiled code, whose variables are set for the processes that this one starts; None without."""
+    if environment.compile_cache_dir is None or is_kept_elsewhere(os.environ):
+        return None
+    name = f"{this_platform().key}-{environment.role}"
+    cache = CompileCache(Path(tempfile.gettempdir(), "rljob-compiled"), environment.compile_cache_dir, name)
+    _log(cache.restore())
+    os.environ.update(cache.variables())
+    return cache
+
+
+def _keep(cache: CompileCache) -> None:
+    """Save new code while the job runs: a pod may end at any time. All pods of a role compile the same."""
+    while True:
+        time.sleep(_KEEP_EVERY_SECONDS)
+        if (message := cache.save_if_settled()) is not None:
+            _log(message)
 
 
 # --- joining ---
@@ -137,15 +177,16 @@ class _TerminationRequest:
     """SIGTERM stops a waiting worker at once. A working one is stopped by the second signal only.
 
     A pod on a node that is drained gets the first signal. The operator then stops the controller, which needs this
-    worker to commit its step.
+    worker to commit its step. If the engines of other pods can take over its work, the first signal is enough.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, others_take_over: bool = False) -> None:
         self.work_in_progress = False
+        self._others_take_over = others_take_over
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if not self.work_in_progress:
+        if not self.work_in_progress or self._others_take_over:
             raise StopNow
         self.work_in_progress = False
         _log("SIGTERM: continuing until the controller has exited (a second signal stops at once)")

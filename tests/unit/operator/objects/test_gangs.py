@@ -27,6 +27,28 @@ def test_kueue_finds_one_group_of_all_pods_at_its_gate() -> None:
         assert pod["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
 
 
+APART: Object = {
+    "topology": "Disaggregated",
+    "policy": {"replicas": 2, "gpusPerReplica": 4},
+    "rollout": {"replicas": 3, "gpusPerReplica": 2},
+}
+
+
+def test_a_group_of_kueue_includes_rollout_pods() -> None:
+    built = objects(job(queueName="gpus", **APART), gang="Kueue")
+    assert len(built.pods) == 6
+    for pod in built.pods:
+        assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "6"
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "sums-rljob-1"
+
+
+def test_a_group_of_volcano_includes_rollout_pods_and_their_gpus() -> None:
+    built = objects(job(**APART), gang="Volcano")
+    group = of_kind("PodGroup", built)["spec"]
+    assert (group["minMember"], group["minResources"]["nvidia.com/gpu"]) == (6, "14")
+    assert {pod["spec"]["schedulerName"] for pod in built.pods} == {"volcano"}
+
+
 def test_another_trainers_group_has_no_controller() -> None:
     built = objects(job(queueName="gpus", trainer={"image": "verl:1"}, **TWO_WORKERS), gang="Kueue")
     counts = {pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in built.pods}

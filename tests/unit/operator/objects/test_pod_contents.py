@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.operator.objects.builders import (
+    DISAGGREGATED,
     NAMESPACE,
     OTHER_TRAINER,
     Object,
@@ -101,6 +102,45 @@ def test_a_hub_model_can_be_kept_on_a_claim_of_its_own() -> None:
         assert environment_of(pod)["RLJOB_CACHE_DIR"] == mount["mountPath"]
     elsewhere = objects(job(model={"uri": "oci://r/m:1", "cache": cache}))
     assert "model-cache" not in volumes_of(pod_of(elsewhere, "policy"))
+
+
+def compiled_code_of(spec: Object) -> dict[str, str | None]:
+    """Directory of the compiled code in the pod of each role."""
+    pods = objects(spec).pods
+    roles = ("controller", "policy", "rollout")
+    of_role = {role: pod for role in roles for pod in pods if pod["metadata"]["name"].startswith(f"sums-{role}")}
+    return {role: environment_of(pod).get("RLJOB_COMPILE_CACHE_DIR") for role, pod in of_role.items()}
+
+
+def test_compiled_code_is_kept_among_the_files_of_the_job() -> None:
+    own = "/var/lib/rljob/.compile-cache"
+    assert compiled_code_of(job()) == {"controller": None, "policy": own}
+    assert compiled_code_of(job(**DISAGGREGATED)) == {"controller": None, "policy": own, "rollout": own}
+    shared = {"volume": {"persistentVolumeClaim": {"claimName": "all-jobs"}}}
+    assert compiled_code_of(job(checkpoint=shared))["policy"] == "/var/lib/rljob/sums/.compile-cache"
+
+
+def test_jobs_share_compiled_code_only_if_they_say_so() -> None:
+    model = {"uri": "oci://r/m:1", "cache": {"persistentVolumeClaim": "models", "path": "a"}}
+    assert compiled_code_of(job(model=model))["policy"] == "/var/lib/rljob/.compile-cache"
+    model["cache"] = model["cache"] | {"compiled": True}  # type: ignore[operator]
+    assert compiled_code_of(job(model=model)) == {"controller": None, "policy": "/var/lib/rljob-cache/compiled"}
+    pod = pod_of(objects(job(model=model)), "policy")
+    assert volumes_of(pod)["model-cache"]["persistentVolumeClaim"] == {"claimName": "models"}
+    assert mounts_of(pod)["model-cache"]["subPath"] == "a"
+    assert "HF_HUB_CACHE" not in environment_of(pod)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"policy": {"gpusPerReplica": 0}},  # nothing is compiled
+        {"checkpoint": {"volume": {"emptyDir": {}}}},  # it is gone with the pod, too
+        OTHER_TRAINER,
+    ],
+)
+def test_there_is_no_directory_if_it_would_be_of_no_use(spec: Object) -> None:
+    assert set(compiled_code_of(job(**spec)).values()) == {None}
 
 
 def test_another_trainer_keeps_its_cache_unless_the_job_names_one() -> None:

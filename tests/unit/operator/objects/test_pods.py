@@ -199,6 +199,7 @@ def test_every_pod_of_a_job_knows_its_place() -> None:
         "RLJOB_MANIFEST": "/etc/rljob/job.yaml",
         "RLJOB_OUTPUT": "/var/lib/rljob",
         "RLJOB_CACHE_DIR": "/var/lib/rljob/.model-cache",
+        "RLJOB_COMPILE_CACHE_DIR": "/var/lib/rljob/.compile-cache",
         "RLJOB_RAY_HEAD": f"sums-controller.{NAMESPACE}.svc:6379",
         "RLJOB_ATTEMPT_SETTINGS": "/etc/rljob/attempt.json",
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_operator.objects.predicted_memory import limit_is_predicted, low_memory_limit
-from tests.unit.operator.objects.builders import Object, container_of, job, objects, of_kind, pod_of
+from tests.unit.operator.objects.builders import Object, container_of, job, objects, of_kind, pod_of, volumes_of
 
 EIGHT_B = {"uri": "hf://Qwen/Qwen3-8B"}
 
@@ -21,9 +21,9 @@ def memory_of(resources: Object | None = None, model: Object = EIGHT_B, **policy
 
 
 def test_a_worker_requests_the_prediction_and_is_limited_to_twice_that() -> None:
-    assert memory_of() == ("95744Mi", "187Gi")
+    assert memory_of() == ("94Gi", "188Gi")
     eight, _ = memory_of(gpusPerReplica=8)
-    assert eight == "212480Mi"
+    assert eight == "216576Mi"
 
 
 OTHER_TRAINER = {"image": "registry.example.com/trainer:1"}
@@ -55,13 +55,31 @@ def test_a_model_of_unknown_size_has_the_default_request_and_no_limit() -> None:
     [
         ({"limits": {"memory": "16Gi"}}, ("16Gi", "16Gi")),
         ({"requests": {"memory": "300Gi"}}, ("300Gi", "300Gi")),
-        ({"requests": {"memory": "16Gi"}}, ("16Gi", "187Gi")),
+        ({"requests": {"memory": "16Gi"}}, ("16Gi", "188Gi")),
         ({"requests": {"memory": "4e9"}}, ("4e9", None)),
-        ({"limits": {"memory": None}}, ("95744Mi", None)),
+        ({"limits": {"memory": None}}, ("94Gi", None)),
     ],
 )
 def test_what_the_template_sets_wins(resources: Object, memory: tuple[str, str | None]) -> None:
     assert memory_of(resources) == memory
+
+
+def test_dev_shm_has_the_predicted_size_if_that_is_larger_than_the_default() -> None:
+    """On a CPU, two buckets of weights are there at a time."""
+
+    def sizes(bucket: str, **spec: Any) -> tuple[str, str]:
+        policy, memory = {"gpusPerReplica": 0}, {"syncBucketSize": bucket}
+        of_job = objects(job(**{"model": EIGHT_B, "policy": policy, "memory": memory} | spec))
+        of_role = (
+            volumes_of(pod_of(of_job, role))["shm"]["emptyDir"]["sizeLimit"] for role in ("policy", "controller")
+        )
+        policy_size, controller_size = of_role
+        return str(policy_size), str(controller_size)
+
+    assert sizes("1Gi") == ("4Gi", "4Gi")
+    assert sizes("4Gi") == ("8320Mi", "4Gi")
+    assert sizes("4Gi", model={"uri": "hf://org/name"}) == ("4Gi", "4Gi"), "nothing is predicted"
+    assert sizes("4Gi", policy={"gpusPerReplica": 1}) == ("4Gi", "4Gi"), "weights do not pass through it"
 
 
 def test_the_claim_holds_the_checkpoints() -> None:
@@ -70,7 +88,7 @@ def test_the_claim_holds_the_checkpoints() -> None:
         return str(claim["spec"]["resources"]["requests"]["storage"])
 
     assert size() == "50Gi"
-    assert size(model=EIGHT_B) == "328Gi"
+    assert size(model=EIGHT_B) == "329Gi"
     assert size(model=EIGHT_B, checkpoint={"size": "60Gi"}) == "60Gi"
 
 

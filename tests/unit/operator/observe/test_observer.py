@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from rljob_operator.kube.watch import Key
@@ -174,6 +176,9 @@ def test_answers_to_writes_are_known_at_once(observer: Observer) -> None:
     assert seen(observer).uid == UID
 
 
+LOST_AT = "2026-01-02T04:00:00+00:00"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -191,6 +196,17 @@ def test_answers_to_writes_are_known_at_once(observer: Observer) -> None:
         (
             node(status={"declaredFeatures": ["RestartAllContainersOnContainerExits"]}),
             NodeFact(ObservedNode("cpu-node", 0, usable=False, restarts_in_place=True), labelled=False),
+        ),
+        (
+            node(status={"conditions": [{"type": "Ready", "status": "Unknown", "lastTransitionTime": LOST_AT}]}),
+            NodeFact(
+                ObservedNode("cpu-node", 0, usable=False, unreachable_since=datetime.fromisoformat(LOST_AT)),
+                labelled=False,
+            ),
+        ),
+        (
+            node(status={"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": LOST_AT}]}),
+            NodeFact(ObservedNode("cpu-node", 0, usable=False), labelled=False),
         ),
         (
             node(spec={"taints": [{"key": "a", "effect": "NoSchedule"}]}),

@@ -184,6 +184,8 @@ def test_when_the_cluster_took_it_away(status: dict[str, Any], disruption: str |
 def test_a_pod_that_is_being_deleted() -> None:
     going = read(deletionTimestamp="2026-01-02T04:00:00Z", deletionGracePeriodSeconds=30)
     assert (going.deleting, going.deletion_grace_seconds) == (True, 30)
+    assert going.deletion_due_at == datetime(2026, 1, 2, 4, tzinfo=UTC)
+    assert read().deletion_due_at is None
 
 
 def test_what_a_pod_has_of_host_memory_and_shared_memory() -> None:

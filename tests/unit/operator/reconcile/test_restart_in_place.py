@@ -61,6 +61,38 @@ def test_the_next_attempt_reuses_the_pods_with_a_new_environment() -> None:
     assert (status_of(cluster).adjustments, status_of(cluster).restarts) == (1, 0)
 
 
+ENGINES_APART: dict[str, Any] = {
+    "topology": "Disaggregated",
+    "policy": {"replicas": 2, "gpusPerReplica": 1},
+    "rollout": {"replicas": 2, "gpusPerReplica": 1},
+}
+
+
+def test_rollout_pods_are_restarted_with_the_others() -> None:
+    cluster = waiting(**ENGINES_APART)
+    before = uids(cluster)
+    assert len(before) == 5
+    for _ in range(3):
+        cluster.round()
+    assert cluster.attempt.number == 2
+    cluster.restart()
+    cluster.settle()
+    cluster.ready()
+    cluster.reports(3, attempt=2)
+    cluster.settle()
+    assert uids(cluster) == before
+    assert cluster.phase == "Running"
+
+
+def test_a_rollout_pod_that_is_lost_meanwhile_ends_the_attempt() -> None:
+    cluster = waiting(**ENGINES_APART)
+    for _ in range(3):
+        cluster.round()
+    cluster.vanish("demo-rollout-1")
+    cluster.settle()
+    assert (cluster.attempt.number, cluster.attempt.reason) == (2, "PodsDisrupted")
+
+
 def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
     """On a CPU the trainer keeps the engine awake, whatever is pinned: its plan is the one of the next attempt too."""
     awake, on_a_cpu = (
