@@ -40,6 +40,8 @@ class ConditionReason(StrEnum):
     OBJECT_LEFT_BEHIND = "ObjectLeftBehind"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"
+    NODE_LOST = "NodeLost"
+    POD_NOT_TERMINATING = "PodNotTerminating"
     CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
     PODS_SCHEDULED = "PodsScheduled"
     # Running

@@ -125,6 +125,20 @@ class RLJobSpec(ApiModel):
         *TOPOLOGY_RULES,
         *GROWTH_RULES,
         Rule(
+            cel="self.rollout.quantization == 'Disabled' || self.policy.gpusPerReplica > 0",
+            holds=lambda spec: spec.rollout.quantization == "Disabled" or spec.policy.gpus_per_replica > 0,
+            field="rollout.quantization",
+            message="requires GPUs, since vLLM on the CPU has no 8-bit floating point: write Disabled, or "
+            "gpusPerReplica: 1",
+        ),
+        Rule(
+            cel="self.rollout.kvCacheDtype == 'Auto' || self.policy.gpusPerReplica > 0",
+            holds=lambda spec: spec.rollout.kv_cache_dtype == "Auto" or spec.policy.gpus_per_replica > 0,
+            field="rollout.kvCacheDtype",
+            message="requires GPUs, since vLLM on the CPU has no 8-bit floating point: write Auto, or "
+            "gpusPerReplica: 1",
+        ),
+        Rule(
             cel="(self.rollout.quantization == 'Disabled' && self.rollout.kvCacheDtype == 'Auto') || "
             "self.algorithm.importanceSampling.mode != 'Disabled'",
             holds=lambda spec: (

@@ -40,6 +40,10 @@ class MemoryPlan(ApiModel):
     optimizer_offload: bool
     """The optimizer state stays in host memory and streams through the GPU during an optimizer step."""
 
+    policy_offload: bool = False
+    """The weights of the policy, and of a reference model, stay in host memory while the engine on the same GPU
+    generates."""
+
     sync_bucket_bytes: PositiveCount = Field(alias="syncBucketSize")
     """Maximum size of the weights that the policy sends to the engine at a time, in bytes."""
 

@@ -37,6 +37,15 @@ class MemoryProfile(ApiModel):
     """Trained weights of one rank that stay on the GPU, with their gradients, in bytes. 0: unknown, taken as
     optimizerBytes."""
 
+    smaller_moments_bytes: Count = 0
+    """GPU memory of one rank that policy.optimizer.moments: bfloat16 would save, in bytes. 0: none, or unknown."""
+
+    adapter_policy_bytes: Count = 0
+    """Weights, gradients and optimizer state of one rank if the job trained adapters (policy.lora) of the default rank,
+    in bytes. 0: it trains adapters, or unknown."""
+    policy_weight_bytes: Count = 0
+    """Weights of one rank that policyOffload moves to host memory, without a reference model, in bytes. 0: unknown."""
+
     activation_bytes_per_token: Count
     """Activations that the forward pass stores per token for the backward pass, in bytes."""
 

@@ -45,6 +45,10 @@ class MemorySettings(ApiModel):
     """If enabled, the optimizer state stays in host memory and streams through the GPU during an optimizer step. A
     reference model stays in host memory as well."""
 
+    policy_offload: Toggle = "Auto"
+    """If enabled, the weights of the policy, and of a reference model, stay in host memory while the engine on the same
+    GPU generates. It has no effect with topology Disaggregated."""
+
     sync_bucket_size: AutoOrBytes = "Auto"
     """Maximum size of the weights that the policy sends to the engine at a time. A larger parameter is sent alone."""
 

@@ -56,10 +56,15 @@ class TaskFiles(ApiModel):
 
 
 class ModelCache(ApiModel):
-    """Volume for models of the Hugging Face hub, which jobs can share."""
+    """Volume for models of the Hugging Face hub and for compiled code, which jobs can share."""
 
     persistent_volume_claim: ObjectName
     """Name of a claim in the job's namespace. All pods that use it must be able to write to it (ReadWriteMany)."""
 
     path: Directory | None = None
     """Directory on the claim. Absent: its root."""
+
+    compiled: bool = False
+    """If true, code that torch, Triton and vLLM compile is kept on the claim for other jobs. Whoever can write to the
+    claim can then run code in the pods of these jobs. If false, it is kept with the checkpoints, for the attempts of
+    this job."""

@@ -13,6 +13,7 @@ class OptimizerSpec(ApiModel):
     """The optimizer of the policy: AdamW with float32 master weights. Its learning rate, betas and weight decay are
     under `algorithm`."""
 
-    moments: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=immutable())
-    """Data type of AdamW's two moments. bfloat16 halves their memory and the time to stream them; they are rounded
-    stochastically."""
+    moments: Literal["float32", "bfloat16", "int8"] = Field(default="float32", json_schema_extra=immutable())
+    """Data type of AdamW's two moments. bfloat16 halves their memory and the time to stream them, int8 quarters both.
+    bfloat16 moments are rounded stochastically. int8 moments are quantized in blocks of 256, each with a float32 scale;
+    updates differ from those with float32 by a few percent."""

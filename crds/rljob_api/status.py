@@ -96,6 +96,14 @@ class AttemptStatus(ApiModel):
     restarts_before: dict[str, int] = Field(default_factory=dict, json_schema_extra={"x-kubernetes-map-type": "atomic"})
     """Container restarts of those pods before it, by pod name. Kept for the latest attempt only."""
 
+    replacing_pods: list[str] = Field(
+        default_factory=list, max_length=1024, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Names of rollout pods that were lost and are being replaced, while the others generate."""
+
+    pod_replacements: Count = 0
+    """Number of rollout pods that were replaced in the attempt, or are being replaced."""
+
     diagnosis: DiagnosisStatus | None = None
     """Cause of its out-of-memory failure."""
 

@@ -28,6 +28,9 @@ _BFLOAT16_BYTES = 2
 _STREAM_BYTES_PER_SECOND = 40e9
 """Each way, both ways at once, between pinned host memory and a GPU on PCIe 5: three quarters of one way alone."""
 
+_FILE_BYTES_PER_SECOND = 5e9
+"""Weights from the model's files to a GPU, if the files are in the page cache or in memory. Assumed, not measured."""
+
 OPTIMIZER_STEP_BYTES = int(1.5 * GIB)
 """Memory of an optimizer step beside state and gradients: three buckets of the state and the masters of one."""
 
@@ -52,17 +55,44 @@ def _tensor_parallel_bytes(workload: Workload) -> int:
 def policy_state_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:
     """Memory of one rank between updates: weights with their float32 masters, AdamW's moments, the reference model.
 
-    Per trained parameter 4 bytes for the master and 4 or 2 for each of two moments, sharded over the ranks (Rajbhandari
-    et al. 2020, ZeRO, stage 3). A single rank splits the master into a bfloat16 weight and a remainder of 2 bytes.
-    With offload the moments, the remainders and the reference are in host memory. With low-rank adapters, the frozen
-    weights are also the reference.
+    Per trained parameter 4 bytes for the master and 4, 2 or 1 + 4/256 for each of two moments, sharded over the ranks
+    (Rajbhandari et al. 2020, ZeRO, stage 3). A single rank splits the master into a bfloat16 weight and a remainder of
+    2 bytes. With offload the moments, the remainders and the reference are in host memory. With low-rank adapters, the
+    frozen weights are also the reference.
     """
     a_parameter = 4 + 2 * workload.moment_bytes
     if optimizer_offload:
         a_parameter -= _offloaded_bytes_per_parameter(model, workload)
-    has_reference = workload.reference_model and not model.adapter_parameters and not optimizer_offload
-    reference = model.weight_bytes if has_reference else 0
-    return (model.frozen_bytes + model.trained_parameters * a_parameter + reference) // workload.policy_ranks
+    reference = _reference_bytes(model, workload, optimizer_offload=optimizer_offload)
+    return (model.frozen_bytes + int(model.trained_parameters * a_parameter) + reference) // workload.policy_ranks
+
+
+def policy_weight_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:
+    """The part of `policy_state_bytes` that `policyOffload` moves to host memory: weights, and the reference model."""
+    reference = _reference_bytes(model, workload, optimizer_offload=optimizer_offload)
+    return (trained_weight_bytes(model, workload) + model.frozen_bytes + reference) // workload.policy_ranks
+
+
+def trained_weight_bytes(model: ModelShape, workload: Workload) -> int:
+    """Trained weights as they are on the GPU, all ranks together: float32, or bfloat16 beside their remainders."""
+    return (2 if _splits_masters(model, workload) else 4) * model.trained_parameters
+
+
+def weight_sync_bytes(model: ModelShape, sync_bucket_bytes: int) -> int:
+    """Memory that a sync adds for one rank: a bucket, gathered and packed, and a weight in float32 with its adapter."""
+    merged = 4 * model.hidden * model.intermediate if model.adapter_parameters else 0
+    return 2 * sync_bucket_bytes + merged
+
+
+def policy_offload_seconds(
+    model: ModelShape, workload: Workload, *, optimizer_offload: bool, reads_files: bool
+) -> float:
+    """Time that `policyOffload` adds to a step. Trained weights move both ways; the others only back to the GPU, from
+    their copy in host memory or, with `reads_files`, from the model's files."""
+    trained = trained_weight_bytes(model, workload) // workload.policy_ranks
+    others = policy_weight_bytes(model, workload, optimizer_offload=optimizer_offload) - trained
+    rate = _FILE_BYTES_PER_SECOND if reads_files else _STREAM_BYTES_PER_SECOND
+    return 2 * trained / _STREAM_BYTES_PER_SECOND + others / rate
 
 
 def policy_update_bytes(model: ModelShape, workload: Workload) -> int:
@@ -85,21 +115,18 @@ def policy_update_bytes(model: ModelShape, workload: Workload) -> int:
 
 def optimizer_bytes(model: ModelShape, workload: Workload) -> int:
     """State that `optimizerOffload` moves to host memory, all ranks together: AdamW's moments, and remainders."""
-    return _offloaded_bytes_per_parameter(model, workload) * model.trained_parameters
+    return int(_offloaded_bytes_per_parameter(model, workload) * model.trained_parameters)
 
 
 def snapshot_bytes(model: ModelShape, workload: Workload) -> int:
     """Host memory of a copy of all that an update changes, all ranks together: float32 masters and AdamW's moments."""
-    return (4 + 2 * workload.moment_bytes) * model.trained_parameters
+    return int((4 + 2 * workload.moment_bytes) * model.trained_parameters)
 
 
 def trained_bytes(model: ModelShape, workload: Workload) -> int:
     """Trained weights that stay on the GPU with `optimizerOffload`, and their float32 gradients, all ranks together."""
-    return (
-        (4 + 2 * workload.moment_bytes) * model.trained_parameters
-        - optimizer_bytes(model, workload)
-        + (4 * model.trained_parameters)
-    )
+    gradients = 4 * model.trained_parameters
+    return snapshot_bytes(model, workload) - optimizer_bytes(model, workload) + gradients
 
 
 def streamed_seconds(model: ModelShape, workload: Workload) -> float:
@@ -107,9 +134,27 @@ def streamed_seconds(model: ModelShape, workload: Workload) -> float:
     return optimizer_bytes(model, workload) / workload.policy_ranks / _STREAM_BYTES_PER_SECOND
 
 
-def _offloaded_bytes_per_parameter(model: ModelShape, workload: Workload) -> int:
-    splits_masters = workload.policy_ranks == 1 and model.bytes_per_parameter == _BFLOAT16_BYTES
-    return 2 * workload.moment_bytes + (2 if splits_masters else 0)
+def reference_seconds(model: ModelShape, workload: Workload, micro_batches: int) -> float:
+    """Time that a reference model in host memory (`optimizerOffload`) adds to an update: each micro-batch takes it
+    through the GPU. FSDP2 overlaps none of it on a single GPU, where it gathers nothing (torch 2.11,
+    `FSDPParamGroup.wait_for_unshard`); on several it may."""
+    if not workload.reference_model or model.adapter_parameters:
+        return 0.0
+    return micro_batches * model.weight_bytes / workload.policy_ranks / _STREAM_BYTES_PER_SECOND
+
+
+def _offloaded_bytes_per_parameter(model: ModelShape, workload: Workload) -> float:
+    return 2 * workload.moment_bytes + (2 if _splits_masters(model, workload) else 0)
+
+
+def _splits_masters(model: ModelShape, workload: Workload) -> bool:
+    return workload.policy_ranks == 1 and model.bytes_per_parameter == _BFLOAT16_BYTES
+
+
+def _reference_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:
+    """The reference model on the GPUs, all ranks together."""
+    on_gpu = workload.reference_model and not model.adapter_parameters and not optimizer_offload
+    return model.weight_bytes if on_gpu else 0
 
 
 def activation_bytes_per_token(model: ModelShape, *, checkpointing: bool, fused: bool = False) -> int:

@@ -6,7 +6,9 @@ The estimates need to be sane rather than exact: an error shows as an out-of-mem
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
@@ -19,17 +21,31 @@ from rljob_memory.estimate import (
     kv_bytes,
     logits_bytes_per_token,
     optimizer_bytes,
+    policy_offload_seconds,
     policy_state_bytes,
     policy_update_bytes,
+    policy_weight_bytes,
+    reference_seconds,
     sleeping_engine_bytes,
     snapshot_bytes,
     streamed_seconds,
+    trained_weight_bytes,
+    weight_sync_bytes,
 )
 from rljob_memory.recovery.pins import pinned_values
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
-__all__ = ["Hardware", "MemoryPlan", "ModelShape", "Workload", "first_plan", "keeps_snapshots"]
+__all__ = [
+    "Hardware",
+    "MemoryPlan",
+    "ModelShape",
+    "Workload",
+    "compiles_ahead",
+    "copies_frozen_weights",
+    "first_plan",
+    "keeps_snapshots",
+]
 
 _USABLE = 0.9
 """Share of a device's memory that is planned with; the rest is for fragmentation and errors of the estimates."""
@@ -69,7 +85,7 @@ def first_plan(
     # Level 2: the next sync brings the weights, so none need be kept in host memory.
     rollout_sleep = pinned.get("rollout_sleep", "Level2" if shares_gpu else "Disabled")
     engine_sleeps = rollout_sleep != "Disabled"
-    offload = pinned.get("optimizer_offload", _offload_pays(hardware, model, workload, engine_sleeps, fused))
+    offload = _offload(hardware, model, workload, engine_sleeps, fused, pinned)
     kv_cache_bytes = pinned.get("kv_cache_bytes", _auto_kv_cache_bytes(hardware, model, workload, offload))
     room = _activation_room_bytes(hardware, model, workload, engine_sleeps, offload, kv_cache_bytes)
     whole_sequence = workload.max_sequence_tokens * activation_bytes_per_token(model, checkpointing=False, fused=fused)
@@ -84,7 +100,8 @@ def first_plan(
         "micro_batch_tokens": _auto_micro_batch_tokens(model, workload, room, checkpointing, fused),
         "logprob_chunk_tokens": _auto_logprob_chunk_tokens(model, chunk_bytes),
         "activation_checkpointing": checkpointing,
-        "optimizer_offload": offload,
+        "optimizer_offload": offload.optimizer,
+        "policy_offload": offload.weights,
         "sync_bucket_bytes": _auto_sync_bucket_bytes(model),
         "detach_metrics": True,
         "weight_export": _AUTO_WEIGHT_EXPORT,
@@ -95,54 +112,149 @@ def first_plan(
 def keeps_snapshots(hardware: Hardware, model: ModelShape, workload: Workload) -> bool:
     """True if the ranks keep a copy of their state in host memory, to undo an update in which one of them fails.
 
-    Only for several ranks: they take longest to restart. The host must have room for the copy, for that of a checkpoint
-    which is being written, and for the weights, which each rank reads as a whole.
+    Only for several ranks: they take longest to restart. The host must have room for the copy, and for that of a
+    checkpoint which is being written. Loading is over when they are made.
     """
     if workload.policy_ranks == 1:
         return False
-    copies = 2 * snapshot_bytes(model, workload) + workload.policy_ranks * model.weight_bytes
+    copies = 2 * snapshot_bytes(model, workload)
     if hardware.device == "cpu":
         copies += workload.policy_ranks * policy_state_bytes(model, workload, optimizer_offload=False)
     return copies <= hardware.host_memory_bytes * _SNAPSHOT_SHARE
 
 
-def _offload_pays(hardware: Hardware, model: ModelShape, workload: Workload, engine_sleeps: bool, fused: bool) -> bool:
-    """True if the host can hold the optimizer's state, and the GPU has no room for it or a better use for the room."""
+def copies_frozen_weights(hardware: Hardware, model: ModelShape, workload: Workload, plan: MemoryPlan) -> bool:
+    """True if the host can hold a copy of weights that are not trained, while `policyOffload` keeps them off the GPU.
+    Otherwise they are read from the model's files again."""
+    return _host_holds(hardware, model, workload, _Offload(plan.optimizer_offload, plan.policy_offload), frozen=True)
+
+
+def compiles_ahead(hardware: Hardware, model: ModelShape, workload: Workload, plan: MemoryPlan) -> bool:
+    """True if the policy may compile its layers while the engine starts. `model`'s layers must be compiled.
+
+    The passes of one layer and the head for this need memory beside an engine that is awake: for the activations of a
+    micro-batch, and for the gradient of the head. Several ranks compile in their first update, and so does a policy
+    that makes room for the engine before it starts.
+    """
+    if hardware.device == "cpu" or workload.policy_ranks > 1:
+        return False
+    engine = 0
+    if workload.topology == "Colocated":
+        if plan.policy_offload:
+            return False
+        engine = engine_weight_bytes(model, workload) + awake_engine_bytes(workload) + plan.kv_cache_bytes
+    policy = policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
+    gradients = policy_update_bytes(model, workload) - 4 * model.trained_parameters  # those of layers are dropped
+    layer = activation_bytes_per_token(model, checkpointing=False, fused=True) // model.layers
+    passes = plan.micro_batch_tokens * layer + _LOGITS_OF_A_CHUNK * plan.logprob_chunk_tokens * logits_bytes_per_token(
+        model
+    )
+    return engine + policy + gradients + passes <= hardware.device_memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Offload:
+    """Parts of the policy that are in host memory."""
+
+    optimizer: bool
+    weights: bool
+    """While the engine generates."""
+
+
+def _offload(
+    hardware: Hardware,
+    model: ModelShape,
+    workload: Workload,
+    engine_sleeps: bool,
+    fused: bool,
+    pinned: Mapping[str, Any],
+) -> _Offload:
+    """The optimizer's state first: it is away from the GPU at all times."""
+
+    def seconds(offload: _Offload) -> float:
+        return _step_seconds(hardware, model, workload, engine_sleeps, fused, offload)
+
+    weights = pinned.get("policy_offload", False)
+    if (optimizer := pinned.get("optimizer_offload")) is None:
+        optimizer = _optimizer_offload_pays(
+            hardware, model, workload, *(seconds(_Offload(offload, weights)) for offload in (False, True))
+        )
+    if "policy_offload" not in pinned and engine_sleeps:
+        on_gpu, on_host = _Offload(optimizer, False), _Offload(optimizer, True)
+        weights = _host_holds(hardware, model, workload, on_host, frozen=False) and (
+            seconds(on_host) < _CLEARLY_FASTER * seconds(on_gpu)
+        )
+    return _Offload(optimizer, weights)
+
+
+def _optimizer_offload_pays(
+    hardware: Hardware, model: ModelShape, workload: Workload, on_gpu: float, on_host: float
+) -> bool:
+    """True if the host can hold the optimizer's state, and the GPU has no room for it or a better use for the room.
+
+    `on_gpu`, `on_host`: seconds of a step with the state there.
+    """
     host_bytes = optimizer_bytes(model, workload) + model.weight_bytes
     if hardware.device == "cpu" or host_bytes > hardware.host_memory_bytes * _USABLE:
         return False
-    on_gpu, on_host = (
-        _step_seconds(hardware, model, workload, engine_sleeps, fused, offload=offload) for offload in (False, True)
-    )
     if math.isinf(on_host):
         return math.isinf(on_gpu) and not model.adapter_parameters  # nothing fits by the estimates: the smaller need
     return on_host < _CLEARLY_FASTER * on_gpu
 
 
+def _host_holds(hardware: Hardware, model: ModelShape, workload: Workload, offload: _Offload, *, frozen: bool) -> bool:
+    """True if the host has room for `offload`, with or without a copy of the weights that are not trained, and for the
+    copy from which checkpoints are written, which an offloaded optimizer's state does not need."""
+    needed = optimizer_bytes(model, workload) if offload.optimizer else snapshot_bytes(model, workload)
+    if frozen:
+        of_a_rank = policy_weight_bytes(model, workload, optimizer_offload=offload.optimizer)
+        needed += workload.policy_ranks * of_a_rank
+    else:
+        needed += trained_weight_bytes(model, workload)
+    return needed <= hardware.host_memory_bytes * _USABLE
+
+
 def _step_seconds(
-    hardware: Hardware, model: ModelShape, workload: Workload, engine_sleeps: bool, fused: bool, *, offload: bool
+    hardware: Hardware, model: ModelShape, workload: Workload, engine_sleeps: bool, fused: bool, offload: _Offload
 ) -> float:
-    """Time of the longest step, as far as it depends on the place of the optimizer's state; infinite if a sequence does
-    not fit. A rough model, to compare two plans: decoding is bound by reading the weights, an update by arithmetic."""
+    """Time of the longest step, as far as it depends on `offload`; infinite if a sequence or the weight sync does not
+    fit. A rough model, to compare two plans: decoding is bound by reading the weights, an update by arithmetic."""
     kv_cache_bytes = _auto_kv_cache_bytes(hardware, model, workload, offload)
     room = _activation_room_bytes(hardware, model, workload, engine_sleeps, offload, kv_cache_bytes)
     per_token, checkpointed_per_token = (
         activation_bytes_per_token(model, checkpointing=checkpointing, fused=fused) for checkpointing in (False, True)
     )
-    a_sequence = kv_bytes(model, workload, 1)
+    a_sequence, two = (kv_bytes(model, workload, sequences) for sequences in (1, 2))
     if room < max(workload.max_sequence_tokens * checkpointed_per_token, OPTIMIZER_STEP_BYTES):
         return math.inf
     if _kv_room_bytes(hardware, model, workload, offload) < a_sequence:
         return math.inf
-    waves = -(-workload.sequences_per_engine // max(kv_cache_bytes // a_sequence, 1))
+    if offload.weights and _sync_bytes(model, workload, offload) > hardware.device_memory_bytes:
+        return math.inf
+    at_once = 1 + max(kv_cache_bytes - a_sequence, 0) // (two - a_sequence)
+    waves = -(-workload.sequences_per_engine // at_once)
     decoding = waves * workload.max_response_tokens * engine_weight_bytes(model, workload) / _MEMORY_BYTES_PER_SECOND
     flops = 6 * model.parameters * workload.sequences_per_rank * workload.max_sequence_tokens
     recomputed = 4 / 3 if room < workload.max_sequence_tokens * per_token else 1.0
-    streaming = streamed_seconds(model, workload) if offload else 0.0
-    return decoding + recomputed * flops / _FLOPS_PER_SECOND + streaming
+    copying = 0.0
+    if offload.optimizer:
+        tokens = _auto_micro_batch_tokens(model, workload, room, recomputed > 1, fused)
+        micro_batches = -(-workload.sequences_per_rank * workload.max_sequence_tokens // tokens)
+        copying += streamed_seconds(model, workload) + reference_seconds(model, workload, micro_batches)
+    if offload.weights:
+        reads_files = not _host_holds(hardware, model, workload, offload, frozen=True)
+        copying += policy_offload_seconds(model, workload, optimizer_offload=offload.optimizer, reads_files=reads_files)
+    return decoding + recomputed * flops / _FLOPS_PER_SECOND + copying
 
 
-def _auto_kv_cache_bytes(hardware: Hardware, model: ModelShape, workload: Workload, offload: bool) -> int:
+def _sync_bytes(model: ModelShape, workload: Workload, offload: _Offload) -> int:
+    """Memory of a GPU in a weight sync: the weights of policy and engine, and no KV cache. Well known sizes."""
+    policy = policy_state_bytes(model, workload, optimizer_offload=offload.optimizer) + POLICY_BESIDE_TORCH_BYTES
+    engine = engine_weight_bytes(model, workload) + sleeping_engine_bytes(workload)
+    return policy + engine + weight_sync_bytes(model, _auto_sync_bucket_bytes(model))
+
+
+def _auto_kv_cache_bytes(hardware: Hardware, model: ModelShape, workload: Workload, offload: _Offload) -> int:
     """The need of the step's sequences at their longest, bounded by the memory left beside weights and policy.
 
     At least one sequence of the longest length, since vLLM starts with nothing less; in whole MiB.
@@ -152,20 +264,27 @@ def _auto_kv_cache_bytes(hardware: Hardware, model: ModelShape, workload: Worklo
     return -(-max(min(needed, _kv_room_bytes(hardware, model, workload, offload)), least) // MIB) * MIB
 
 
-def _kv_room_bytes(hardware: Hardware, model: ModelShape, workload: Workload, offload: bool) -> int:
-    """Memory left for the KV cache on one GPU of an engine while it generates; a policy's state stays there."""
+def _kv_room_bytes(hardware: Hardware, model: ModelShape, workload: Workload, offload: _Offload) -> int:
+    """Memory left for the KV cache on one GPU of an engine while it generates, beside a policy's state there."""
     if hardware.device == "cpu":
         return int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // workload.engine_processes
     engine = engine_weight_bytes(model, workload) + awake_engine_bytes(workload)
     if workload.topology == "Disaggregated":
         own_gpu_bytes = hardware.engine_device_memory_bytes or hardware.device_memory_bytes
         return int(own_gpu_bytes * _USABLE) - engine
-    policy = policy_state_bytes(model, workload, optimizer_offload=offload) + POLICY_BESIDE_TORCH_BYTES
+    policy = policy_state_bytes(model, workload, optimizer_offload=offload.optimizer) + POLICY_BESIDE_TORCH_BYTES
+    if offload.weights:
+        policy -= policy_weight_bytes(model, workload, optimizer_offload=offload.optimizer)
     return int(hardware.device_memory_bytes * _USABLE) - engine - policy
 
 
 def _activation_room_bytes(
-    hardware: Hardware, model: ModelShape, workload: Workload, engine_sleeps: bool, offload: bool, kv_cache_bytes: int
+    hardware: Hardware,
+    model: ModelShape,
+    workload: Workload,
+    engine_sleeps: bool,
+    offload: _Offload,
+    kv_cache_bytes: int,
 ) -> int:
     """Memory left for activations of one rank in an update, beside the logits of the smallest chunk."""
     if hardware.device == "cpu":
@@ -174,7 +293,8 @@ def _activation_room_bytes(
     if workload.topology == "Colocated":
         awake = engine_weight_bytes(model, workload) + awake_engine_bytes(workload) + kv_cache_bytes
         engine = sleeping_engine_bytes(workload) if engine_sleeps else awake
-    policy = policy_state_bytes(model, workload, optimizer_offload=offload) + policy_update_bytes(model, workload)
+    state = policy_state_bytes(model, workload, optimizer_offload=offload.optimizer)
+    policy = state + policy_update_bytes(model, workload)
     logits = _LOGITS_OF_A_CHUNK * _LOGPROB_CHUNK_BYTES[0]
     return int(hardware.device_memory_bytes * _USABLE) - engine - policy - logits - POLICY_BESIDE_TORCH_BYTES
 

@@ -80,8 +80,8 @@ class Workload:
     """GPUs of an engine, or its processes on a CPU."""
     reference_model: bool = False
     """A frozen copy of the model is kept for the KL divergence."""
-    moment_bytes: int = 4
-    """Size of each of AdamW's two moments of a parameter: 4 for float32, 2 for bfloat16."""
+    moment_bytes: float = 4
+    """Size of each of AdamW's two moments of a parameter: 4 for float32, 2 for bfloat16, 1 + 4/256 for int8."""
     quantized_weights: bool = False
     """The engine keeps the weights of linear layers in 8 bits."""
     quantized_kv_cache: bool = False

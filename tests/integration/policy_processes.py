@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, FileDigest, describe
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -114,15 +115,31 @@ def _rejoin(policy: PolicyRank, host: str, port: int, undo_update: bool) -> None
 
 def parameters(policy: PolicyRank) -> dict[str, np.ndarray]:
     """All parameters by their Hugging Face names; run on every rank."""
-    return {name: tensor.cpu().numpy().copy() for name, tensor in policy.named_full_parameters()}
+    return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in policy.named_full_parameters()}
 
 
-def tiny_model(directory: Path, kind: str = "qwen3", *, tied: bool = False, initializer_range: float = 0.1) -> Path:
+def complete_checkpoint(policy: PolicyProcesses, directory: Path) -> dict[str, FileDigest]:
+    """Wait until the ranks have written a checkpoint, and write its manifest, as the controller does. Returns the
+    checksums of the ranks' files."""
+    digests = {name: digest for of_rank in policy.call("finish_checkpoint") for name, digest in of_rank.items()}
+    (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}, digests).to_json())
+    return digests
+
+
+def tiny_model(
+    directory: Path,
+    kind: str = "qwen3",
+    *,
+    tied: bool = False,
+    initializer_range: float = 0.1,
+    vocabulary: int = VOCABULARY,
+    hidden_size: int = 32,
+) -> Path:
     """A random model of 2 layers, with sharp enough logits that a wrong weight shows."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden_size,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,

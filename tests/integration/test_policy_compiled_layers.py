@@ -11,6 +11,7 @@ from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
+from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy.compiled_layers import compilations, compile_layers
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model
 
@@ -54,6 +55,22 @@ def test_layers_stay_compiled_for_every_kind_of_micro_batch(tmp_path_factory: py
     all_kinds(7)
     assert compilations() == compiled, "another length compiled again"
     assert counters["frames"]["ok"] == counters["frames"]["total"], "a layer ran uncompiled"
+
+
+def test_a_rehearsal_compiles_what_micro_batches_of_several_rows_need(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model = read_policy_model(tiny_model(tmp_path_factory.mktemp("model")), temperature=1.0, chunk_tokens=64)
+    compile_layers(model.decoder_layers, backend="eager")
+    with model.one_layer_of_each_kind():
+        assert len(model.decoder_layers) == 1
+        forward(model, *rehearsal(64, packed=False).input_ids.shape, gradient=True)  # 32 is the width
+    assert len(model.decoder_layers) == 2
+    compiled = compilations()
+    assert compiled > 0
+    for rows, length in ((4, 24), (5, 31), (16, 90)):
+        forward(model, rows, length, gradient=True)
+    assert compilations() == compiled
 
 
 def test_a_layer_that_cannot_be_compiled_again_is_an_error() -> None:

@@ -19,6 +19,7 @@ from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.errors import BadInput
 from rljob_trainer.policy import weight_loading
 from rljob_trainer.policy.float32_masters import joined
+from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.model import build_policy_model, read_policy_model, sent_name, to_compute_dtype
 from rljob_trainer.policy.rank import PolicyRank
@@ -69,10 +70,10 @@ def test_each_rank_has_its_rows_of_the_whole_model(
 
 
 def _local_shards(policy: PolicyRank) -> dict[str, dict[str, np.ndarray]]:
-    assert policy._reference is not None
+    assert policy._loaded.reference is not None
     return {
         key: {sent_name(name): local(parameter).numpy() for name, parameter in model.named_parameters()}
-        for key, model in {"policy": policy._model, "reference": policy._reference}.items()
+        for key, model in {"policy": policy._model, "reference": policy._loaded.reference}.items()
     }
 
 
@@ -104,6 +105,36 @@ def test_weights_and_buffers_are_those_that_transformers_loads(
             assert (own[name].dtype, own[name].requires_grad) == (values.dtype, values.requires_grad), name
             assert torch.equal(own[name], values), name
     assert loaded.generation_config.to_dict() == expected.generation_config.to_dict()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_frozen_weights_are_read_again_as_they_were_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
+) -> None:
+    """From files in the dtype of the model, or cast as in loading; trained weights stay as they are."""
+    model_dir = model_of(tmp_path / "model", "llama", files="8KB", dtype=stored, tie_word_embeddings=True, **UNEVEN)
+    monkeypatch.setattr(weight_loading, "PIECE_ELEMENTS", 700)
+    model = read_policy_model(model_dir, temperature=1.0, chunk_tokens=64, dtype=torch.bfloat16)
+    trained = model.causal_lm.base_model.norm.weight
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model.requires_grad_(False)
+    trained.requires_grad_(True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    read_frozen_weights([model], model_dir, "cpu", sent_name)
+    assert bool((trained == 7.0).all())
+    for name, parameter in model.named_parameters():
+        assert parameter is trained or torch.equal(parameter, expected[name]), name
+
+
+def test_a_file_that_was_cut_since_is_named(tmp_path: Path) -> None:
+    model_dir = model_of(tmp_path / "model", "llama", dtype=torch.bfloat16, **UNEVEN)
+    model = read_policy_model(model_dir, temperature=1.0, chunk_tokens=64, dtype=torch.bfloat16).requires_grad_(False)
+    file = model_dir / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(BadInput, match=r"cannot read .*model\.safetensors"):
+        read_frozen_weights([model], model_dir, "cpu", sent_name)
 
 
 def test_rounded_weights_and_their_remainders_give_the_masters(tmp_path: Path) -> None:

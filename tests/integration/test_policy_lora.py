@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_processes import parameters, policy_config, policy_processes, scored_batch, tiny_model
+from policy_processes import complete_checkpoint, parameters, policy_config, policy_processes, scored_batch, tiny_model
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
@@ -121,7 +121,7 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_bit_for_bit(tmp_path:
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
         policy.call("start_checkpoint", tmp_path / "checkpoint")
-        policy.call("finish_checkpoint")
+        complete_checkpoint(policy, tmp_path / "checkpoint")
         policy.call("update", scored_batch(2))
         expected = policy.run(adapters)
     saved = FileSystemReader(tmp_path / "checkpoint").read_metadata().state_dict_metadata

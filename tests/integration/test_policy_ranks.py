@@ -302,3 +302,24 @@ def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
     config = policy_config(tmp_path / "model", tmp_path / "run")
     with pytest.raises(BadInput, match="cannot read a causal language model"), policy_processes(1, config):
         pass
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiling_ahead_changes_nothing(dtype: str, tmp_path: Path) -> None:
+    model_dir = tiny_model(tmp_path / "model")
+
+    def learnt(name: str, *, ahead: bool) -> tuple[str, str]:
+        config = policy_config(
+            model_dir, tmp_path / name, dtype=dtype, compile_ahead=ahead, loss=ALL_TERMS, updates_per_step=2
+        )
+        with policy_processes(1, config) as policy:
+            before = policy.call("weights_digest")[0]
+            assert policy.run(gradients_held) == [0]
+            policy.call("update", scored_batch(1))
+            return before, policy.call("weights_digest")[0]
+
+    assert learnt("ahead", ahead=True) == learnt("plain", ahead=False)
+
+
+def gradients_held(policy: PolicyRank) -> int:
+    return len(policy._optimizer.gradients.all())

@@ -19,14 +19,16 @@ from rljob_memory.estimate import (
     optimizer_bytes,
     policy_state_bytes,
     policy_update_bytes,
+    policy_weight_bytes,
     snapshot_bytes,
+    trained_weight_bytes,
 )
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import ModelShape, Workload
 
 DeviceKind = Literal["cpu", "cuda"]
-Phase = Literal["always", "loading", "training"]
+Phase = Literal["always", "loading", "training", "updating", "exporting"]
 
 PROCESS_BYTES: dict[tuple[DeviceKind, Role], int] = {
     ("cpu", "controller"): 128 * MIB,
@@ -50,6 +52,12 @@ READING_BYTES = 256 * MIB
 """Weights on their way to one rank's GPU: four threads each have 8 Mi numbers, as stored and in float32, in at most 4
 bytes each (`rljob_trainer.policy.weight_loading`)."""
 
+PIECES_BYTES = 512 * MIB
+"""A checkpoint on its way between one rank and its files: eight threads each hold about four pieces of 16 MiB;
+of a small model, its state twice (`rljob_trainer.policy.checkpoint_planners`)."""
+
+_OFFLOADED = "weights while the engine generates"
+
 REWARD_PROCESS_BYTES = 128 * MIB
 """One process of a reward function that imports no more than `reasoning-gym`."""
 
@@ -64,7 +72,8 @@ class HostUse:
     bytes: int
     """All processes of the pod together."""
     phase: Phase = "always"
-    """Loading is over before the first update begins."""
+    """Loading is over before the first update begins. What training needs stays until the end: updates come on top,
+    and then the export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,9 @@ class HostMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The larger of loading and training, beside the uses of both."""
-        return self._sum("always") + max(self._sum("loading"), self._sum("training"))
+        """The larger of loading and training, beside the uses of both; in training, the larger of update and export."""
+        training = self._sum("training") + max(self._sum("updating"), self._sum("exporting"))
+        return self._sum("always") + max(self._sum("loading"), training)
 
     def of_role(self, role: Role) -> HostMemory:
         """The part of one role."""
@@ -86,16 +96,48 @@ class HostMemory:
         return sum(use.bytes for use in self.uses if use.phase == phase)
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of the policy that its ranks keep in host memory if there is room for them
+    (`planning.prediction.copies_in_host_memory`)."""
+
+    snapshot: bool = True
+    """Of several ranks, to undo an update (`rljob_memory.plan.keeps_snapshots`)."""
+    checkpoint: bool | None = None
+    """From which a checkpoint is written beside the next steps. None: unless the state is in host memory already."""
+    frozen: bool = True
+    """With `policyOffload`, of weights that are not trained (`rljob_memory.plan.copies_frozen_weights`)."""
+
+
+ROOM_FOR_COPIES = Copies()
+"""On a machine that is not known yet."""
+
+
 def worker_host_memory(
-    model: ModelShape, workload: Workload, plan: MemoryPlan, device: DeviceKind, *, ranks: int, engine_processes: int
+    model: ModelShape,
+    workload: Workload,
+    plan: MemoryPlan,
+    device: DeviceKind,
+    *,
+    ranks: int,
+    engine_processes: int,
+    copies: Copies = ROOM_FOR_COPIES,
+    exported_bytes: int | None = None,
 ) -> HostMemory:
-    """Host memory of a pod with `ranks` policy ranks and `engine_processes` processes of rollout engines."""
+    """Host memory of a pod with `ranks` policy ranks and `engine_processes` processes of rollout engines.
+
+    `exported_bytes`: of the trained model, which rank 0 collects; None: all of its weights.
+    """
     uses = [
         HostUse("controller", "Ray", RAY_BYTES),
         HostUse("controller", "Ray's object store", _object_store_use_bytes(model, plan, device)),
     ]
     if ranks:
-        uses += _policy(model, workload, plan, device, ranks)
+        exported = model.weight_bytes if exported_bytes is None else exported_bytes
+        uses += _policy(model, workload, plan, device, ranks, copies)
+        offloaded = ranks * _offloaded_bytes(model, workload, plan, copies.frozen)
+        uses.append(HostUse("policy", _OFFLOADED, offloaded, "training"))
+        uses.append(HostUse("policy", "exported model", exported, "exporting"))
     if engine_processes:
         uses += _rollout(model, workload, plan, device, engine_processes)
     return HostMemory(tuple(use for use in uses if use.bytes))
@@ -121,35 +163,46 @@ def loading_bytes(model: ModelShape, device: DeviceKind) -> int:
     return 0 if device == "cpu" else READING_BYTES + 4 * model.adapter_parameters
 
 
-def checkpoint_copy_bytes(model: ModelShape, workload: Workload, plan: MemoryPlan) -> int:
-    """Copy of masters and moments of one rank from which a checkpoint is written. An offloaded state needs none."""
-    if plan.optimizer_offload:
-        return 0
-    return (4 + 2 * workload.moment_bytes) * model.trained_parameters // workload.policy_ranks
+def checkpoint_copy_bytes(model: ModelShape, workload: Workload) -> int:
+    """Copy of masters and moments of one rank from which a checkpoint is written."""
+    return snapshot_bytes(model, workload) // workload.policy_ranks
 
 
 def _policy(
-    model: ModelShape, workload: Workload, plan: MemoryPlan, device: DeviceKind, ranks: int
+    model: ModelShape, workload: Workload, plan: MemoryPlan, device: DeviceKind, ranks: int, copies: Copies
 ) -> Iterator[HostUse]:
     yield HostUse("policy", "processes", ranks * PROCESS_BYTES[device, "policy"])
     yield HostUse("policy", "weights being read", ranks * loading_bytes(model, device), "loading")
-    copy = ranks * checkpoint_copy_bytes(model, workload, plan)
-    yield HostUse("policy", "copy for checkpoints", copy, "training")
-    if workload.policy_ranks > 1:  # if the host has room: `rljob_memory.plan.keeps_snapshots`
+    if not plan.optimizer_offload if copies.checkpoint is None else copies.checkpoint:
+        copy = ranks * checkpoint_copy_bytes(model, workload)
+        yield HostUse("policy", "copy for checkpoints", copy, "updating")  # dropped before the export
+    if device == "cuda":  # on a CPU, less than what is too much for activations
+        share = snapshot_bytes(model, workload) // workload.policy_ranks
+        yield HostUse("policy", "pieces of a checkpoint", ranks * min(PIECES_BYTES, 2 * share), "training")
+    if workload.policy_ranks > 1 and copies.snapshot and not plan.optimizer_offload:
         snapshot = snapshot_bytes(model, workload) // workload.policy_ranks
         yield HostUse("policy", "snapshot to undo an update", ranks * snapshot, "training")
     if device == "cpu":
         state = policy_state_bytes(model, workload, optimizer_offload=False)
         yield HostUse("policy", "weights and optimizer", ranks * state, "training")
         update = policy_update_bytes(model, workload)
-        yield HostUse("policy", "gradients", ranks * update, "training")
-        yield HostUse("policy", "activations", ranks * _activation_bytes(model, workload, plan), "training")
+        yield HostUse("policy", "gradients", ranks * update, "updating")
+        yield HostUse("policy", "activations", ranks * _activation_bytes(model, workload, plan), "updating")
     elif plan.optimizer_offload:
         state = optimizer_bytes(model, workload) // workload.policy_ranks
         yield HostUse("policy", "pinned optimizer state", ranks * state, "training")
         if workload.reference_model and not model.adapter_parameters:
             reference = model.weight_bytes // workload.policy_ranks
             yield HostUse("policy", "reference model", ranks * reference, "training")
+
+
+def _offloaded_bytes(model: ModelShape, workload: Workload, plan: MemoryPlan, copies_frozen: bool) -> int:
+    """Copy of one rank's weights with `policyOffload`."""
+    if not plan.policy_offload or workload.topology == "Disaggregated":
+        return 0
+    if copies_frozen:
+        return policy_weight_bytes(model, workload, optimizer_offload=plan.optimizer_offload)
+    return trained_weight_bytes(model, workload) // workload.policy_ranks
 
 
 def _object_store_use_bytes(model: ModelShape, plan: MemoryPlan, device: DeviceKind) -> int:

@@ -8,7 +8,8 @@ from rljob_memory.workload import Workload
 
 _LARGEST_AUTO_CONCURRENCY = 256
 
-_MOMENT_BYTES = {"float32": 4, "bfloat16": 2}
+_MOMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
+"""A float32 scale for each 256 moments in 8 bits."""
 
 
 def workload_of(spec: RLJobSpec) -> Workload:

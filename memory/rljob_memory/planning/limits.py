@@ -42,7 +42,7 @@ def small_claim(spec: RLJobSpec, prediction: Prediction) -> str | None:
     disk = prediction.disk
     return (
         f"expected at least {human_bytes(needed)} for {disk.checkpoints} checkpoints of "
-        f"{human_bytes(disk.checkpoint_bytes)}, the model and its cache, found {human_bytes(size)}; "
+        f"{human_bytes(disk.checkpoint_bytes)}, the model and caches, found {human_bytes(size)}; "
         f"write {byte_quantity(claim_bytes(needed, 0))}, or lower checkpoint.keep"
     )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import worker_pods
-from rljob_memory.plan import first_plan
+from rljob_memory.plan import copies_frozen_weights, first_plan, keeps_snapshots
 from rljob_memory.planning.disk import Disk, predicted_disk
-from rljob_memory.planning.host_memory import DeviceKind, HostMemory, worker_host_memory
+from rljob_memory.planning.host_memory import ROOM_FOR_COPIES, Copies, DeviceKind, HostMemory, worker_host_memory
 from rljob_memory.planning.job_workload import workload_of
 from rljob_memory.planning.shared_memory import shared_memory_bytes
 from rljob_memory.sizes import GIB, human_bytes
@@ -20,6 +20,9 @@ _ASSUMED = {
     "cpu": Hardware("cpu", device_memory_bytes=0, host_memory_bytes=16 * GIB, torch_version="2.11.0"),
 }
 """Machines of the first plan, as long as the job's own is not known."""
+
+_USABLE = 0.9
+"""Share of the host's memory that is planned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,12 @@ class Prediction:
         )
 
 
-def predict(spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, device: DeviceKind) -> Prediction:
+def predict(
+    spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, device: DeviceKind, copies: Copies = ROOM_FOR_COPIES
+) -> Prediction:
     """The prediction under a memory plan. Pure."""
-    workload = workload_of(spec)
+    workload, lora = workload_of(spec), spec.policy.lora
+    alone = lora is not None and lora.export == "Adapter"
     policy, *apart = worker_pods(spec)
     ranks = policy.processes_per_pod
     in_engines = (apart or [policy])[0].processes_per_pod
@@ -56,14 +62,37 @@ def predict(spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, device: Device
     pods = [(ranks, 0), (0, sharing)] if apart else [(ranks, sharing)]
     return Prediction(
         worker=worker_host_memory(
-            model, workload, plan, device, ranks=ranks, engine_processes=0 if apart else in_engines
+            model,
+            workload,
+            plan,
+            device,
+            ranks=ranks,
+            engine_processes=0 if apart else in_engines,
+            copies=copies,
+            exported_bytes=4 * model.adapter_parameters if alone else None,
         ),
         rollout=worker_host_memory(model, workload, plan, device, ranks=0, engine_processes=in_engines)
         if apart
         else None,
         shared_memory_bytes=max(shared_memory_bytes(plan.sync_bucket_bytes, device, *pod) for pod in pods),
-        disk=predicted_disk(spec, model, workload),
+        disk=predicted_disk(spec, model, workload, device),
     )
+
+
+def copies_in_host_memory(spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, hardware: Hardware) -> Copies:
+    """The copies that the policy's ranks keep on a machine.
+
+    That for checkpoints comes last: without it, a checkpoint is written from where the state is, and the next optimizer
+    step waits.
+    """
+    workload = workload_of(spec)
+    copies = Copies(
+        snapshot=keeps_snapshots(hardware, model, workload),
+        checkpoint=True,
+        frozen=copies_frozen_weights(hardware, model, workload, plan),
+    )
+    needed = spec.policy.replicas * predict(spec, model, plan, hardware.device, copies).worker.peak_bytes
+    return replace(copies, checkpoint=needed <= hardware.host_memory_bytes * _USABLE)
 
 
 def predict_before_plan(spec: RLJobSpec, model: ModelShape, device: DeviceKind) -> Prediction:

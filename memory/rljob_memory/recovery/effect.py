@@ -6,10 +6,12 @@ from rljob_api.plan_change import PlanChange, Role
 from rljob_api.step_report import RankMemory
 from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
+from rljob_memory.recovery.families.policy_offload import POLICY_OFFLOAD
 from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
 
 _MORE_ROOM = frozenset(family.name for family in (HOST_MEMORY, CONTROLLER_HOST_MEMORY, SHARED_MEMORY))
-_OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner == "policy")
+_OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner == "policy") - {POLICY_OFFLOAD.name}
+"""Settings with an effect on the memory of the policy in its own phases."""
 
 
 def observed(change: PlanChange, before: RankMemory | None, after: RankMemory | None) -> PlanChange:

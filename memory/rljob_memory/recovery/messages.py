@@ -115,9 +115,16 @@ def explanation(why: str, cause: DiagnosisStatus, changes: Sequence[PlanChange],
     )
 
 
-def advice_of(failure_class: FailureClass) -> str:
-    """Settings of an RLJob's manifest that help; advice for other trainers is omitted."""
-    return failure_class.advice.partition(" Other trainers:")[0]
+MORE_POLICY_GPUS = "Use more GPUs for the policy (policy.gpusPerReplica)"
+
+
+def smaller_job_message(savings: Sequence[tuple[str, int]]) -> str:
+    """`Another job would need less of each GPU: 2.22 GiB less with policy.optimizer.moments: bfloat16, …`.
+
+    `savings`: setting of the manifest and bytes.
+    """
+    each = [f"{human_bytes(saved)} less with {setting}" for setting, saved in savings]
+    return f"Another job would need less of each GPU: {' or '.join(each)} (calculated)"
 
 
 def _tried(changes: Sequence[PlanChange]) -> str:

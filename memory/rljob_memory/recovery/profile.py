@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rljob_api.lora import LoraSpec
 from rljob_api.memory_profile import MemoryProfile
 from rljob_memory.estimate import (
     activation_bytes_per_token,
@@ -9,9 +12,14 @@ from rljob_memory.estimate import (
     kv_bytes,
     logprob_bytes_per_token,
     optimizer_bytes,
+    policy_state_bytes,
+    policy_weight_bytes,
     trained_bytes,
 )
+from rljob_memory.planning.model_size import with_adapters
 from rljob_memory.workload import Hardware, ModelShape, Workload
+
+_BFLOAT16_BYTES = 2
 
 
 def profile_of(
@@ -31,7 +39,10 @@ def profile_of(
         largest_parameter_bytes=model.largest_parameter_bytes,
         weight_bytes=engine_weight_bytes(model, workload),
         optimizer_bytes=optimizer_bytes(model, workload) // workload.policy_ranks,
+        smaller_moments_bytes=_smaller_moments_bytes(model, workload),
+        adapter_policy_bytes=_adapter_policy_bytes(model, workload),
         trained_bytes=trained_bytes(model, workload) // workload.policy_ranks,
+        policy_weight_bytes=policy_weight_bytes(model, workload, optimizer_offload=True),
         activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=False, fused=fused),
         checkpointed_activation_bytes_per_token=activation_bytes_per_token(model, checkpointing=True, fused=fused),
         logits_bytes_per_token=logprob_bytes_per_token(model, fused=fused),
@@ -40,6 +51,22 @@ def profile_of(
         host_memory_bytes=hardware.host_memory_bytes,
         shared_memory_bytes=shared_memory_bytes,
     )
+
+
+def _smaller_moments_bytes(model: ModelShape, workload: Workload) -> int:
+    if workload.moment_bytes <= _BFLOAT16_BYTES:
+        return 0
+    smaller = replace(workload, moment_bytes=_BFLOAT16_BYTES)
+    kept, less = (policy_state_bytes(model, work, optimizer_offload=False) for work in (workload, smaller))
+    return kept - less
+
+
+def _adapter_policy_bytes(model: ModelShape, workload: Workload) -> int:
+    if model.adapter_parameters:
+        return 0
+    adapted = with_adapters(model, LoraSpec().rank)
+    gradients = 4 * adapted.trained_parameters // workload.policy_ranks
+    return policy_state_bytes(adapted, workload, optimizer_offload=False) + gradients
 
 
 def shares_gpu(profile: MemoryProfile | None) -> bool | None:

@@ -22,6 +22,7 @@ from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Rol
 from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery import messages
+from rljob_memory.recovery.advice import own_advice, smaller_job_advice
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, FailureReport
 from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
@@ -191,8 +192,8 @@ def _not_to_be_changed(case: Case, report: FailureReport) -> GiveUp | None:
     if state.effective_adjustments >= recovery.max_adjustments:
         ladder = ladder_of(case)
         why = f"All changes of the memory plan are used: recovery.maxAdjustments is {recovery.max_adjustments}"
-        own_advice = messages.advice_of(case.failure_class)
-        advice = [*ladder.pinned, *ladder.bounded, *_bound_of_growth(case), "Raise recovery.maxAdjustments", own_advice]
+        bounds = [*ladder.pinned, *ladder.bounded, *_bound_of_growth(case)]
+        advice = [*bounds, "Raise recovery.maxAdjustments", own_advice(case)]
         return _give_up(GiveUpReason.ADJUSTMENTS_EXHAUSTED, why, case, advice)
     if state.changes_since_progress >= MOST_CHANGES_WITHOUT_PROGRESS:
         why = f"No step was committed after {state.changes_since_progress} changes of the memory plan in a row"
@@ -216,7 +217,8 @@ def _bound_of_growth(case: Case) -> list[str]:
 
 def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | None = None) -> GiveUp:
     """`advice`: changes of the manifest; without any, the advice for the class."""
-    lines = advice or [messages.advice_of(case.failure_class)]
+    lines = advice or [own_advice(case)]
+    lines = [*lines, smaller_job_advice(case)]
     return GiveUp(reason, messages.explanation(why, case.diagnosis, case.state.changes, lines))
 
 

@@ -196,6 +196,16 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         job(rollout={"quantization": "Fp8PerBlock"}, algorithm={"importanceSampling": {"mode": "Disabled"}}),
         job(algorithm={"importanceSampling": {"mode": "Disabled"}}),
     ),
+    (
+        "spec.rollout.quantization",
+        job(policy={"gpusPerReplica": 0}, rollout={"quantization": "Fp8PerTensor"}),
+        job(policy={"gpusPerReplica": 1}, rollout={"quantization": "Fp8PerTensor"}),
+    ),
+    (
+        "spec.rollout.kvCacheDtype",
+        job(policy={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0, "kvCacheDtype": "Fp8"}, **DISAGGREGATED),
+        job(policy={"gpusPerReplica": 0}, rollout={"gpusPerReplica": 0, "kvCacheDtype": "Auto"}, **DISAGGREGATED),
+    ),
     ("spec.recovery.maxGpus", job(recovery={"maxGpus": 2}, trainer=ANOTHER), job(recovery={"maxGpus": 2})),
     (
         "spec.recovery.maxGpus",

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from rljob_trainer.ledger.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
     FileDigest,
+    FilesOfRanks,
     digest_of,
     find_damage,
-    find_wrong_size,
+    share_of_reader,
 )
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 
@@ -52,6 +54,19 @@ def test_the_newest_checkpoint_is_found_with_its_metadata(store: CheckpointStore
     assert found.checkpoint.step == 20
     assert found.checkpoint.metadata == {"plan_generation": 3}
     assert (found.checkpoint.path / "shards" / "rank-0.bin").read_bytes() == bytes([20]) * 1000
+
+
+def test_a_writer_of_an_earlier_attempt_cannot_reach_the_new_files(store: CheckpointStore) -> None:
+    """On a node that nobody reaches it may still write; in pods, the controllers of both have the same process id."""
+    stale = store.begin(10)
+    new_attempt = CheckpointStore(store.directory, keep=2)
+    directory = new_attempt.begin(10)
+    (stale / "shard.bin").write_bytes(b"stale")
+    assert list(directory.iterdir()) == []
+    (directory / "shard.bin").write_bytes(b"new")
+    assert (new_attempt.commit(10).path / "shard.bin").read_bytes() == b"new"
+    new_attempt.latest_valid()
+    assert names(new_attempt) == ["step-000010"]
 
 
 def test_only_the_newest_are_kept(store: CheckpointStore) -> None:
@@ -223,10 +238,21 @@ def test_checksums_of_the_writers_are_used_without_reading_their_files(
     monkeypatch.setattr("rljob_trainer.ledger.checkpoint_manifest.digest_of", reading)
     store.commit(10, digests=digests)
     assert read == [".metadata"]
-    assert store.latest_valid(damage_of=find_wrong_size).checkpoint
-    assert read == [".metadata"]
+    assert store.latest_valid(use=partial(find_damage, left_out=FilesOfRanks())).checkpoint
+    assert read == [".metadata"] * 2
     assert store.latest_valid().checkpoint
-    assert sorted(read[1:]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert sorted(read[2:]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_ranks_check_their_own_files_or_equal_shares() -> None:
+    names = [".metadata", "__0_0.distcp", "__0_1_0.distcp", "__10_0.distcp", "__1_0_0.distcp", "__1_1_0.distcp"]
+    state = set(names[1:])
+    assert share_of_reader(names[:3], 0, 1) == {"__0_0.distcp", "__0_1_0.distcp"}
+    assert share_of_reader([*names[:3], *names[4:]], 1, 2) == {"__1_0_0.distcp", "__1_1_0.distcp"}
+    for ranks in (1, 2, 3, 8):
+        shares = [share_of_reader(names, rank, ranks) for rank in range(ranks)]
+        assert sorted(name for share in shares for name in share) == sorted(state), "each once"
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @pytest.mark.parametrize("name", ["n" * 70_000, "null\0character", "../" * 500])

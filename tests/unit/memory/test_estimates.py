@@ -37,17 +37,25 @@ def test_a_policy_rank_holds_its_share_of_float32_weights_and_moments() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "bytes_per_parameter", "moment_bytes", "kept", "moved"),
-    [(1, 2, 4, 2, 10), (1, 2, 2, 2, 6), (1, 4, 4, 4, 8), (2, 2, 4, 4, 8), (2, 2, 2, 4, 4)],
+    [
+        (1, 2, 4, 2, 10),
+        (1, 2, 2, 2, 6),
+        (1, 2, 1 + 4 / 256, 2, 4.03125),
+        (1, 4, 4, 4, 8),
+        (2, 2, 4, 4, 8),
+        (2, 2, 2, 4, 4),
+        (2, 2, 1 + 4 / 256, 4, 2.03125),
+    ],
 )
 def test_offload_moves_moments_and_the_remainders_of_a_single_rank(
-    ranks: int, bytes_per_parameter: int, moment_bytes: int, kept: int, moved: int
+    ranks: int, bytes_per_parameter: int, moment_bytes: float, kept: int, moved: float
 ) -> None:
-    model = replace(MODEL, bytes_per_parameter=bytes_per_parameter)
+    model = replace(MODEL, parameters=3200, bytes_per_parameter=bytes_per_parameter)
     work = replace(WORK, policy_ranks=ranks, moment_bytes=moment_bytes)
-    assert policy_state_bytes(model, work, optimizer_offload=True) * ranks == 1000 * kept
-    assert policy_state_bytes(model, work, optimizer_offload=False) * ranks == 1000 * (kept + moved)
-    assert optimizer_bytes(model, work) == 1000 * moved
-    assert trained_bytes(model, work) == 1000 * (kept + 4)
+    assert policy_state_bytes(model, work, optimizer_offload=True) * ranks == 3200 * kept
+    assert policy_state_bytes(model, work, optimizer_offload=False) * ranks == 3200 * (kept + moved)
+    assert optimizer_bytes(model, work) == 3200 * moved
+    assert trained_bytes(model, work) == 3200 * (kept + 4)
 
 
 def test_adapters_leave_frozen_weights_and_their_own_state() -> None:

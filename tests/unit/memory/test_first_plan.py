@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.memory_settings import MemorySettings
-from rljob_memory.estimate import kv_bytes, policy_state_bytes
-from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, first_plan
+from rljob_memory.estimate import kv_bytes, policy_state_bytes, reference_seconds
+from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, copies_frozen_weights, first_plan
 from rljob_memory.sizes import GIB, MIB
 
 AUTO = MemorySettings()
@@ -140,6 +140,61 @@ def test_8b_trains_on_one_gpu_of_80_gib_and_14b_on_one_h200() -> None:
     assert plan.micro_batch_tokens > step.max_sequence_tokens
 
 
+def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> None:
+    model = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
+    step = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
+    assert reference_seconds(model, step, 16) == 0
+    with_reference = replace(step, reference_model=True)
+    assert reference_seconds(model, with_reference, 16) == pytest.approx(16 * 16.38e9 / 40e9)
+    assert reference_seconds(model, replace(with_reference, policy_ranks=4), 16) == pytest.approx(4 * 16.38e9 / 40e9)
+    adapted = replace(model, adapter_parameters=44_000_000)
+    assert reference_seconds(adapted, with_reference, 16) == 0, "the frozen weights are the reference"
+
+
+QWEN3_32B_ADAPTED = ModelShape(
+    32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600, adapter_parameters=134_217_728
+)
+QWEN3_8B_ADAPTED = ModelShape(
+    8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288, adapter_parameters=43_646_976
+)
+LONG_STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_gib", "most"), [(QWEN3_32B_ADAPTED, 139.8, 128), (QWEN3_8B_ADAPTED, 40, 98)], ids=["32B", "8B"]
+)
+@pytest.mark.parametrize("host_gib", [16, 60, 500])
+def test_the_policys_weights_make_room_for_the_kv_cache(
+    model: ModelShape, gpu_gib: float, most: int, host_gib: int
+) -> None:
+    """The weights of policy and engine fit together, but not beside more than one sequence."""
+    hardware = Hardware("cuda", int(gpu_gib * GIB), host_gib * GIB, "2.11.0")
+    plan = first_plan(AUTO, hardware, model, LONG_STEP, fused=True)
+    assert plan.policy_offload
+    assert kv_bytes(model, LONG_STEP, most) <= plan.kv_cache_bytes < kv_bytes(model, LONG_STEP, most + 1)
+    assert copies_frozen_weights(hardware, model, LONG_STEP, plan) == (host_gib * 0.9 * GIB > model.weight_bytes + GIB)
+    kept = first_plan(MemorySettings(policy_offload="Disabled"), hardware, model, LONG_STEP, fused=True)
+    assert not kept.policy_offload
+    assert kept.kv_cache_bytes < kv_bytes(model, LONG_STEP, 2)
+
+
+def test_the_policys_weights_stay_where_that_gains_nothing() -> None:
+    def offloads(
+        model: ModelShape, gpu_gib: float, step: Workload = LONG_STEP, host_gib: int = 500, **settings: Any
+    ) -> bool:
+        hardware = Hardware("cuda", int(gpu_gib * GIB), host_gib * GIB, "2.11.0")
+        return first_plan(MemorySettings(**settings), hardware, model, step, fused=True).policy_offload
+
+    assert not offloads(QWEN3_8B_ADAPTED, 139.8), "all sequences fit beside them"
+    assert not offloads(QWEN3_8B_ADAPTED, 40, rollout_sleep="Disabled"), "the engine is beside them in an update, too"
+    assert not offloads(QWEN3_8B_ADAPTED, 40, replace(LONG_STEP, topology="Disaggregated"))
+    assert not offloads(QWEN3_32B_ADAPTED, 120), "both copies of the weights do not fit in a sync"
+    four = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
+    longer = replace(LONG_STEP, max_prompt_tokens=512)
+    assert offloads(four, 47.5, longer), "weights that are trained"
+    assert not offloads(four, 47.5, longer, 48, optimizer_offload="Enabled"), "the host holds no more than its state"
+
+
 def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:
     long = replace(SIXTEEN_GROUPS, max_response_tokens=32_768, policy_ranks=8, engines=8)
     eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
@@ -179,6 +234,7 @@ def test_the_sync_bucket_holds_the_largest_parameter() -> None:
         ({"logprobChunkTokens": 7}, {"logprob_chunk_tokens": 7}),
         ({"activationCheckpointing": "Enabled"}, {"activation_checkpointing": True}),
         ({"optimizerOffload": "Enabled"}, {"optimizer_offload": True}),
+        ({"policyOffload": "Enabled"}, {"policy_offload": True}),
         ({"syncBucketSize": "128Mi"}, {"sync_bucket_bytes": 128 * MIB}),
         ({"detachMetrics": "Disabled"}, {"detach_metrics": False}),
         ({"weightExport": "ReservedBuffer"}, {"weight_export": "ReservedBuffer"}),
@@ -250,7 +306,9 @@ def test_any_machine_gets_a_plan_that_fits_one_sequence(
 def test_more_memory_never_shrinks_micro_batches_or_kv_cache(
     hardware: Hardware, model: ModelShape, workload: Workload
 ) -> None:
-    pinned = MemorySettings(optimizer_offload="Disabled", activation_checkpointing="Disabled")
+    pinned = MemorySettings(
+        optimizer_offload="Disabled", policy_offload="Disabled", activation_checkpointing="Disabled"
+    )
     larger = replace(
         hardware,
         device_memory_bytes=2 * hardware.device_memory_bytes,

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_memory.planning.host_memory import HostMemory, checkpoint_copy_bytes, loading_bytes, worker_host_memory
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.planning.host_memory import Copies, DeviceKind, HostMemory, loading_bytes, worker_host_memory
 from rljob_memory.planning.job_workload import workload_of
 from rljob_memory.planning.limits import claim_bytes, limit_bytes, low_limits, request_bytes, small_claim
 from rljob_memory.planning.model_size import parameters_in_name, shape_in_uri, typical_shape
-from rljob_memory.planning.prediction import predict, predict_before_plan
+from rljob_memory.planning.prediction import copies_in_host_memory, predict, predict_before_plan
 from rljob_memory.sizes import GIB, MIB
-from rljob_memory.workload import ModelShape, Workload
+from rljob_memory.workload import Hardware, ModelShape, Workload
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.repository import ROOT
 
@@ -41,17 +42,94 @@ def test_loading_needs_the_pieces_being_read_for_any_size() -> None:
     memory = worker_host_memory(EIGHT_B, ON_EIGHT_GPUS, ON_GPU, "cuda", ranks=8, engine_processes=8)
     assert uses(memory)["weights being read"] == 2 * GIB
     assert uses(memory)["copy for checkpoints"] == 96e9, "12 bytes per parameter, sharded"
-    assert memory.peak_bytes == sum(use.bytes for use in memory.uses if use.phase != "loading")
+    assert uses(memory)["pieces of a checkpoint"] == 8 * 512 * MIB
+    assert memory.peak_bytes == sum(use.bytes for use in memory.uses if use.phase not in ("loading", "exporting"))
 
 
 def test_an_offloaded_state_is_pinned_and_needs_no_copy() -> None:
-    assert checkpoint_copy_bytes(EIGHT_B, WORK, OFFLOADED) == 0
-    found = uses(worker_host_memory(EIGHT_B, WORK, OFFLOADED, "cuda", ranks=1, engine_processes=1))
+    memory = worker_host_memory(EIGHT_B, WORK, OFFLOADED, "cuda", ranks=1, engine_processes=1)
+    found = uses(memory)
+    assert "copy for checkpoints" not in found
     assert found["pinned optimizer state"] == 80e9
+    assert found["exported model"] == 16e9, "rank 0 collects it, beside the state"
+    assert memory.peak_bytes == sum(use.bytes for use in memory.uses if use.phase != "loading")
+    two_ranks = replace(WORK, policy_ranks=2, engines=2)
+    snapshot = "snapshot to undo an update"
+    assert snapshot in uses(worker_host_memory(EIGHT_B, two_ranks, ON_GPU, "cuda", ranks=2, engine_processes=2))
+    assert snapshot not in uses(worker_host_memory(EIGHT_B, two_ranks, OFFLOADED, "cuda", ranks=2, engine_processes=2))
     with_reference = replace(WORK, reference_model=True)
     assert uses(worker_host_memory(EIGHT_B, with_reference, OFFLOADED, "cuda", ranks=1, engine_processes=1))[
         "reference model"
     ] == pytest.approx(16e9)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "reference", "optimizer", "expected"),
+    [
+        (1, EIGHT_B, False, False, 16e9),
+        (1, EIGHT_B, True, False, 32e9),
+        (1, EIGHT_B, True, True, 16e9),
+        (8, EIGHT_B, False, False, 32e9),
+        (1, replace(EIGHT_B, adapter_parameters=40_000_000), True, False, 16e9 + 80e6),
+    ],
+    ids=["bfloat16", "with a reference", "which is on the host", "float32 shards", "adapters"],
+)
+def test_weights_that_make_room_for_the_engine_are_pinned(
+    ranks: int, model: ModelShape, reference: bool, optimizer: bool, expected: float
+) -> None:
+    work = replace(WORK, policy_ranks=ranks, engines=ranks, reference_model=reference)
+    plan = memory_plan(policy_offload=True, optimizer_offload=optimizer)
+    found = uses(worker_host_memory(model, work, plan, "cuda", ranks=ranks, engine_processes=ranks))
+    assert found["weights while the engine generates"] == expected
+    found = uses(
+        worker_host_memory(model, work, plan, "cuda", ranks=ranks, engine_processes=ranks, copies=Copies(frozen=False))
+    )
+    trained = (2 if ranks == 1 else 4) * model.trained_parameters
+    assert found["weights while the engine generates"] == trained, "the others are read from files again"
+    apart = replace(work, topology="Disaggregated")
+    assert "weights while the engine generates" not in uses(
+        worker_host_memory(model, apart, plan, "cuda", ranks=ranks, engine_processes=0)
+    )
+
+
+def test_an_export_follows_the_updates_and_takes_the_place_of_the_copy() -> None:
+    job = spec(policy={"gpusPerReplica": 1})
+    updating, exporting = (
+        predict(job, EIGHT_B, ON_GPU, "cuda", Copies(checkpoint=copied)).worker.peak_bytes for copied in (True, False)
+    )
+    assert updating - exporting == 96e9 - 16e9
+    adapters = replace(EIGHT_B, adapter_parameters=40_000_000)
+    merged, alone = (
+        predict(spec(policy={"gpusPerReplica": 1, "lora": {"export": export}}), adapters, OFFLOADED, "cuda")
+        for export in ("Merged", "Adapter")
+    )
+    assert uses(merged.worker)["exported model"] == pytest.approx(16e9, rel=0.01)
+    assert uses(alone.worker)["exported model"] == 160e6
+
+
+@pytest.mark.parametrize(
+    ("given", "plan", "needed_gb"),
+    [
+        ({"gpusPerReplica": 1}, ON_GPU, 96),
+        ({"gpusPerReplica": 1, "optimizer": {"moments": "bfloat16"}}, ON_GPU, 64),
+        ({"gpusPerReplica": 1}, OFFLOADED, 96 + 80),
+        ({"gpusPerReplica": 8}, ON_GPU, 96),
+    ],
+)
+def test_a_checkpoint_is_copied_if_the_host_has_room(given: dict[str, Any], plan: MemoryPlan, needed_gb: float) -> None:
+    job = spec(policy=given)
+    beside = predict(job, EIGHT_B, plan, "cuda", Copies(snapshot=False, checkpoint=False)).worker
+    held = sum(use.bytes for use in beside.uses if use.phase in ("always", "training") and "pinned" not in use.use)
+    for share, copied in ((0.99, False), (1.01, True)):
+        host = Hardware("cuda", 80 * GIB, int(share * (held + needed_gb * 1e9) / 0.9), "2.11.0")
+        found = copies_in_host_memory(job, EIGHT_B, plan, host)
+        assert (found.snapshot, found.checkpoint) == (False, copied)
+
+
+def test_a_snapshot_leaves_room_for_the_copy_of_a_checkpoint() -> None:
+    host = Hardware("cuda", 80 * GIB, 360 * GIB, "2.11.0")
+    found = copies_in_host_memory(spec(policy={"gpusPerReplica": 8}), EIGHT_B, ON_GPU, host)
+    assert found == Copies(snapshot=True, checkpoint=True)
 
 
 def test_an_engine_that_sleeps_at_level_1_keeps_its_weights_on_the_host() -> None:
@@ -146,8 +224,13 @@ def test_before_a_plan_the_larger_of_offload_or_not_is_predicted() -> None:
     job, shape = spec(policy={"gpusPerReplica": 1}), EIGHT_B
     both = [predict(job, shape, plan, "cuda").worker.peak_bytes for plan in (ON_GPU, OFFLOADED)]
     assert predict_before_plan(job, shape, "cuda").worker.peak_bytes >= max(both)
-    pinned = spec(policy={"gpusPerReplica": 1}, memory={"optimizerOffload": "Enabled"})
-    assert predict_before_plan(pinned, shape, "cuda").worker.peak_bytes < max(both)
+    with_kl = {"klCoefficient": 0.1, "steps": 3}
+    smaller, larger = (
+        predict_before_plan(spec(algorithm=with_kl, memory={"optimizerOffload": offload}), shape, "cuda")
+        for offload in ("Disabled", "Enabled")
+    )
+    assert larger.worker.peak_bytes - smaller.worker.peak_bytes == pytest.approx(16e9), "the reference model"
+    assert predict_before_plan(spec(algorithm=with_kl), shape, "cuda") == larger
 
 
 def test_disk_holds_the_checkpoints_the_model_and_its_cache() -> None:
@@ -155,6 +238,16 @@ def test_disk_holds_the_checkpoints_the_model_and_its_cache() -> None:
     assert (disk.checkpoint_bytes, disk.checkpoints, disk.model_bytes, disk.cache_bytes) == (96e9, 3, 16e9, 16e9)
     cached = {"uri": "hf://Qwen/Qwen3-8B", "cache": {"persistentVolumeClaim": "models"}}
     assert predict(spec(model=cached), EIGHT_B, ON_GPU, "cuda").disk.cache_bytes == 0
+
+
+def test_disk_holds_compiled_code_unless_a_claim_of_its_own_does() -> None:
+    def compiled_bytes(device: DeviceKind, **cache: Any) -> int:
+        model = {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "models", **cache}}
+        return predict(spec(model=model), EIGHT_B, ON_GPU, device).disk.compiled_bytes
+
+    assert compiled_bytes("cuda") == GIB
+    assert compiled_bytes("cuda", compiled=True) == 0
+    assert compiled_bytes("cpu") == 0
 
 
 def test_requests_limits_and_claims_are_round_and_cover_the_prediction() -> None:
@@ -170,6 +263,6 @@ def test_limits_and_claims_of_the_user_that_are_too_small_are_named() -> None:
     prediction = predict(job, EIGHT_B, ON_GPU, "cuda")
     ((role, message),) = low_limits(job, prediction)
     assert (role, "found 8.00 GiB; write " in message) == ("policy", True)
-    assert "write 328Gi" in (small_claim(job, prediction) or "")
+    assert "write 329Gi" in (small_claim(job, prediction) or "")
     assert list(low_limits(spec(), prediction)) == []
     assert small_claim(spec(), prediction) is None

@@ -107,6 +107,19 @@ def test_weights_of_a_model_that_cannot_train_are_not_downloaded(hub: HubServer,
     assert "model.safetensors" not in server.downloads
 
 
+def test_weights_of_a_model_that_the_job_refuses_are_not_downloaded(hub: HubServer, tmp_path: Path) -> None:
+    hub.downloads.clear()
+    program = FAILURE_PROGRAM.replace(
+        f"resolve_model('hf://{REPOSITORY}')",
+        f"resolve_model('hf://{REPOSITORY}', accept=lambda at: require_adaptable(at, ['query'], 4))",
+    )
+    program = f"from rljob_trainer.models.lora_targets import require_adaptable\n{program}"
+    refused = pod(tmp_path / "cache", tmp_path / "home", hub.url, program).communicate()[0]
+    assert refused.startswith("BAD_INPUT BadInput: policy.lora.targets: expected names of linear layers")
+    assert hub.downloads["config.json"] == 1
+    assert "model.safetensors" not in hub.downloads
+
+
 def test_only_failures_of_hub_and_network_may_pass() -> None:
     def refused(status: int) -> HfHubHTTPError:
         response = SimpleNamespace(status_code=status, headers={}, request=None)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters, all_targets
+from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters, all_targets, require_adaptable
 from rljob_trainer.models.resolve import resolve_model
 
 
@@ -49,3 +50,18 @@ def test_a_rank_larger_than_a_matrix_is_refused_with_the_largest(model_dir: Path
         BadInput, match=r"policy\.lora\.rank: expected at most \d+, the smaller side of model\.layers\.0"
     ):
         adapted_layers(model_dir, [], 1024)
+
+
+def test_the_configuration_alone_refuses_the_same(model_dir: Path, tmp_path: Path) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    require_adaptable(tmp_path, ["q_proj", "mlp.up_proj"], 4)
+    require_adaptable(tmp_path, [], 4)
+    for targets, rank in ((["query"], 4), ([], 1024)):
+        with pytest.raises(BadInput) as by_weights:
+            adapted_layers(model_dir, targets, rank)
+        with pytest.raises(BadInput) as by_configuration:
+            require_adaptable(tmp_path, targets, rank)
+        assert str(by_configuration.value) == str(by_weights.value)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "unknown"}))
+    require_adaptable(tmp_path, ["query"], 1024)

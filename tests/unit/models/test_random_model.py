@@ -82,6 +82,19 @@ def test_every_wrong_part_of_the_query_is_named(tmp_path: Path, uri: str, messag
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_the_job_refuses_is_not_written(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def refuse(directory: Path) -> None:
+        seen.extend(file.name for file in directory.iterdir())
+        raise BadInput("not this one")
+
+    with pytest.raises(BadInput, match="not this one"):
+        resolve_model("random://qwen3", tmp_path, accept=refuse)
+    assert sorted(seen) == ["config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert not list((tmp_path / "random").iterdir())
+
+
 def test_processes_can_write_the_same_model_at_once(tmp_path: Path) -> None:
     found: list[Path] = []
     threads = [

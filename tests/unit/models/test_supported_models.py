@@ -8,6 +8,7 @@ import pytest
 
 from rljob_testing.supported_models import KINDS, Kind
 from rljob_trainer.errors import BadInput
+from rljob_trainer.models.lora_targets import adapted_layers, described_layers
 from rljob_trainer.models.trainable import require_trainable, require_trainable_settings
 from rljob_trainer.policy.packed_attention import PACKED_KINDS
 
@@ -17,6 +18,7 @@ def test_a_kind_is_refused_by_name_or_trains(kind: Kind, tmp_path: Path) -> None
     kind.write(tmp_path)
     if kind.refused is None:
         require_trainable(tmp_path)
+        assert described_layers(tmp_path) == adapted_layers(tmp_path, (), 1)
         return
     with pytest.raises(BadInput, match=kind.refused):
         require_trainable(tmp_path)

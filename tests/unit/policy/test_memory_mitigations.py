@@ -230,7 +230,7 @@ def test_emptying_the_cache_takes_effect_at_once(told: list[str], caching: list[
     """The engine that could not wake is restarted next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
     rank: Any = ExportingRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
-    rank._model, rank._update = SimpleNamespace(chunk_tokens=0), SimpleNamespace(config=None)
+    rank._loaded = SimpleNamespace(model=SimpleNamespace(chunk_tokens=0), update=SimpleNamespace(config=None))
     rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=8)
     rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))
     assert told == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.float32_masters import split
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.state_snapshot import StateSnapshot
 
 SHAPES = {"embedding": (50, 7), "bias": (3,), "frozen": (4, 4), "matrix": (11, 13), "adapter": (5, 6), "last": (64,)}
 
@@ -25,6 +27,16 @@ class Weights(nn.Module):
             values = torch.randn(shape)
             values = values if name == "adapter" else split(values)[0] if dtype == torch.bfloat16 else values
             self.register_parameter(name, nn.Parameter(values, requires_grad=name != "frozen"))
+
+
+class Large(nn.Module):
+    """Parameters of several blocks of moments in 8 bits, with and without an incomplete one."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name, shape in {"first": (9, 100), "bias": (3,), "whole": (4, 256), "last": (1000,)}.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape).to(dtype)))
 
 
 def optimizer_of(model: nn.Module, *, offload: bool = False, bucket: int = 100, **settings: Any) -> MasterAdamW:
@@ -52,13 +64,17 @@ def everything(optimizer: MasterAdamW) -> dict[str, torch.Tensor]:
     return found
 
 
+def masters_of(optimizer: MasterAdamW) -> torch.Tensor:
+    return torch.cat([piece for name in optimizer.parameters for _, piece in optimizer.master_pieces(name)])
+
+
 def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert one.keys() == other.keys()
     for name, values in one.items():
         assert torch.equal(values, other[name]), name
 
 
-@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_streamed_step_is_the_plain_step_bit_for_bit(dtype: torch.dtype, moments: str) -> None:
     results = []
@@ -141,9 +157,103 @@ def test_second_moments_in_bfloat16_decay() -> None:
     assert float(state.float().mean()) == pytest.approx(0.999**200, rel=0.02)
 
 
-def test_a_parameter_without_gradient_stays_as_it_is() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_in_8_bits_do_not_depend_on_the_bucket_size(dtype: torch.dtype) -> None:
+    results = []
+    for bucket, offload in ((1, False), (256, True), (300, False), (1 << 20, True)):
+        model = Large(dtype)
+        optimizer = optimizer_of(model, bucket=bucket, offload=offload, moments="int8")
+        learn(model, optimizer, 4)
+        results.append(everything(optimizer))
+    for other in results[1:]:
+        assert_same_bits(results[0], other)
+
+
+def test_moments_in_8_bits_take_a_quarter_of_float32() -> None:
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(64, 256))})
+    assert optimizer_of(model, moments="int8").state.nbytes == 64 * 256 * 2 * (1 + 4 / 256)
+    assert optimizer_of(model).state.nbytes == 64 * 256 * 8
+
+
+def test_updates_with_moments_in_8_bits_stay_near_those_of_float32() -> None:
+    """Over 150 steps with one mean gradient and much noise, of elements that differ by factors of up to 100.
+
+    Measured: 5.6 % with int8 after 200 steps.
+    """
+    moved = {}
+    for moments in ("float32", "bfloat16", "int8"):
+        model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(16, 256))})
+        optimizer = optimizer_of(model, moments=moments)
+        draw = torch.Generator().manual_seed(0)
+        sizes = 1e-6 * 10 ** (2 * torch.rand(16, 256, generator=draw))
+        for _ in range(150):
+            noise = torch.randn(16, 256, generator=draw)
+            (model["weight"] * sizes * (0.3 + noise)).sum().backward()
+            optimizer.step()
+            optimizer.gradients.clear()
+        moved[moments] = masters_of(optimizer)
+    norm = moved["float32"].norm()
+    assert float((moved["int8"] - moved["float32"]).norm() / norm) < 0.08
+    assert float(moved["int8"].sum() / moved["float32"].sum()) == pytest.approx(1.0, abs=0.02)
+    assert float((moved["bfloat16"] - moved["float32"]).norm() / norm) < 0.05
+
+
+def test_second_moments_in_8_bits_decay() -> None:
+    """Those beside a larger one, too: rounded to nearest they would keep their part of it."""
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(16, 256))})
+    optimizer = optimizer_of(model, moments="int8")
+    for step in range(201):
+        grads = torch.ones(16, 256) if step == 0 else torch.zeros(16, 256)
+        grads[:, 0] = 2.0
+        (model["weight"] * grads).sum().backward()
+        optimizer.step()
+        optimizer.gradients.clear()
+    state = optimizer.state_of("weight")
+    _, found = optimizer.moments.read(optimizer.state.arrays())
+    assert state["exp_avg_sq"].dtype == torch.uint8
+    assert float(found.view(16, 256)[:, 1:].mean()) == pytest.approx(0.001 * 0.999**200, rel=0.05)
+    assert float(found.view(16, 256)[:, 0].mean()) == pytest.approx(4 * (1 - 0.999**201), rel=0.01)
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+def test_a_least_squares_problem_is_solved(moments: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    inputs, truth = torch.randn(512, 64, generator=draw), torch.randn(64, 8, generator=draw)
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(64, 8))})
+    optimizer = optimizer_of(model, moments=moments)
+    optimizer._config = replace(optimizer._config, weight_decay=0.0)
+    for step in range(400):
+        optimizer.learning_rate = 0.05 * (1 - step / 400)
+        chosen = torch.randint(0, 512, (64,), generator=draw)
+        loss = (inputs[chosen] @ (model["weight"] - truth)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.gradients.clear()
+    assert float((model["weight"].detach() - truth).norm() / truth.norm()) < 0.01
+
+
+@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
+def test_an_interrupted_update_is_undone_bit_for_bit(moments: str) -> None:
     model = Weights(torch.bfloat16)
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, moments=moments)
+    learn(model, optimizer, 2)
+    before = everything(optimizer)
+    snapshot = StateSnapshot(optimizer)
+    snapshot.begin()
+    snapshot.complete()
+    learn(model, optimizer, 3)
+    after = everything(optimizer)
+    snapshot.restore()
+    assert_same_bits(before, everything(optimizer))
+    learn(model, optimizer, 3)
+    assert_same_bits(after, everything(optimizer))
+
+
+@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
+def test_a_parameter_without_gradient_stays_as_it_is(moments: str) -> None:
+    model = Weights(torch.bfloat16)
+    optimizer = optimizer_of(model, bucket=1000, moments=moments)
+    learn(model, optimizer, 2)
     before = everything(optimizer)
     model.bias.sum().backward()  # type: ignore[operator, union-attr]
     optimizer.step()
@@ -152,9 +262,10 @@ def test_a_parameter_without_gradient_stays_as_it_is() -> None:
     assert changed == {"bias"}
 
 
-def test_the_state_moves_between_device_and_host_unchanged() -> None:
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+def test_the_state_moves_between_device_and_host_unchanged(moments: str) -> None:
     model = Weights(torch.bfloat16)
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, moments=moments)
     learn(model, optimizer, 2)
     before = everything(optimizer)
     for offload in (True, True, False):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from rljob_api.manifest import dotted, load_manifest
 from rljob_testing.hub_server import HubServer
 from rljob_trainer.cli import app
+from rljob_trainer.hardware import Machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.validation.inspect_job import findings_in, inspect_job
 from rljob_trainer.validation.inspection import Inspection
@@ -90,6 +91,19 @@ def test_a_memory_limit_below_the_prediction_is_a_warning(folder: Path) -> None:
         ("hidden=64", "hiden=64", "model.uri", "hiden"),
         ("random:", "oci:", "model.uri", "expected an image as oci://registry/name:tag"),
         ("spec:\n", "spec:\n  rollout: {engineArgs: {foo: 1}}\n", "rollout.engineArgs.foo", "no engine argument"),
+        (
+            "spec:\n",
+            "spec:\n  policy: {lora: {targets: [query]}}\n",
+            "policy.lora",
+            "found query; write some of down_proj",
+        ),
+        ("spec:\n", "spec:\n  policy: {lora: {rank: 512}}\n", "policy.lora", "lora.rank: expected at most 64"),
+        (
+            "spec:\n",
+            "spec:\n  rollout: {quantization: Fp8PerBlock}\n",
+            "rollout.quantization",
+            "found hidden_size: 64; write Fp8PerChannel",
+        ),
     ],
 )
 def test_failures_of_the_job_are_found_before_it_starts(
@@ -104,6 +118,24 @@ def test_failures_of_the_job_are_found_before_it_starts(
     assert len(found) == 1, found
     assert found[0][0] == f"spec.{field}"
     assert message in found[0][1]
+
+
+def test_8_bits_that_this_machine_cannot_compute_are_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(folder, "spec:\n", "spec:\n  rollout: {kvCacheDtype: Fp8}\n")
+    job = load_manifest(folder / "job.yaml")
+
+    def warnings(capability: tuple[int, int] | None) -> list[str]:
+        machine = Machine((80 << 30,), 64 << 30, 8, capability)
+        monkeypatch.setattr("rljob_trainer.validation.inspection.this_machine", lambda: machine)
+        entries: list[dict[str, Any]] = []
+        Inspection(job, folder, entries.append).run()
+        return [f"{dotted(each['field'])}: {each['message']}" for each in entries if each.get("severity") == "warning"]
+
+    assert warnings((9, 0)) == warnings(None) == []
+    (warning,) = warnings((8, 0))
+    assert warning.startswith(
+        "spec.rollout.kvCacheDtype: on this machine: expected Auto on a GPU of compute capability 8.0"
+    )
 
 
 def test_an_unusable_job_is_reported_with_its_line(folder: Path) -> None:
@@ -165,6 +197,12 @@ def test_a_hub_model_is_checked_without_its_weights(
     assert validate(manifest).output.splitlines()[-1] == f"{manifest}: valid"
     assert "config.json" in hub.downloads
     assert "model.safetensors" not in hub.downloads
+
+    change(folder, "spec:\n", "spec:\n  policy: {lora: {targets: [query]}}\n")
+    refused = validate(manifest)
+    assert (refused.exit_code, "policy.lora.targets: expected names of linear layers" in refused.stderr) == (84, True)
+    assert "model.safetensors" not in hub.downloads
+    change(folder, "  policy: {lora: {targets: [query]}}\n", "")
 
     absent = validate(change(folder, "hf://tests/tiny", "hf://tests/absent"))
     assert (absent.exit_code, "the hub has no model hf://tests/absent" in absent.stderr) == (84, True)

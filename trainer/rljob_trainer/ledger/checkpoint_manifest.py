@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 MANIFEST_NAME = "checkpoint.json"
+
+_FILE_OF_RANK = re.compile(r"__(?P<rank>\d{1,9})_.*")
 
 
 class FileDigest(BaseModel):
@@ -54,15 +57,42 @@ def describe(
     return CheckpointManifest(step=step, metadata=metadata, files=digests)
 
 
-def find_damage(checkpoint: Path, step: int) -> str | None:
-    """A description of the damage to the checkpoint of `step`; None if every byte is as it was written."""
-    return find_wrong_size(checkpoint, step) or next(
-        (
-            damage
-            for name, digest in CheckpointManifest.load(checkpoint).files.items()
-            if (damage := find_file_damage(checkpoint / name, name, digest))
-        ),
-        None,
+def find_damage(checkpoint: Path, step: int, left_out: Container[str] = ()) -> str | None:
+    """A description of the damage to the checkpoint of `step`; None if every byte is as it was written.
+
+    `left_out`: names of files whose sizes alone are compared.
+    """
+    if damage := find_wrong_size(checkpoint, step):
+        return damage
+    files = CheckpointManifest.load(checkpoint).files
+    damages = (
+        find_file_damage(checkpoint / name, name, digest) for name, digest in files.items() if name not in left_out
+    )
+    return next((damage for damage in damages if damage), None)
+
+
+class FilesOfRanks(Container[str]):
+    """The files that policy ranks have written, by the names that torch's writer of distributed checkpoints gives."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and writer_of(name) is not None
+
+
+def writer_of(name: str) -> int | None:
+    """The policy rank that has written a file; None if it is not a file of a rank."""
+    match = _FILE_OF_RANK.fullmatch(name)
+    return int(match["rank"]) if match else None
+
+
+def share_of_reader(names: Iterable[str], rank: int, ranks: int) -> frozenset[str]:
+    """The files of ranks that `rank` of `ranks` checks when they load a checkpoint.
+
+    Its own ones, of which it needs every byte, if as many ranks have written them.
+    """
+    written = sorted((writer, name) for name in names if (writer := writer_of(name)) is not None)
+    as_many = {writer for writer, _ in written} == set(range(ranks))
+    return frozenset(
+        name for place, (writer, name) in enumerate(written) if (writer if as_many else place % ranks) == rank
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from rljob_trainer.ledger.durable_files import (
 )
 
 _FINAL_NAME = re.compile(r"step-(?P<step>\d+)")
-_INTERRUPTED_NAME = re.compile(r"step-\d+\.(partial-\d+|discarded)")
+_INTERRUPTED_NAME = re.compile(r"step-\d+\.(partial-[\w-]+|discarded)")
 _UNWANTED_NAME = re.compile(r"step-\d+\.(discarded|rejected)")
 
 
@@ -69,6 +70,8 @@ class CheckpointStore:
             directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.keep = keep
+        # Processes of different pods have the same ids.
+        self._writer = f"{os.getpid()}-{secrets.token_hex(4)}"
 
     # --- write ---
 
@@ -112,11 +115,12 @@ class CheckpointStore:
     # --- read ---
 
     def latest_valid(
-        self, through: int | None = None, damage_of: Callable[[Path, int], str | None] = find_damage
+        self, through: int | None = None, use: Callable[[Path, int], str | None] = find_damage
     ) -> FoundCheckpoint:
         """Find the newest checkpoint up to step `through` whose checksums match.
 
-        `damage_of`: describes the damage to the checkpoint of a step; by default, this process reads all of its files.
+        `use`: uses the checkpoint of a step, unless it is damaged: a description of that; None if it was used. By
+        default, this process reads all of its files.
 
         Newer ones are renamed to `step-….rejected` until the next commit, and listed in `problems`. Leftovers of
         interrupted writes are removed.
@@ -126,7 +130,7 @@ class CheckpointStore:
         for step in reversed(self._steps()):
             path = self._final_path(step)
             ahead = through is not None and step > through
-            damage = f"it is ahead of the ledger, which ends at step {through}" if ahead else damage_of(path, step)
+            damage = f"it is ahead of the ledger, which ends at step {through}" if ahead else use(path, step)
             if damage is None:
                 return FoundCheckpoint(_checkpoint(path, CheckpointManifest.load(path)), problems)
             problems.append(f"the checkpoint of step {step} is not used: {damage}")
@@ -150,8 +154,9 @@ class CheckpointStore:
         return self.directory / f"step-{step:06d}"
 
     def _partial_path(self, step: int) -> Path:
-        # A rank of a killed attempt may still be writing: it must not write into the files of this attempt.
-        return self.directory / f"step-{step:06d}.partial-{os.getpid()}"
+        # A rank of an attempt that is over may still be writing, also on a node that nobody reaches: it must not write
+        # into the files of this attempt.
+        return self.directory / f"step-{step:06d}.partial-{self._writer}"
 
     def _steps(self) -> list[int]:
         names = (_FINAL_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())

@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ _IDENTITY_NAME = ".identity.json"
 _INPUTS = "inputs"
 """Key of the digests of the inputs, beside the sections of the manifest."""
 _LOCK_NAME = ".lock"
-_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache"}
+_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache", ".compile-cache"}
 """Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at once."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems without locks."""
@@ -52,6 +52,7 @@ class OutputDirectory:
         identity: Mapping[str, Any],
         *,
         changeable: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
         pod: str | None = None,
         wait_seconds: float = 0.0,
     ) -> Iterator[None]:
@@ -59,6 +60,7 @@ class OutputDirectory:
 
         `manifest`: text for `job.yaml`. `identity`: JSON values that must not change between the runs of one job, once
         it has committed a step. `changeable`: names in `identity` that may change all the same, as dotted paths.
+        `defaults`: values of the settings that an identity lacks, by the same names.
         `pod`: the pod of this process as `namespace/name`, to report to others who find the directory locked.
         `wait_seconds`: time to wait for the lock; on a shared volume it may outlive the node of its holder.
 
@@ -68,7 +70,7 @@ class OutputDirectory:
         self._create()
         lock = self._lock(pod, wait_seconds)
         try:
-            self._claim(json.loads(json.dumps(identity)), changeable)
+            self._claim(json.loads(json.dumps(identity)), changeable, defaults or {})
             write_atomically(self.manifest, manifest.encode())
             with writing(self.path):
                 for directory in (self.checkpoints, self.journal, self.memory, self.logs):
@@ -124,10 +126,10 @@ class OutputDirectory:
             who, stop = "another process", "stop it"
         return f"{self.path} is in use by another run: {who}. Wait for it to end, {stop}, or give another --output."
 
-    def _claim(self, identity: dict[str, Any], changeable: Collection[str]) -> None:
+    def _claim(self, identity: dict[str, Any], changeable: Collection[str], defaults: Mapping[str, Any]) -> None:
         recorded = self._recorded_identity()
         inputs = recorded.pop(_INPUTS, None)
-        if recorded and self._is_other_job(recorded, identity, changeable):
+        if recorded and self._is_other_job(_differences(recorded, identity, changeable, defaults)):
             self._start_over()
             inputs = None
         self._record_identity(identity if inputs is None else identity | {_INPUTS: inputs})
@@ -160,11 +162,8 @@ class OutputDirectory:
     def _record_identity(self, identity: Mapping[str, Any]) -> None:
         write_atomically(self.path / _IDENTITY_NAME, json.dumps(identity, indent=2).encode())
 
-    def _is_other_job(
-        self, recorded: Mapping[str, Any], identity: Mapping[str, Any], changeable: Collection[str]
-    ) -> bool:
+    def _is_other_job(self, differences: Sequence[str]) -> bool:
         """Raise `OutputUnavailable` if the directory holds committed steps of another job."""
-        differences = _differences(recorded, identity, changeable)
         if not differences:
             return False
         if step_records(read_ledger(self.ledger).records):
@@ -202,9 +201,9 @@ def _take_lock(descriptor: int, wait_seconds: float) -> None:
             return
 
 
-def _differences(recorded: Any, given: Any, changeable: Collection[str]) -> list[str]:
+def _differences(recorded: Any, given: Any, changeable: Collection[str], defaults: Mapping[str, Any]) -> list[str]:
     """One line for each other leaf that differs: `algorithm.groupSize: 8 in the run, 4 in the manifest`."""
-    before, now = _leaves(recorded), _leaves(given)
+    before, now = ({**defaults, **_leaves(each)} for each in (recorded, given))
     return [
         f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} in the manifest"
         for name in sorted(before.keys() | now.keys())

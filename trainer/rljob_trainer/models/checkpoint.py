@@ -46,6 +46,12 @@ def validate_checkpoint(directory: Path) -> None:
     _validate_tokenizer(directory)
 
 
+def validate_description(directory: Path) -> None:
+    """As `validate_checkpoint`, without the weights, which may be missing."""
+    read_config(directory)
+    _validate_tokenizer(directory)
+
+
 def model_dimensions(directory: Path) -> ModelDimensions:
     """The dimensions of the model, from `config.json` and the headers of its weights."""
     return _dimensions(directory, sum(map(math.prod, policy_weight_shapes(directory).values())))
@@ -83,13 +89,8 @@ def _dimensions(directory: Path, parameters: int) -> ModelDimensions:
 
 
 def described_positions(directory: Path) -> int:
-    """Maximum tokens of a sequence of the model, from `config.json`. Its weights may be missing.
-
-    Raises `BadInput` if configuration or tokenizer are missing or unreadable.
-    """
-    config = read_config(directory)
-    _validate_tokenizer(directory)
-    positions = config.get("max_position_embeddings")
+    """Maximum tokens of a sequence of the model, from `config.json`. Raises `BadInput` if it is missing."""
+    positions = read_config(directory).get("max_position_embeddings")
     if not isinstance(positions, int):
         raise BadInput(
             f"expected max_position_embeddings of a decoder-only language model in {directory / 'config.json'}, "

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.models.checkpoint import validate_description
 from rljob_trainer.models.trainable import require_trainable_settings
 
 _DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -29,18 +31,19 @@ class HubUnreachable(TrainerError):
     """The model is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may help."""
 
 
-def resolve(location: str, _cache_directory: Path) -> Path:
+def resolve(location: str, _cache_directory: Path, accept: Callable[[Path], None]) -> Path:
     """The directory of the model with its weights. Raises `BadInput` and `HubUnreachable`.
 
     In pods, a model that is complete in the cache of the job is used without asking the hub: the pods of all attempts
-    then have the same revision. Otherwise the weights are downloaded only if the model can be trained.
+    then have the same revision. Otherwise the weights are downloaded only if the model can be trained, and `accept`
+    raises nothing for a directory with its configuration and tokenizer.
     """
     files = [*_DESCRIPTION, "*.safetensors"]
     if os.environ.get(CACHE_VARIABLE):
         with suppress(HubUnreachable):
             return _download(location, files, local_files_only=True)
         _remove_leftovers(location)
-    resolve_description(location)
+    accept(resolve_description(location))
     return _download(location, files)
 
 
@@ -50,6 +53,7 @@ def resolve_description(location: str) -> Path:
     Raises `BadInput`, also if the configuration shows that the model cannot be trained, and `HubUnreachable`.
     """
     directory = _download(location, _DESCRIPTION)
+    validate_description(directory)
     require_trainable_settings(directory)
     return directory
 

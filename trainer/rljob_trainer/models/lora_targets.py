@@ -1,4 +1,7 @@
-"""The linear layers of a model that low-rank adapters can be added to. Reads only the headers of the weights."""
+"""The linear layers of a model that low-rank adapters can be added to.
+
+Read from the headers of the weights, or, for the kinds of models that are known, from `config.json` alone.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import policy_weight_shapes
+from rljob_trainer.models.checkpoint import described_dimensions, policy_weight_shapes, read_config
 
 MatrixShapes = Mapping[str, tuple[int, ...]]
 """Rows and columns of a weight, by the name of its layer."""
+
+_SEPARATE_KINDS = frozenset({"gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"})
+"""Kinds (`model_type`) with separate layers for queries, keys, values, gate and up."""
+
+_FUSED_KINDS = frozenset({"phi3"})
+"""Kinds with one layer for queries, keys and values, and one for gate and up."""
 
 _WEIGHT_OF_A_LINEAR_LAYER = re.compile(r"(?P<layer>.+\.layers\.\d+\..+)\.weight")
 
@@ -20,7 +29,37 @@ def adapted_layers(model_dir: Path, targets: Sequence[str], rank: int) -> Matrix
 
     Raises `BadInput` if a target matches no layer, or if `rank` exceeds a side of a matrix.
     """
-    linear = _linear_layers(model_dir)
+    return _chosen(_linear_layers(model_dir), targets, rank)
+
+
+def require_adaptable(model_dir: Path, targets: Sequence[str], rank: int) -> None:
+    """Raise `BadInput` as `adapted_layers` does. The weights may be missing.
+
+    A kind of model that is not known is not checked.
+    """
+    if (linear := described_layers(model_dir)) is not None:
+        _chosen(linear, targets, rank)
+
+
+def described_layers(model_dir: Path) -> MatrixShapes | None:
+    """The linear layers of the decoder layers by `config.json`; None if the kind of the model is not known."""
+    kind = read_config(model_dir).get("model_type")
+    if kind not in _SEPARATE_KINDS | _FUSED_KINDS:
+        return None
+    model = described_dimensions(model_dir)
+    hidden, width = model.hidden, model.intermediate
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    shapes = {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, width)}
+    if kind in _FUSED_KINDS:
+        shapes |= {"self_attn.qkv_proj": (queries + 2 * keys, hidden), "mlp.gate_up_proj": (2 * width, hidden)}
+    else:
+        shapes |= {"self_attn.q_proj": (queries, hidden), "mlp.gate_proj": (width, hidden)}
+        shapes |= {"self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden)}
+        shapes |= {"mlp.up_proj": (width, hidden)}
+    return {f"model.layers.{layer}.{name}": shape for layer in range(model.layers) for name, shape in shapes.items()}
+
+
+def _chosen(linear: MatrixShapes, targets: Sequence[str], rank: int) -> MatrixShapes:
     wanted = targets or _short_names(linear)
     if missing := [target for target in wanted if not any(_matches(layer, target) for layer in linear)]:
         raise BadInput(
@@ -28,7 +67,7 @@ def adapted_layers(model_dir: Path, targets: Sequence[str], rank: int) -> Matrix
             f"write some of {', '.join(_short_names(linear))}, or omit targets for all of them"
         )
     chosen = {layer: shape for layer, shape in linear.items() if any(_matches(layer, target) for target in wanted)}
-    layer, shape = min(chosen.items(), key=lambda item: min(item[1]))
+    layer, shape = min(chosen.items(), key=lambda item: (min(item[1]), item[0]))
     if rank > min(shape):
         raise BadInput(
             f"policy.lora.rank: expected at most {min(shape)}, the smaller side of {layer} ({shape[0]} x {shape[1]}), "

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from rljob_trainer.models.random_weights import write_bfloat16_weights
 _REVISION = 1
 
 
-def resolve(location: str, cache_directory: Path) -> Path:
+def resolve(location: str, cache_directory: Path, accept: Callable[[Path], None] = lambda _directory: None) -> Path:
+    """The directory of the model, which is written on first use. `accept`: as of `resolve_model`."""
     model = parse_query(location)
     directory = cache_directory / "random" / cache_key(model)
     if not directory.is_dir():
-        _write_atomically(model, directory)
+        _write_atomically(model, directory, accept)
     return directory
 
 
@@ -54,11 +55,13 @@ def parse_query(location: str) -> RandomModel:
         ) from error
 
 
-def _write_atomically(model: RandomModel, directory: Path) -> None:
+def _write_atomically(model: RandomModel, directory: Path, accept: Callable[[Path], None]) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=directory.parent))
     try:
-        write_model(model, partial)
+        _write_description(model, partial)
+        accept(partial)
+        _write_weights(model, partial)
         partial.chmod(0o755)
         partial.rename(directory)
     except OSError:
@@ -69,16 +72,18 @@ def _write_atomically(model: RandomModel, directory: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_model(model: RandomModel, directory: Path) -> None:
-    """Write configuration, weights and tokenizer of `model` into an existing directory."""
+def _write_description(model: RandomModel, directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps(_config(model), indent=2))
+    write_character_tokenizer(directory, vocabulary=model.vocabulary, max_positions=model.max_positions)
+
+
+def _write_weights(model: RandomModel, directory: Path) -> None:
     from safetensors.numpy import save_file
 
-    (directory / "config.json").write_text(json.dumps(_config(model), indent=2))
     if model.dtype == "bfloat16":
         write_bfloat16_weights(_weight_shapes(model), model.initializer_range, model.seed, directory)
     else:
         save_file(dict(_weights(model)), directory / "model.safetensors", metadata={"format": "pt"})
-    write_character_tokenizer(directory, vocabulary=model.vocabulary, max_positions=model.max_positions)
 
 
 def _config(model: RandomModel) -> dict[str, Any]:

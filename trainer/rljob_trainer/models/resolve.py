@@ -18,11 +18,21 @@ class ModelElsewhere(BadInput):
     """The model may exist in a cluster, and is not on this machine."""
 
 
-def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path | None = None) -> Path:
+Accept = Callable[[Path], None]
+"""Raises `BadInput` for a directory with the configuration and the tokenizer of a model that the job cannot use."""
+
+
+def resolve_model(
+    uri: str,
+    cache_directory: Path | None = None,
+    mounted: Path | None = None,
+    accept: Accept = lambda _directory: None,
+) -> Path:
     """The directory of the model, with `config.json`, complete safetensors weights and a tokenizer.
 
     `cache_directory`: for `random://` and `oci://` URIs; default: `default_cache_directory()`.
     `mounted`: in a pod, the volume with the model of an `oci://` or `pvc://` URI.
+    `accept`: called before weights are downloaded or generated, and only then.
     Raises `BadInput` if there is no such model, or if its files are missing, truncated or unreadable.
     """
     scheme, separator, location = uri.partition("://")
@@ -32,7 +42,7 @@ def resolve_model(uri: str, cache_directory: Path | None = None, mounted: Path |
     if mounted is not None and scheme in _MOUNTED_IN_PODS:
         directory = mounted
     else:
-        directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory())
+        directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory(), accept)
     validate_checkpoint(directory)
     return directory
 
@@ -42,7 +52,7 @@ def default_cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob"
 
 
-def _resolve_image(location: str, cache_directory: Path) -> Path:
+def _resolve_image(location: str, cache_directory: Path, _accept: Accept) -> Path:
     """`oci://`: an image volume in Kubernetes, a directory of the local cache on this machine."""
     directory = _cached_image(location, cache_directory)
     if not directory.is_dir():
@@ -63,7 +73,7 @@ def _cached_image(location: str, cache_directory: Path) -> Path:
     return cache_directory / "models" / repository / name / (tag or "latest")
 
 
-def _resolve_file(location: str, _cache_directory: Path) -> Path:
+def _resolve_file(location: str, _cache_directory: Path, _accept: Accept) -> Path:
     """`file://`: a directory on this machine."""
     directory = Path(location)
     if not directory.is_absolute():
@@ -73,7 +83,7 @@ def _resolve_file(location: str, _cache_directory: Path) -> Path:
     return directory
 
 
-def _refuse_volume_claim(location: str, _cache_directory: Path) -> NoReturn:
+def _refuse_volume_claim(location: str, _cache_directory: Path, _accept: Accept) -> NoReturn:
     """`pvc://`: a directory on a volume that Kubernetes mounts."""
     raise ModelElsewhere(
         f"pvc://{location} exists only in a Kubernetes cluster; on this machine, copy the model to a directory "
@@ -81,7 +91,7 @@ def _refuse_volume_claim(location: str, _cache_directory: Path) -> NoReturn:
     )
 
 
-_RESOLVE: dict[str, Callable[[str, Path], Path]] = {
+_RESOLVE: dict[str, Callable[[str, Path, Accept], Path]] = {
     "file": _resolve_file,
     "hf": hub.resolve,
     "oci": _resolve_image,

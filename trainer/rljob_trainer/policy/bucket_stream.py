@@ -86,15 +86,21 @@ def stream_through(
     arrays: Sequence[Tensor],
     buckets: Sequence[slice],
     work: Callable[[int, list[Tensor]], None],
+    granularities: Sequence[int] | None = None,
 ) -> None:
     """Call `work(bucket, parts)` for each bucket, with its part of each array on `device`, and keep what it writes.
 
-    `arrays`: one-dimensional, in host memory, of the same length. Returns when they hold the results. After an error
-    the buckets before the failing one may be changed, the others are not.
+    `arrays`: one-dimensional, in host memory. `granularities`: elements of a bucket for each entry of an array, which
+    divide the bounds of the buckets; one if None. Returns when they hold the results. After an error the buckets before
+    the failing one may be changed, the others are not.
     """
+    elements = granularities or [1] * len(arrays)
     largest = max((bucket.stop - bucket.start for bucket in buckets), default=0)
     slots = [
-        [torch.empty(largest, dtype=array.dtype, device=device) for array in arrays]
+        [
+            torch.empty(largest // each, dtype=array.dtype, device=device)
+            for array, each in zip(arrays, elements, strict=True)
+        ]
         for _ in range(min(SLOTS, len(buckets)))
     ]
     fetched: list[Any] = []
@@ -102,11 +108,14 @@ def stream_through(
 
     def parts(bucket: int) -> list[Tensor]:
         length = buckets[bucket].stop - buckets[bucket].start
-        return [array[:length] for array in slots[bucket % len(slots)]]
+        return [array[: length // each] for array, each in zip(slots[bucket % len(slots)], elements, strict=True)]
+
+    def on_host(bucket: int) -> list[Tensor]:
+        return [entries_of(array, buckets[bucket], each) for array, each in zip(arrays, elements, strict=True)]
 
     def fetch(bucket: int) -> None:
         previous = bucket - len(slots)
-        pairs = list(zip(parts(bucket), (array[buckets[bucket]] for array in arrays), strict=True))
+        pairs = list(zip(parts(bucket), on_host(bucket), strict=True))
         fetched.append(lanes.fetch(pairs, written[previous] if previous >= 0 else None))
 
     try:
@@ -115,10 +124,15 @@ def stream_through(
                 fetch(len(fetched))
             on_device = parts(bucket)
             worked = lanes.compute(lambda b=bucket, p=on_device: work(b, p), fetched[bucket])  # type: ignore[misc]
-            back = list(zip((array[buckets[bucket]] for array in arrays), on_device, strict=True))
+            back = list(zip(on_host(bucket), on_device, strict=True))
             written.append(lanes.write_back(back, worked))
     finally:
         lanes.finish()
+
+
+def entries_of(array: Tensor, elements: slice, granularity: int) -> Tensor:
+    """The entries of `array` for a range of elements, if each is for `granularity` elements. Shares its memory."""
+    return array[elements.start // granularity : elements.stop // granularity]
 
 
 def _copy(copies: Copies) -> None:

@@ -1,12 +1,14 @@
 """Checkpoints of policy and optimizer, written while the next steps run. Bit-identical to the state in memory.
 
 They hold float32 masters and the moments, by parameter, so that they depend neither on the number of ranks nor on the
-memory plan. There is no other state: the learning rate and the random numbers of a step follow from its number.
+memory plan; only the scales of moments in 8 bits are by rank (`checkpoint_scales`). There is no other state: the
+learning rate and the random numbers of a step follow from its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -14,25 +16,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.errors import BadInput
+from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDigest
+from rljob_trainer.policy.checkpoint_files import DamagedCheckpoint, ParallelWriter, VerifyingReader
+from rljob_trainer.policy.checkpoint_planners import LoadIntoOptimizer, SaveInPieces
+from rljob_trainer.policy.checkpoint_scales import SCALES, foreign_rows, placed_row, row_of, take_scales
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.optimizer_state import QUANTIZED
+from rljob_trainer.policy.quantized_moments import MOMENTS
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", QUANTIZED: "int8"}
+"""`policy.optimizer.moments` by the dtype of the saved moments."""
 _LEAVE_SECONDS = 20.0
 """A write that its peers have left fails at once, unless it waits for the disk."""
 
-_WEIGHTS = "model."
-"""Prefix of the weights' names in a checkpoint."""
+_STATE = "optimizer.state."
+"""Prefix of the names of the optimizer's state in a checkpoint."""
 
 
 class CheckpointWriter:
@@ -41,31 +49,37 @@ class CheckpointWriter:
     The default group is used for training, and all ranks must run its collectives in the same order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies: bool) -> None:
+        """`copies`: the host has room for a copy of the state."""
+        self.copies = copies
+        self.in_place = False
+        """The latest checkpoint is written from where the state is: `wait_until_written` before that changes."""
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # On a GPU the memory is kept: pinning it for each checkpoint would take longer than the copy.
         self._kept: HostArray | None = None
-        self._writing: Future[Any] | None = None
+        self._writing: Future[dict[str, FileDigest]] | None = None
 
-    def start(self, optimizer: MasterAdamW, directory: Path) -> Future[Any]:
-        """Start writing the state into `directory`. Collective. Returns the end of the writing, durable or failed.
+    def start(self, optimizer: MasterAdamW, directory: Path) -> None:
+        """Start writing the state into `directory`. Collective.
 
-        State on the device is copied to host memory first. An offloaded state leaves no room for a copy there: all is
-        written from where it is, so `wait_until_written` before it changes. Raises `RuntimeError` while another
-        checkpoint is being written.
+        It is copied to host memory first if there is room for that, and may then change at once. Raises `RuntimeError`
+        while another checkpoint is being written.
         """
         if self._writing is not None:
             raise RuntimeError("expected the previous checkpoint to be finished, found it still being written")
-        in_place = optimizer.state.offloaded
+        memory = self._memory(_staged_bytes(optimizer), of_device=not optimizer.state.offloaded)
+        self.in_place = memory is None
+        values = _in_place(optimizer) if memory is None else _staged(optimizer, memory)
+        planner = SaveInPieces(optimizer, in_place=self.in_place)
         self._writing = self._executor.submit(
-            save,
-            _as_saved(optimizer, _in_place(optimizer) if in_place else self._staged(optimizer)),
-            storage_writer=FileSystemWriter(directory, sync_files=True),
-            planner=_MastersOnDemand(optimizer) if in_place else None,
-            process_group=self._group,
+            self._write, _as_saved(optimizer, values), planner, directory, self._group
         )
-        return self._writing
+
+    def release(self) -> None:
+        """Give back the memory of the copy. Does nothing while a checkpoint is being written."""
+        if self.written():
+            self._kept = None
 
     def leave_group(self) -> None:
         """Drop the process group, after a failure. A checkpoint in progress fails."""
@@ -87,103 +101,146 @@ class CheckpointWriter:
         """True if `finish` would return at once."""
         return self._writing is None or self._writing.done()
 
-    def finish(self) -> None:
-        """Return when the state is durable. Raises any error of writing it."""
+    def finish(self) -> dict[str, FileDigest]:
+        """Return when the state is durable: the checksums of the files of this rank. Raises any error of writing it."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        return {} if writing is None else writing.result()
 
-    def _staged(self, optimizer: MasterAdamW) -> dict[str, dict[str, Tensor]]:
-        """This rank's part of the state, in host memory, by parameter."""
-        staged: dict[str, dict[str, Tensor]] = {}
-        free = self._memory(_staged_bytes(optimizer))
-        for name, parameter in optimizer.parameters.items():
-            shard, moments = local(parameter), optimizer.state_of(name)
-            master, free = _take(free, shard.shape, torch.float32)
-            for piece, values in optimizer.master_pieces(name):
-                master.view(-1)[piece].copy_(values, non_blocking=True)
-            staged[name] = {"master": master}
-            for key in _MOMENTS:
-                target, free = _take(free, shard.shape, moments[key].dtype)
-                staged[name][key] = target.copy_(moments[key], non_blocking=True)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return staged
+    @staticmethod
+    def _write(
+        state: dict[str, Any], planner: SaveInPieces, directory: Path, group: dist.ProcessGroup | None
+    ) -> dict[str, FileDigest]:
+        writer = ParallelWriter(directory)
+        save(state, storage_writer=writer, planner=planner, process_group=group)
+        return writer.digests
 
-    def _memory(self, nbytes: int) -> Tensor:
+    def _memory(self, nbytes: int, *, of_device: bool) -> Tensor | None:
+        """Memory for a copy of the state; None if there is none. `of_device`: the state is on a device."""
+        if not self.copies:
+            return None
         if not torch.cuda.is_available():
             return torch.empty(nbytes, dtype=torch.uint8)
         if self._kept is None or self._kept.nbytes < nbytes:
             self._kept = None  # first, so that both do not exist at once
-            self._kept = HostArray(nbytes, torch.uint8, pinned=True)
-        return self._kept.tensor
-
-
-class _MastersOnDemand(DefaultSavePlanner):
-    """Forms the masters of bfloat16 weights one by one, when they are written."""
-
-    def __init__(self, optimizer: MasterAdamW) -> None:
-        super().__init__()
-        self._optimizer = optimizer
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        name = index.fqn.removeprefix(_WEIGHTS)
-        if index.fqn.startswith(_WEIGHTS) and self._optimizer.is_split(name):
-            return self._optimizer.master_on_host(name)
-        return super().lookup_object(index)
+            self._kept = HostArray(
+                nbytes,
+                torch.uint8,
+                pinned=of_device,
+                purpose="a copy of the policy's state for checkpoints",
+                advice="leave it as it is: checkpoints are written without a copy, and the next optimizer step waits",
+            )
+        try:
+            return self._kept.tensor
+        except RuntimeError as error:
+            print(f"checkpoints are written without a copy: {error}", file=sys.stderr, flush=True)
+            self.copies, self._kept = False, None
+            return None
 
 
 def _in_place(optimizer: MasterAdamW) -> dict[str, dict[str, Tensor]]:
-    """The state where it is, by parameter. A split master has the shape alone: `_MastersOnDemand` forms it."""
+    """The state where it is, by parameter. A split master has the shape alone: its pieces are formed when they
+    are written."""
     values: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in optimizer.parameters.items():
-        shard, moments = local(parameter), optimizer.state_of(name)
+    for name in optimizer.parameters:
+        shard, moments = optimizer.weights_of(name), optimizer.state_of(name)
         master = torch.empty((), dtype=torch.float32).expand(shard.shape) if optimizer.is_split(name) else shard
-        values[name] = {"master": master, **{key: moments[key] for key in _MOMENTS}}
+        values[name] = {"master": master, **{key: moments[key] for key in MOMENTS}, **_scale_rows(optimizer, name)}
     return values
 
 
-def load_checkpoint(optimizer: MasterAdamW, directory: Path) -> None:
+def _scale_rows(optimizer: MasterAdamW, name: str) -> dict[str, Tensor]:
+    """Copies of the scales of both moments, as they are saved; empty if the moments have none."""
+    state, parameter = optimizer.state_of(name), optimizer.parameters[name]
+    return {key: row_of(state[key], parameter) for key in SCALES.values() if key in state}
+
+
+def _staged(optimizer: MasterAdamW, free: Tensor) -> dict[str, dict[str, Tensor]]:
+    """This rank's part of the state, copied to the memory `free`, by parameter."""
+    staged: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in optimizer.parameters.items():
+        shard, moments = local(parameter), optimizer.state_of(name)
+        master, free = _take(free, shard.shape, torch.float32)
+        for piece, values in optimizer.master_pieces(name):
+            master.view(-1)[piece].copy_(values, non_blocking=True)
+        staged[name] = {"master": master}
+        for key in MOMENTS:
+            target, free = _take(free, shard.shape, moments[key].dtype)
+            staged[name][key] = target.copy_(moments[key], non_blocking=True)
+        staged[name] |= _scale_rows(optimizer, name)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return staged
+
+
+def load_checkpoint(optimizer: MasterAdamW, directory: Path, rank: int, ranks: int) -> str | None:
     """Load the state from `directory`. Collective; the number of ranks may differ from that of the writers.
 
-    Raises `BadInput` if it is the state of another optimizer or of other parameters.
+    Returns None, or a description of damage to the files: the state is then partly loaded on every rank. Raises
+    `BadInput` if it is the state of another optimizer or of other parameters, or has moments of another type.
     """
-    values: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in optimizer.parameters.items():
-        moments = optimizer.state_of(name)
-        master = local(parameter)
-        if master.dtype != torch.float32:
-            master = torch.empty(master.shape, dtype=torch.float32)
-        values[name] = {"master": master, **{key: moments[key] for key in _MOMENTS}}
+    reader = VerifyingReader(directory, CheckpointManifest.load(directory).files, rank, ranks)
+    saved = reader.read_metadata().state_dict_metadata
+    values = _in_place(optimizer)
     state = _as_saved(optimizer, values)
-    _require_same_state(state, directory)
-    load(state, storage_reader=FileSystemReader(directory))
-    for name, parameter in optimizer.parameters.items():
-        if parameter.dtype != torch.float32:
-            optimizer.set_master(name, values[name]["master"])
+    _require_same_moments(optimizer, saved, directory)
+    _require_same_state(state, saved, directory)
+    foreign = foreign_rows(
+        optimizer, {name: each.size for name, each in saved.items() if hasattr(each, "size")}, _STATE
+    )
+    for (name, moment), rows in foreign.items():
+        state["optimizer"]["state"][name][SCALES[moment]] = rows
+    try:
+        load(state, storage_reader=reader, planner=LoadIntoOptimizer(optimizer))
+    except CheckpointException as failed:
+        failures = {number: error for number, (error, _) in failed.failures.items()}
+        damages = [str(error) for error in failures.values() if isinstance(error, DamagedCheckpoint)]
+        if damages:
+            return damages[0]
+        raise _of_rank(rank, failures) from failed
+    take_scales(optimizer, values, foreign)
     optimizer.steps = max((int(each["step"]) for each in state["optimizer"]["state"].values()), default=0)
+    return None
+
+
+def _of_rank(rank: int, failures: Mapping[int, BaseException]) -> BaseException:
+    """This rank's own failure to load, or a report of another's."""
+    if rank in failures:
+        return failures[rank]
+    other, error = next(iter(failures.items()))
+    if isinstance(error, TrainerError):
+        return error
+    return RuntimeError(f"rank {other} could not load the checkpoint: {type(error).__name__}: {error}")
 
 
 def _as_saved(optimizer: MasterAdamW, values: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
     """The state by the names that it has in a checkpoint. Shares the memory of `values`."""
-    cpu_mesh: list[DeviceMesh] = []
+    cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
+
+    def mesh_of(parameter: DTensor, device: str) -> DeviceMesh:
+        mesh = parameter.device_mesh
+        if device == mesh.device_type:
+            return mesh
+        if mesh not in cpu_meshes:
+            cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh, _init_backend=False)
+        return cpu_meshes[mesh]
 
     def placed(name: str, shard: Tensor) -> Tensor:
         parameter = optimizer.parameters[name]
         if not isinstance(parameter, DTensor):
             return shard
-        mesh = parameter.device_mesh
-        if shard.device.type != mesh.device_type:
-            if not cpu_mesh:
-                cpu_mesh.append(DeviceMesh("cpu", mesh.mesh, _init_backend=False))
-            mesh = cpu_mesh[0]
+        mesh = mesh_of(parameter, shard.device.type)
         return DTensor.from_local(
             shard, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
         )
 
+    def placed_scales(name: str, row: Tensor) -> Tensor:
+        parameter = optimizer.parameters[name]
+        return placed_row(row, parameter, mesh_of(parameter, "cpu") if isinstance(parameter, DTensor) else None)
+
     state = {
         name: {
-            **{key: placed(name, each[key]) for key in _MOMENTS},
+            **{key: placed(name, each[key]) for key in MOMENTS},
+            **{key: placed_scales(name, each[key]) for key in SCALES.values() if key in each},
             "step": torch.tensor(float(optimizer.steps)),
         }
         for name, each in values.items()
@@ -194,8 +251,18 @@ def _as_saved(optimizer: MasterAdamW, values: dict[str, dict[str, Tensor]]) -> d
     }
 
 
-def _require_same_state(state: dict[str, Any], directory: Path) -> None:
-    saved = FileSystemReader(directory).read_metadata().state_dict_metadata
+def _require_same_moments(optimizer: MasterAdamW, saved: Mapping[str, Any], directory: Path) -> None:
+    metadata = saved.get(f"{_STATE}{next(iter(optimizer.parameters))}.{MOMENTS[0]}")
+    if not isinstance(metadata, TensorStorageMetadata) or metadata.properties.dtype == optimizer.moments.dtype:
+        return
+    found = _TYPES.get(metadata.properties.dtype, str(metadata.properties.dtype))
+    raise BadInput(
+        f"expected AdamW's moments as {_TYPES[optimizer.moments.dtype]} in the checkpoint {directory}, found {found}: "
+        f"write policy.optimizer.moments: {found}, or begin in another output directory"
+    )
+
+
+def _require_same_state(state: dict[str, Any], saved: Mapping[str, Any], directory: Path) -> None:
     wanted = set(_names(state))
     if missing := sorted(wanted - saved.keys()):
         raise BadInput(
@@ -214,7 +281,7 @@ def _names(state: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _staged_bytes(optimizer: MasterAdamW) -> int:
-    moments = (optimizer.state.arrays().exp_avg.dtype,) * len(_MOMENTS)
+    moments = (optimizer.moments.dtype,) * len(MOMENTS)
     shards = [local(parameter).numel() for parameter in optimizer.parameters.values()]
     return sum(_aligned(elements * dtype.itemsize) for elements in shards for dtype in (torch.float32, *moments))
 

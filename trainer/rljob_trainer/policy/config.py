@@ -64,8 +64,8 @@ class PolicyConfig:
 
     weight_decay: float = 0.01
 
-    moments: Literal["float32", "bfloat16"] = "float32"
-    """Of AdamW's two moments. bfloat16 ones are rounded stochastically."""
+    moments: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Of AdamW's two moments. bfloat16 ones are rounded stochastically; int8 ones are quantized by blocks."""
 
     max_grad_norm: float = 1.0
     """Gradients are clipped to this L2 norm over all parameters."""
@@ -80,6 +80,18 @@ class PolicyConfig:
 
     snapshots: bool = False
     """Keep a copy of the state before each update in host memory, to undo an interrupted update of several ranks."""
+
+    checkpoint_copy: bool = True
+    """Write checkpoints from a copy of the state in host memory, beside the next steps. Otherwise they are written from
+    where the state is, and the next optimizer step waits."""
+
+    compile_ahead: bool = False
+    """Compile the layers while the model is loaded, beside the start of the engine, instead of in the first update.
+    Only for a single rank."""
+
+    copy_frozen_weights: bool = True
+    """With `policy_offload`: keep a copy of weights that are not trained in host memory. Otherwise they are read from
+    `model_dir` again when they return to the device."""
 
     lora: LoraConfig | None = None
     """Low-rank adapters, which are trained instead of the model's weights."""

@@ -49,7 +49,8 @@ def weights_digest(optimizer: MasterAdamW) -> str:
         else:
             pieces = [master for _, master in optimizer.master_pieces(name)]
         for piece in pieces:
-            digest.update(piece.cpu().contiguous().numpy().tobytes())
+            # A copy: memory that numpy has seen could not be freed in place (`policy_offload`).
+            digest.update(piece.to("cpu", copy=True).contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rljob_trainer.policy.lora import is_adapter
 from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
-from rljob_trainer.policy.model import sent_name
+from rljob_trainer.policy.model import PolicyModel, sent_name
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.weight_sync.ipc import ReservedBuffer
 from rljob_trainer.weight_sync.transfer import largest_unit_bytes
@@ -32,15 +32,15 @@ class ExportingRank(PolicyRank):
         """The buffer for exported weights; None: a new one for each bucket."""
         return None if self._weight_export is None else self._weight_export.buffer
 
-    def _arrange_gpu_memory(self) -> None:
+    def _arrange_gpu_memory(self, model: PolicyModel) -> None:
         if self._weight_export is None:
-            self._weight_export = WeightExport(self._segments, self._largest_unit_bytes())
+            self._weight_export = WeightExport(self._segments, self._largest_unit_bytes(model))
         # First, since a reserved export buffer must be in classic memory, as the weights are.
         self._weight_export.arrange(self.config.memory)
-        super()._arrange_gpu_memory()
+        super()._arrange_gpu_memory(model)
 
-    def _largest_unit_bytes(self) -> int:
-        frozen_or_whole = ((name, each) for name, each in self._model.named_parameters() if not is_adapter(name))
+    def _largest_unit_bytes(self, model: PolicyModel) -> int:
+        frozen_or_whole = ((name, each) for name, each in model.named_parameters() if not is_adapter(name))
         return largest_unit_bytes(
             (sent_name(name), parameter.numel() * self._dtype.itemsize) for name, parameter in frozen_or_whole
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ class Gradients:
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self._parameters = parameters
-        self._sums: dict[int, Tensor] = {}
+        self._sums = _Sums()
         for number, parameter in enumerate(parameters):
             if parameter.dtype != torch.float32:
                 parameter.register_post_accumulate_grad_hook(_adder(self._sums, number))
@@ -51,6 +52,18 @@ class Gradients:
         if scale < 1.0:
             torch._foreach_mul_(self.all(), scale)
 
+    @contextmanager
+    def dropped(self) -> Iterator[None]:
+        """Drop each gradient of the block as soon as the backward pass has produced it."""
+        self._sums.closed = True
+        hooks = [each.register_post_accumulate_grad_hook(_drop) for each in self._parameters]
+        try:
+            yield
+        finally:
+            self._sums.closed = False
+            for hook in hooks:
+                hook.remove()
+
     def clear(self) -> None:
         self._sums.clear()
         for parameter in self._parameters:
@@ -60,10 +73,23 @@ class Gradients:
         return local(self._parameters[0]).device
 
 
-def _adder(sums: dict[int, Tensor], number: int) -> Callable[[Tensor], None]:
+class _Sums(dict[int, Tensor]):
+    """Sums of gradients by the number of the parameter."""
+
+    closed = False
+    """Nothing is added."""
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _adder(sums: _Sums, number: int) -> Callable[[Tensor], None]:
     """A hook that moves a parameter's gradient into `sums`. It holds nothing that would keep the parameter alive."""
 
     def add(parameter: Tensor) -> None:
+        if sums.closed:
+            return
         assert parameter.grad is not None
         grad, parameter.grad = local(parameter.grad).reshape(-1), None
         if number in sums:

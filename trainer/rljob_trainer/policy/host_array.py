@@ -21,14 +21,15 @@ class HostArray:
     taken in the background, since touching 64 GiB for the first time takes seconds; `tensor` waits for it.
     """
 
-    def __init__(self, elements: int, dtype: torch.dtype, *, pinned: bool) -> None:
+    def __init__(self, elements: int, dtype: torch.dtype, *, pinned: bool, purpose: str, advice: str) -> None:
+        """`purpose`, `advice`: of a message that the memory could not be taken: `the optimizer's state`, `write …`."""
         self.nbytes = elements * dtype.itemsize
         self._tensor: Future[Tensor] = Future()
         if not pinned or not elements:
             self._tensor.set_result(torch.zeros(elements, dtype=dtype))
             return
         executor = ThreadPoolExecutor(1, thread_name_prefix="host-array")
-        self._tensor = executor.submit(_pinned_zeros, elements, dtype)
+        self._tensor = executor.submit(_pinned_zeros, elements, dtype, purpose, advice)
         executor.shutdown(wait=False)
         weakref.finalize(self, _unregister, self._tensor)
 
@@ -38,14 +39,14 @@ class HostArray:
         return self._tensor.result()
 
 
-def _pinned_zeros(elements: int, dtype: torch.dtype) -> Tensor:
+def _pinned_zeros(elements: int, dtype: torch.dtype, purpose: str, advice: str) -> Tensor:
     nbytes = elements * dtype.itemsize
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise RuntimeError(
-            f"expected {nbytes / 2**30:.1f} GiB of host memory for the optimizer's state, the system refuses: {error}; "
-            "give the worker more memory, or write memory.optimizerOffload: Disabled"
+            f"expected {nbytes / 2**30:.1f} GiB of host memory for {purpose}, the system refuses: {error}; "
+            f"give the worker more memory, or {advice}"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -55,8 +56,8 @@ def _pinned_zeros(elements: int, dtype: torch.dtype) -> Tensor:
         list(threads.map(Tensor.zero_, parts))
     if code := int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), nbytes, 0)):
         raise RuntimeError(
-            f"expected CUDA to pin {nbytes / 2**30:.1f} GiB of host memory for the optimizer's state, it returned "
-            f"error {code}; raise the limit of locked memory (ulimit -l), or write memory.optimizerOffload: Disabled"
+            f"expected CUDA to pin {nbytes / 2**30:.1f} GiB of host memory for {purpose}, it returned "
+            f"error {code}; raise the limit of locked memory (ulimit -l), or {advice}"
         )
     return tensor
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,18 @@ class PolicyModel(nn.Module):
             temperature=self._temperature,
             chunk_tokens=self.chunk_tokens,
         )
+
+    @contextmanager
+    def one_layer_of_each_kind(self) -> Iterator[None]:
+        """Leave out all but the first layer of each kind of attention. Not for a sharded model before its first
+        pass."""
+        layers, base = self.decoder_layers, self.causal_lm.base_model
+        first = {getattr(layer, "attention_type", None): layer for layer in reversed(layers)}
+        base.layers = nn.ModuleList(reversed(first.values()))
+        try:
+            yield
+        finally:
+            base.layers = layers
 
     @property
     def decoder_layers(self) -> nn.ModuleList:

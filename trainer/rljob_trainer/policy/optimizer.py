@@ -1,32 +1,36 @@
 """AdamW with float32 masters, in buckets. Its state is on the device, or in host memory (`optimizer_offload`).
 
-Bytes of one parameter, with moments in float32 (bfloat16):
+Bytes of one parameter, with moments in float32 (bfloat16, int8, whose blocks have scales):
 
-| parameters                    | on the device        | with offload: device | host   |
-|-------------------------------|----------------------|----------------------|--------|
-| bfloat16 weight               | 2                    | 2                    |        |
-| remainder of the master       | 2                    |                      | 2      |
-| two moments                   | 8 (4)                |                      | 8 (4)  |
-| gradient, during an update    | 4                    | 4                    |        |
-| together                      | 16 (12)              | 6                    | 10 (6) |
+| parameters                    | on the device        | with offload: device | host           |
+|-------------------------------|----------------------|----------------------|----------------|
+| bfloat16 weight               | 2                    | 2                    |                |
+| remainder of the master       | 2                    |                      | 2              |
+| two moments                   | 8 (4, 2.03)          |                      | 8 (4, 2.03)    |
+| gradient, during an update    | 4                    | 4                    |                |
+| together                      | 16 (12, 10.03)       | 6                    | 10 (6, 4.03)   |
 
-Float32 weights, as FSDP shards them, are masters themselves: 16 (12) on the device, or 8 there and 8 (4) on the host.
+Float32 weights, as FSDP shards them, are masters themselves: 16 (12, 10.03) on the device, or 8 there and 8 (4, 2.03)
+on the host.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.float32_masters import joined, split, stochastically_rounded
+from rljob_trainer.policy.float32_masters import joined, split
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
+from rljob_trainer.policy.moment_types import BucketStep, moment_type
 from rljob_trainer.policy.optimizer_state import BucketState, OptimizerState
+from rljob_trainer.policy.quantized_moments import BLOCK
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough
@@ -42,6 +46,8 @@ class _Piece:
     parameter: int
     start: int
     length: int
+    gap: int
+    """Elements of the state that follow it and belong to no parameter. They are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +80,16 @@ class MasterAdamW:
         self._decays = _decays(model, self.parameters.values())
         self._numbers = {name: number for number, name in enumerate(self.parameters)}
         locals_ = self._locals()
-        self._starts = [0, *itertools.accumulate(each.numel() for each in locals_)]
-        self._buckets = _plan_buckets(locals_, bucket_elements)
+        self._device = torch.device(config.device)
+        self.moments = moment_type(config.moments, self._device)
+        alignment = self.moments.alignment
+        self._starts = [0, *itertools.accumulate(_aligned(each.numel(), alignment) for each in locals_)]
+        self._buckets = _plan_buckets(locals_, _aligned(bucket_elements, alignment), alignment)
         self.gradients = Gradients(list(self.parameters.values()))
         self.state = OptimizerState(
             self._starts[-1],
-            torch.device(config.device),
-            getattr(torch, config.moments),
+            self._device,
+            self.moments.dtype,
             split=any(bucket.split for bucket in self._buckets),
             offload=config.memory.optimizer_offload,
         )
@@ -90,6 +99,8 @@ class MasterAdamW:
         self.before_step: Callable[[], None] = lambda: None
         """Called before the state changes."""
         self.after_step: Callable[[], None] = lambda: None
+        self.weights_on_host: Mapping[str, Tensor] = {}
+        """Local shards in host memory, by name: of all parameters while the device has none of them."""
         for name, values in remainders.items():
             self.state_of(name)["remainders"].copy_(values)
 
@@ -105,51 +116,63 @@ class MasterAdamW:
         self.after_step()
 
     def state_of(self, name: str) -> dict[str, Tensor]:
-        """`exp_avg`, `exp_avg_sq`, and `remainders` of a bfloat16 parameter: views of the shape of its local shard."""
-        number, shard = self._numbers[name], local(self.parameters[name])
+        """`exp_avg`, `exp_avg_sq`, and `remainders` of a bfloat16 parameter: views of the shape of its local shard.
+
+        If the moments are codes, also `exp_avg_scales` and `exp_avg_sq_scales`, one-dimensional.
+        """
+        start, shard = self._starts[self._numbers[name]], local(self.parameters[name])
         whole = self.state.arrays()
         views = {"exp_avg": whole.exp_avg, "exp_avg_sq": whole.exp_avg_sq}
         if whole.remainders is not None and shard.dtype == torch.bfloat16:
             views["remainders"] = whole.remainders
-        elements = slice(self._starts[number], self._starts[number + 1])
-        return {key: array[elements].view(shard.shape) for key, array in views.items()}
+        found = {key: array[start : start + shard.numel()].view(shard.shape) for key, array in views.items()}
+        if whole.exp_avg_scales is not None and whole.exp_avg_sq_scales is not None:
+            blocks = slice(start // BLOCK, self._starts[self._numbers[name] + 1] // BLOCK)
+            found |= {"exp_avg_scales": whole.exp_avg_scales[blocks]}
+            found |= {"exp_avg_sq_scales": whole.exp_avg_sq_scales[blocks]}
+        return found
+
+    def weights_of(self, name: str) -> Tensor:
+        """The local shard of a parameter, to be read: on its device, or in host memory while the device has none."""
+        on_host = self.weights_on_host.get(name)
+        return local(self.parameters[name]) if on_host is None else on_host
 
     def master_pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """The float32 master of a parameter's local shard, on its device, in pieces of at most a bucket.
+        """The float32 master of a parameter's local shard, in pieces of at most a bucket, on the device or the host.
 
         With each piece, the range of the flattened shard that it covers. Read a piece before the next update.
         """
-        weights = local(self.parameters[name]).view(-1)
+        weights = self.weights_of(name).view(-1)
         remainders = self.state_of(name).get("remainders")
         for start in range(0, weights.numel(), BUCKET_ELEMENTS):
             piece = slice(start, min(start + BUCKET_ELEMENTS, weights.numel()))
             if remainders is None:
                 yield piece, weights[piece]
             else:
-                yield piece, joined(weights[piece], remainders.view(-1)[piece].to(weights.device))
+                device = self._device
+                yield piece, joined(weights[piece].to(device), remainders.view(-1)[piece].to(device))
 
     def is_split(self, name: str) -> bool:
         """True if the parameter is a bfloat16 weight, whose master consists of it and a remainder."""
         return self.parameters[name].dtype == torch.bfloat16
 
-    def master_on_host(self, name: str) -> Tensor:
-        """The float32 master of a split parameter, as a new tensor in host memory. Uses no memory on the device."""
-        weights = local(self.parameters[name]).cpu()
-        return joined(weights, self.state_of(name)["remainders"].cpu())
+    def set_master(self, name: str, master: Tensor, offsets: Sequence[int] = ()) -> None:
+        """Set weight and remainder of a box of the local shard from its `master` (float32, on any device).
 
-    def set_master(self, name: str, master: Tensor) -> None:
-        """Set weight and remainder from `master` (float32, of the shape of the local shard, on any device)."""
-        weights = local(self.parameters[name]).view(-1)
-        remainders = self.state_of(name).get("remainders")
-        for start in range(0, weights.numel(), BUCKET_ELEMENTS):
-            piece = slice(start, min(start + BUCKET_ELEMENTS, weights.numel()))
-            values = master.view(-1)[piece].to(weights.device)
+        `offsets`: where the box begins, in each dimension; by default, at the shard's first element.
+        """
+        starts = offsets or (0,) * master.dim()
+        box = tuple(slice(start, start + length) for start, length in zip(starts, master.shape, strict=True))
+        weights, remainders = local(self.parameters[name])[box], self.state_of(name).get("remainders")
+        rows = max(1, BUCKET_ELEMENTS // max(1, math.prod(master.shape[1:])))
+        for first in range(0, len(master), rows):
+            values = master[first : first + rows].to(weights.device)
             if remainders is None:
-                weights[piece].copy_(values)
+                weights[first : first + rows].copy_(values)
             else:
                 rounded, rest = split(values)
-                weights[piece].copy_(rounded)
-                remainders.view(-1)[piece].copy_(rest)
+                weights[first : first + rows].copy_(rounded)
+                remainders[box][first : first + rows].copy_(rest)
 
     def _locals(self) -> list[Tensor]:
         """The local shards, flat. Not kept: FSDP replaces them before its first pass."""
@@ -160,15 +183,16 @@ class MasterAdamW:
         weights = [flat[each.parameter][each.start : each.start + each.length] for each in bucket.pieces]
         if bucket.split:
             assert state.remainders is not None
-            masters = joined(torch.cat(weights), state.remainders)
-        exp_avg, exp_avg_sq = state.exp_avg.float(), state.exp_avg_sq.float()
-        lengths = [each.length for each in bucket.pieces]
+            masters = joined(_with_gaps(weights, bucket.pieces), state.remainders)
+        exp_avg, exp_avg_sq = moments = self.moments.read(state)
+        lengths = [length for each in bucket.pieces for length in (each.length, each.gap)]
         of_pieces = zip(
-            masters.split(lengths) if bucket.split else weights,
+            masters.split(lengths)[::2] if bucket.split else weights,
             map(self._gradient, bucket.pieces),
-            exp_avg.split(lengths),
-            exp_avg_sq.split(lengths),
+            exp_avg.split(lengths)[::2],
+            exp_avg_sq.split(lengths)[::2],
             [self._decays[each.parameter] for each in bucket.pieces],
+            _ranges(bucket.pieces),
             strict=True,
         )
         with_gradient = [each for each in of_pieces if each[1] is not None]
@@ -180,12 +204,10 @@ class MasterAdamW:
         if bucket.split:
             assert state.remainders is not None
             rounded, remainders = split(masters)
-            torch._foreach_copy_(weights, list(rounded.split(lengths)))
+            torch._foreach_copy_(weights, list(rounded.split(lengths)[::2]))
             state.remainders.copy_(remainders)
-        if state.exp_avg.dtype != torch.float32:
-            generator = self._generator(number)
-            state.exp_avg.copy_(stochastically_rounded(exp_avg, generator))
-            state.exp_avg_sq.copy_(stochastically_rounded(exp_avg_sq, generator))
+        at = BucketStep(self._config.seed, self.steps, number, len(self._buckets), bucket.elements.start)
+        self.moments.keep(state, moments, [each[5] for each in with_gradient], at)
 
     def _adamw(
         self,
@@ -218,11 +240,6 @@ class MasterAdamW:
         grad = self.gradients.of(piece.parameter)
         return None if grad is None else grad[piece.start : piece.start + piece.length]
 
-    def _generator(self, bucket: int) -> torch.Generator:
-        """Of a step and a bucket, so that a replayed step repeats its random numbers."""
-        generator = torch.Generator(self._config.device)
-        return generator.manual_seed(self._config.seed + self.steps * len(self._buckets) + bucket)
-
 
 def _decays(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[bool]:
     """True for each parameter to which weight decay applies: matrices, without embeddings (a tied head is one)."""
@@ -230,8 +247,25 @@ def _decays(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[bool]:
     return [parameter.dim() >= 2 and id(parameter) not in embeddings for parameter in parameters]
 
 
-def _plan_buckets(shards: list[Tensor], most: int) -> list[_Bucket]:
-    """The flat shards in order, cut into buckets of at most `most` elements of one dtype."""
+def _aligned(elements: int, alignment: int) -> int:
+    return -(-elements // alignment) * alignment
+
+
+def _with_gaps(weights: list[Tensor], pieces: list[_Piece]) -> Tensor:
+    parts = [(each, each.new_zeros(piece.gap)) for each, piece in zip(weights, pieces, strict=True)]
+    return torch.cat([part for pair in parts for part in pair])
+
+
+def _ranges(pieces: list[_Piece]) -> Iterator[slice]:
+    """The range of a bucket's elements that each piece has, with the gap."""
+    stop = 0
+    for piece in pieces:
+        start, stop = stop, stop + piece.length + piece.gap
+        yield slice(start, stop)
+
+
+def _plan_buckets(shards: list[Tensor], most: int, alignment: int) -> list[_Bucket]:
+    """The flat shards in order, cut into buckets of at most `most` elements of one dtype, a multiple of `alignment`."""
     buckets: list[_Bucket] = []
     position = 0
     for number, shard in enumerate(shards):
@@ -243,7 +277,7 @@ def _plan_buckets(shards: list[Tensor], most: int) -> list[_Bucket]:
                 last, room = _Bucket(slice(position, position), [], is_split), most
                 buckets.append(last)
             length = min(room, shard.numel() - start)
-            piece, elements = _Piece(number, start, length), slice(last.elements.start, position + length)
-            buckets[-1] = _Bucket(elements, [*last.pieces, piece], is_split)
-            position, start = position + length, start + length
+            piece = _Piece(number, start, length, _aligned(length, alignment) - length)
+            position, start = position + length + piece.gap, start + length
+            buckets[-1] = _Bucket(slice(last.elements.start, position), [*last.pieces, piece], is_split)
     return buckets

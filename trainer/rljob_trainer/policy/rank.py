@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,14 +21,16 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.models.checkpoint import has_only_bfloat16
 from rljob_trainer.policy import checkpoint, export
-from rljob_trainer.policy.checkpoint_digests import WrittenDigests, find_damage_of_share
 from rljob_trainer.policy.compiled_layers import compile_layers
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
+from rljob_trainer.policy.loaded_policy import LoadedPolicy, distinct_models
 from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
 from rljob_trainer.policy.membership import Membership
 from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.model import (
     PolicyModel,
     build_policy_model,
@@ -83,23 +86,30 @@ class PolicyRank:
 
     def load(self) -> ModelInfo:
         """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used."""
-        self._model, remainders = self._trained_model()
+        model, remainders = self._trained_model()
         if self.config.memory.activation_checkpointing:
-            checkpoint_activations(self._model, enabled=True)
+            checkpoint_activations(model, enabled=True)
         if not self.config.memory.detach_metrics:
             allow_kept_graphs()
-        self._reference = self._reference_model() if self.config.loss.kl_coefficient > 0 else None
+        reference = self._reference_model(model) if self.config.loss.kl_coefficient > 0 else None
         if self._on_gpu:
-            self._arrange_gpu_memory()
-        self._checkpoint_writer = checkpoint.CheckpointWriter()
-        self._checkpoint_digests = WrittenDigests(self.rank)
-        self._optimizer = MasterAdamW(self._model, self.config, remainders)
-        self._optimizer.before_step = self._before_optimizer_step
-        self._snapshot = StateSnapshot(self._optimizer) if self.config.snapshots else None
-        self._update = PolicyUpdate(
-            self.config, self._model, self._optimizer, self._reference, self._device, self._log_micro_batch
+            self._arrange_gpu_memory(model)
+        self._checkpoint_writer = checkpoint.CheckpointWriter(copies=self.config.checkpoint_copy)
+        optimizer = MasterAdamW(model, self.config, remainders)
+        optimizer.before_step = self._before_optimizer_step
+        self._loaded = LoadedPolicy(
+            model,
+            reference,
+            optimizer,
+            StateSnapshot(optimizer) if self.config.snapshots else None,
+            PolicyUpdate(self.config, model, optimizer, reference, self._device, self._log_micro_batch),
+            self._offload_of(distinct_models(model, reference)),
         )
+        optimizer.weights_on_host = self._loaded.offload.copies
         self._membership.before_leaving = self._drop_groups
+        if self.config.compile_ahead:
+            with self._cache_released_after():
+                self._loaded.update.rehearse()
         self._memory_log.record(self._step, "load")
         return self._model_info()
 
@@ -110,12 +120,13 @@ class PolicyRank:
         # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
         torch.manual_seed(self.config.seed + batch.step)
         self._memory_log.begin_phase(batch.step, "update")
-        self._update.parameters_touched = False
+        self._loaded.update.parameters_touched = False
         profiling = profiled(batch.step, self.rank, self.config.output_dir)
         with self._membership.collective(), self._cache_released_after(), self._clean_afterwards(), profiling:
-            if self._snapshot is not None:
-                self._snapshot.begin()
-            metrics = self._update.run(batch)
+            policy = self._loaded.with_weights()
+            if policy.snapshot is not None:
+                policy.snapshot.begin()
+            metrics = policy.update.run(batch)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
 
@@ -134,7 +145,30 @@ class PolicyRank:
         found = {completion: values for share in shares for completion, values in share.items()}
         return [found.get(completion, np.zeros(0, np.float32)) for completion in range(len(batch))]
 
-    # --- weights ---
+    # --- weights, which may be in host memory: these bring them back, `_loaded` does not ---
+
+    @property
+    def _model(self) -> PolicyModel:
+        return self._loaded.with_weights().model
+
+    @property
+    def _optimizer(self) -> MasterAdamW:
+        return self._loaded.with_weights().optimizer
+
+    @property
+    def _update(self) -> PolicyUpdate:
+        return self._loaded.with_weights().update
+
+    def offload_weights(self, phase: str) -> None:
+        """Move the weights to host memory until they are needed (`policy_offload`). Not collective.
+
+        `phase`: the one that ends with this, for the memory log.
+        """
+        if self._checkpoint_writer.in_place:
+            self._checkpoint_writer.wait_until_written()  # perhaps from weights that were on the device
+        with cache_released_after(enabled=self._on_gpu):
+            self._loaded.offload.offload()
+        self._memory_log.record(self._step, phase)
 
     def named_full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Each full parameter in the engine's dtype, by its Hugging Face name; see `export.full_parameters`."""
@@ -155,6 +189,7 @@ class PolicyRank:
     def export_pretrained(self, directory: Path) -> None:
         """Write the model in Hugging Face format, with the tokenizer of the initial model; or its adapters alone."""
         lora = self.config.lora
+        self._checkpoint_writer.release()  # rank 0 takes as much for the whole model, or less
         with self._membership.collective(), self._cache_released_after():
             if lora is not None and lora.export == "Adapter":
                 export_adapter(self._model.causal_lm, lora, directory)
@@ -163,21 +198,28 @@ class PolicyRank:
 
     # --- the memory plan ---
 
-    def change_memory(self, memory: MemoryPlan) -> None:
-        """Apply other memory settings. They affect neither the weights nor the result of an update."""
+    def change_memory(self, memory: MemoryPlan, checkpoint_copy: bool | None = None) -> None:
+        """Apply other memory settings. They affect neither the weights nor the result of an update.
+
+        `checkpoint_copy`: as in `PolicyConfig`, under these settings; None: as before.
+        """
         offload, checkpointing = memory.optimizer_offload, memory.activation_checkpointing
         if not memory.detach_metrics and self.config.memory.detach_metrics:
             allow_kept_graphs()
         if offload != self.config.memory.optimizer_offload:
             self._checkpoint_writer.wait_until_written()
-            self._optimizer.state.offload(enabled=offload)
+            self._checkpoint_writer.release()
+            self._loaded.optimizer.state.offload(enabled=offload)
+        if checkpoint_copy is not None:
+            self._checkpoint_writer.copies = checkpoint_copy
+        model = self._loaded.model
         if checkpointing != self.config.memory.activation_checkpointing:
-            checkpoint_activations(self._model, enabled=checkpointing)
-        self._model.chunk_tokens = memory.logprob_chunk_tokens
-        self.config = self._update.config = replace(self.config, memory=memory)
+            checkpoint_activations(model, enabled=checkpointing)
+        model.chunk_tokens = memory.logprob_chunk_tokens
+        self.config = self._loaded.update.config = replace(self.config, memory=memory)
         if self._on_gpu:
             with self._cache_released_after():  # a new engine may start next
-                self._arrange_gpu_memory()
+                self._arrange_gpu_memory(model)
 
     # --- after a failure ---
 
@@ -186,7 +228,8 @@ class PolicyRank:
 
         It has not begun to change parameters, or `rejoin` can restore them.
         """
-        return not self._update.parameters_touched or (self._snapshot is not None and self._snapshot.taken)
+        snapshot = self._loaded.snapshot
+        return not self._loaded.update.parameters_touched or (snapshot is not None and snapshot.taken)
 
     def rejoin(self, master_address: str, master_port: int, undo_update: bool) -> None:
         """Join a new process group after a failure of any rank, in the state before the failed work.
@@ -201,53 +244,47 @@ class PolicyRank:
         self._membership.join(master_address, master_port)
         # The groups in the same order as in `load`, since they are found by name.
         self._checkpoint_writer.renew_group()
-        self._checkpoint_digests = WrittenDigests(self.rank)
-        for model in self._models():
+        for model in self._loaded.models():
             forget_interrupted_pass(model)
             use_group(model, dist.distributed_c10d._get_default_group())
-        self._optimizer.gradients.clear()
-        if undo_update and self._update.parameters_touched:
-            assert self._snapshot is not None, "the caller has asked can_undo_update"
-            self._snapshot.restore()
-            self._update.parameters_touched = False
+        self._loaded.optimizer.gradients.clear()
+        if undo_update and self._loaded.update.parameters_touched:
+            policy = self._loaded.with_weights()
+            assert policy.snapshot is not None, "the caller has asked can_undo_update"
+            policy.snapshot.restore()
+            policy.update.parameters_touched = False
 
     def _drop_groups(self) -> None:
         """Called before this rank leaves the process group."""
         self._checkpoint_writer.leave_group()
-        for model in self._models():
+        for model in self._loaded.models():
             leave_group(model)
-
-    def _models(self) -> list[PolicyModel]:
-        models = [self._model, self._reference]
-        return list({id(model): model for model in models if model is not None}.values())
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
-        """Copy policy and optimizer, and start writing the copy into `directory`. Updates may continue meanwhile."""
+        """Start writing policy and optimizer into `directory`. If they were copied, updates may continue meanwhile."""
         self._memory_log.begin_phase(self._step, "checkpoint")
         with self._membership.collective(), self._cache_released_after():
-            writing = self._checkpoint_writer.start(self._optimizer, directory)
-        self._checkpoint_digests.start(directory, writing)
+            # Weights in host memory are read there: the engine beside this rank may be awake.
+            self._checkpoint_writer.start(self._loaded.optimizer, directory)
         self._memory_log.record(self._step, "checkpoint")
 
     def checkpoint_written(self) -> bool:
         """True if `finish_checkpoint` would return at once."""
-        return self._checkpoint_writer.written() and self._checkpoint_digests.done()
+        return self._checkpoint_writer.written()
 
     def finish_checkpoint(self) -> dict[str, FileDigest]:
         """Return when the checkpoint in progress is durable: the checksums of the files of this rank."""
-        self._checkpoint_writer.finish()
-        return self._checkpoint_digests.take()
+        return self._checkpoint_writer.finish()
 
-    def find_checkpoint_damage(self, directory: Path) -> str | None:
-        """A description of damage in this rank's share of a checkpoint's files. Not collective."""
-        return find_damage_of_share(directory, self.rank, self.world_size)
+    def load_checkpoint(self, directory: Path) -> str | None:
+        """Load policy and optimizer from a checkpoint, bit for bit.
 
-    def load_checkpoint(self, directory: Path) -> None:
-        """Load policy and optimizer from a checkpoint, bit for bit."""
+        Returns None, or a description of damage that was found on the way: load another one then.
+        """
         with self._cache_released_after():
-            checkpoint.load_checkpoint(self._optimizer, directory)
+            return checkpoint.load_checkpoint(self._optimizer, directory, self.rank, self.world_size)
 
     # --- how ---
 
@@ -269,13 +306,13 @@ class PolicyRank:
         load_weights(model, self.config.model_dir, self.config.device, sent_name, remainders)
         return model, remainders
 
-    def _reference_model(self) -> PolicyModel:
+    def _reference_model(self, trained: PolicyModel) -> PolicyModel:
         """The initial model, frozen, in the compute dtype; in host memory if the optimizer's state is there.
 
         With adapters, the model without them: no second copy.
         """
         if self.config.lora is not None:
-            return self._model
+            return trained
         model = self._build_model(self._dtype).requires_grad_(False)
         if self._on_gpu:
             compile_layers(model.decoder_layers)
@@ -300,9 +337,9 @@ class PolicyRank:
         return init_device_mesh(self.config.device, (self.world_size,))
 
     def _before_optimizer_step(self) -> None:
-        if self._snapshot is not None:
-            self._snapshot.complete()
-        if self._optimizer.state.offloaded:
+        if self._loaded.snapshot is not None:
+            self._loaded.snapshot.complete()
+        if self._checkpoint_writer.in_place:
             self._checkpoint_writer.wait_until_written()
 
     def _cache_released_after(self) -> AbstractContextManager[None]:
@@ -317,26 +354,31 @@ class PolicyRank:
             yield
         except BaseException:
             if self.world_size == 1:
-                for model in self._models():
+                for model in self._loaded.models():
                     forget_interrupted_pass(model)
             raise
         finally:
-            self._optimizer.gradients.clear()
+            self._loaded.optimizer.gradients.clear()
 
     def _log_micro_batch(self, number: int) -> None:
         self._memory_log.record(self._step, "update", number)
 
-    def _arrange_gpu_memory(self) -> None:
+    def _arrange_gpu_memory(self, model: PolicyModel) -> None:
+        """Apply the settings of the allocator, once `model` is loaded."""
         wanted = self.config.memory.expandable_segments
         if wanted != self._segments.enabled:
             (self._segments.enable if wanted else self._segments.disable)()
 
+    def _offload_of(self, models: list[PolicyModel]) -> PolicyOffload:
+        read = partial(read_frozen_weights, models, self.config.model_dir, self.config.device, sent_name)
+        return PolicyOffload(models, self._device, None if self.config.copy_frozen_weights else read)
+
     def _model_info(self) -> ModelInfo:
-        causal_lm = self._model.causal_lm
+        model, causal_lm = self._loaded.model, self._loaded.model.causal_lm
         return ModelInfo(
             architecture=type(causal_lm).__name__,
-            parameters=sum(each.numel() for name, each in self._model.named_parameters() if not is_adapter(name)),
-            layers=len(self._model.decoder_layers),
+            parameters=sum(each.numel() for name, each in model.named_parameters() if not is_adapter(name)),
+            layers=len(model.decoder_layers),
             vocabulary=causal_lm.get_output_embeddings().weight.shape[0],
             tied_embeddings=causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight,
         )

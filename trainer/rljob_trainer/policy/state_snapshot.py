@@ -27,7 +27,13 @@ class StateSnapshot:
         self._on_gpu = optimizer.state.arrays().exp_avg.is_cuda
         self._stream = torch.cuda.Stream() if self._on_gpu else None
         nbytes = sum(_aligned(each.nbytes) for each in self._state())
-        self._kept = HostArray(nbytes, torch.uint8, pinned=self._on_gpu)
+        self._kept = HostArray(
+            nbytes,
+            torch.uint8,
+            pinned=self._on_gpu,
+            purpose="a snapshot of the policy's state",
+            advice="run without it: a failure in an optimizer step then replaces the policy's processes",
+        )
 
     @property
     def taken(self) -> bool:
@@ -78,15 +84,8 @@ class StateSnapshot:
 
     def _state(self) -> list[Tensor]:
         """The shards and the optimizer's arrays, flat, as bytes. They share the memory."""
-        arrays = self._optimizer.state.arrays()
         shards = [local(parameter) for parameter in self._optimizer.parameters.values()]
-        whole = [
-            *shards,
-            arrays.exp_avg,
-            arrays.exp_avg_sq,
-            *([] if arrays.remainders is None else [arrays.remainders]),
-        ]
-        return [each.view(-1).view(torch.uint8) for each in whole]
+        return [each.view(-1).view(torch.uint8) for each in (*shards, *self._optimizer.state.tensors())]
 
     def _parts(self, state: list[Tensor]) -> list[Tensor]:
         """The part of the copy that belongs to each tensor of `state`."""

@@ -21,6 +21,7 @@ from rljob_trainer.algorithm.micro_batch import (
     completions_with_tokens,
     dropped_tokens,
     micro_batches_of,
+    rehearsal,
     split_updates,
     with_gradient,
 )
@@ -82,6 +83,17 @@ class PolicyUpdate:
             "skipped_tokens": self._skipped_tokens(batch),
             "micro_batches": number,
         }
+
+    def rehearse(self) -> None:
+        """Run the passes of a micro-batch, for which layers and head are compiled. Changes nothing.
+
+        Only one layer of each kind runs, so that it takes little memory. The number of tokens is real, since the
+        compiler chooses kernels by it.
+        """
+        micro_batch = rehearsal(self.config.memory.micro_batch_tokens, packed=self.model.packs)
+        with self.optimizer.gradients.dropped(), self.model.one_layer_of_each_kind():
+            old_logprobs = self.logprobs([[micro_batch]])[0] if self.config.updates_per_step > 1 else None
+            self._backward(micro_batch, old_logprobs)
 
     def micro_batches(self, batch: RolloutBatch, *, only_with_gradient: bool = False) -> list[list[MicroBatch]]:
         """This rank's micro-batches, for each update of the step. `only_with_gradient`: see `with_gradient`."""

@@ -63,7 +63,7 @@ def load_weights(
     """
     remainders = {} if remainders is None else remainders
     files = files_of_weights(model_dir)
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     places = _places(model)
     for name, parameter in list(model.named_parameters()):
         if parameter.device.type != "meta":
@@ -74,9 +74,9 @@ def load_weights(
         if name in remainders:
             remainders[name] = torch.empty(remainders[name].shape, dtype=remainders[name].dtype)
         weight = name_in_files(name)
-        pieces += _pieces(files[weight], weight, allocated, remainders.get(name))
+        pieces += pieces_of(files[weight], weight, allocated, remainders.get(name))
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
-        for _ in readers.map(_fill, pieces):
+        for _ in readers.map(fill_piece, pieces):
             pass
 
 
@@ -94,7 +94,7 @@ def rows_of(file: Path, weight: str, first: int, stop: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """Rows of a weight, and the place that they are read to."""
 
     file: Path
@@ -114,12 +114,13 @@ def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
     return places
 
 
-def _pieces(file: Path, weight: str, parameter: Tensor, remainder: Tensor | None) -> Iterator[_Piece]:
+def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | None = None) -> Iterator[Piece]:
+    """The local shard of a parameter, in pieces."""
     shard = local(parameter)
     begin = _first_row(parameter)
     for start in range(0, len(shard), rows := max(1, PIECE_ELEMENTS * len(shard) // max(shard.numel(), 1))):
         stop = start + rows
-        yield _Piece(
+        yield Piece(
             file, weight, begin + start, shard[start:stop], None if remainder is None else remainder[start:stop]
         )
 
@@ -132,7 +133,8 @@ def _first_row(parameter: Tensor) -> int:
     return -(-len(parameter) // mesh.size()) * mesh.get_local_rank()
 
 
-def _fill(piece: _Piece) -> None:
+def fill_piece(piece: Piece) -> None:
+    """Read a piece to its place. Raises `BadInput` if the file cannot be read."""
     values = rows_of(piece.file, piece.weight, piece.first, piece.first + len(piece.target))
     if piece.remainder is None:
         piece.target.copy_(values)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,17 @@ from rljob_api.yaml_document import Path as FieldPath
 from rljob_memory.planning.limits import low_limits, small_claim
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
 from rljob_memory.planning.prediction import predict_before_plan
-from rljob_trainer.errors import TrainerError
-from rljob_trainer.hardware import Device
-from rljob_trainer.models.checkpoint import (
-    described_dimensions,
-    described_positions,
-    load_tokenizer,
-    model_dimensions,
-    require_same_rope,
-)
+from rljob_trainer.errors import BadInput, TrainerError
+from rljob_trainer.hardware import Device, this_machine
+from rljob_trainer.models.checkpoint import described_dimensions, load_tokenizer
 from rljob_trainer.models.hub import HubUnreachable, resolve_description
+from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
-from rljob_trainer.models.sharding import require_shardable
 from rljob_trainer.models.trainable import require_trainable
 from rljob_trainer.rollout.engine_fields import engine_args_problems, installed_engine_fields
-from rljob_trainer.runtime.role_settings import (
-    longest_sequence,
-    require_lengths_fit,
-    require_positions,
-    shape_for_plan,
-)
+from rljob_trainer.runtime.eight_bits import forms_not_installed, unsupported_eight_bits
+from rljob_trainer.runtime.model_requirements import model_requirements
+from rljob_trainer.runtime.role_settings import shape_for_plan
 from rljob_trainer.tasks.build import build_items, build_task
 from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
@@ -69,6 +60,7 @@ class Inspection:
             self._find("note", ("spec", "trainer"), "another trainer reads model, task and engineArgs: not checked")
             return
         self._engine_arguments()
+        self._eight_bits()
         directory = self._model()
         tokenizer = self._tokenizer(directory)
         self._task(tokenizer)
@@ -85,6 +77,15 @@ class Inspection:
         for name, message in engine_args_problems(self._spec.rollout.engine_args, fields).items():
             self._find("error", (*path, name), message)
 
+    def _eight_bits(self) -> None:
+        """Forms that the installed vLLM lacks, and GPUs of this machine that cannot compute in 8 bits."""
+        for field, message in forms_not_installed(self._spec).items():
+            self._find("error", ("spec", "rollout", field), message)
+        with suppress(BadInput):  # CUDA_VISIBLE_DEVICES of this shell is not the job's
+            capability = this_machine().gpu_capability
+            for field, message in unsupported_eight_bits(self._spec, "cuda", capability).items():
+                self._find("warning", ("spec", "rollout", field), f"on this machine: {message}")
+
     def _model(self) -> Path | None:
         """The model's directory, of which a model of the hub may lack the weights; None if it cannot be read here."""
         uri = self._spec.model.uri
@@ -98,10 +99,10 @@ class Inspection:
                 self._find("note", _URI, f"model and prompt lengths are not checked: {error}")
                 return None
             require_trainable(directory)
-            with self._check("the lengths", ("spec", "algorithm", "maxPromptTokens")):
-                require_lengths_fit(self._spec.algorithm, model_dimensions(directory))
-                require_same_rope(directory, longest_sequence(self._spec.algorithm))
-            self._sharding(directory)
+            self._requirements(directory)
+            if not self._failed and (lora := self._spec.policy.lora) is not None:
+                with self._check("the adapters", ("spec", "policy", "lora")):
+                    adapted_layers(directory, lora.targets, lora.rank)
             return directory
         return None
 
@@ -112,16 +113,13 @@ class Inspection:
         except HubUnreachable as error:
             self._find("warning", _URI, f"model and prompt lengths are not checked: {error}")
             return None
-        positions = described_positions(directory)
-        with self._check("the lengths", ("spec", "algorithm", "maxPromptTokens")):
-            require_positions(self._spec.algorithm, positions)
-            require_same_rope(directory, longest_sequence(self._spec.algorithm))
-        self._sharding(directory)
+        self._requirements(directory)
         return directory
 
-    def _sharding(self, directory: Path) -> None:
-        with self._check("the engine", ("spec", "rollout", "tensorParallelSize")):
-            require_shardable(directory, self._spec.rollout.tensor_parallel_size)
+    def _requirements(self, directory: Path) -> None:
+        for requirement in model_requirements(self._spec):
+            with self._check(requirement.name, requirement.field):
+                requirement.require(directory)
 
     def _tokenizer(self, directory: Path | None) -> Any | None:
         if directory is not None:

@@ -9,6 +9,7 @@ from rljob_memory.recovery.families.kv_cache import KV_CACHE
 from rljob_memory.recovery.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
 from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
 from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
+from rljob_memory.recovery.families.policy_offload import POLICY_OFFLOAD
 from rljob_memory.recovery.families.rollout_sleep import ROLLOUT_SLEEP
 from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
 from rljob_memory.recovery.families.weight_sync import SYNC_BUCKET, WEIGHT_EXPORT
@@ -25,6 +26,7 @@ FAMILIES: tuple[Family, ...] = (
     WEIGHT_EXPORT,
     KV_CACHE,
     ACTIVATION_CHECKPOINTING,
+    POLICY_OFFLOAD,
     OPTIMIZER_OFFLOAD,
     FRESH_PROCESSES,
     HOST_MEMORY,

@@ -29,7 +29,7 @@ _ROOM_FOR_THE_STATE = 1.25
 
 def _next_change(case: Case) -> Change | None:
     """Expected: the state of one rank, which moves from one memory to the other; less the buckets that are on the GPU
-    during an optimizer step, if one failed."""
+    during an optimizer step, if one failed. A state that is no larger than these, such as that of adapters, stays."""
     profile = case.profile
     if profile is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return None
@@ -42,8 +42,9 @@ def _next_change(case: Case) -> Change | None:
     all_ranks = profile.optimizer_bytes * profile.policy_ranks
     if offloaded or _ROOM_FOR_THE_STATE * all_ranks > profile.host_memory_bytes:
         return None
-    in_a_step = case.failure_class is FailureClass.OPTIMIZER_STATE
-    return Change(True, max(profile.optimizer_bytes - (OPTIMIZER_STEP_BYTES if in_a_step else 0), 0))
+    in_a_step = case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
+    freed = profile.optimizer_bytes - (OPTIMIZER_STEP_BYTES if in_a_step else 0)
+    return Change(True, freed) if freed > 0 else None
 
 
 OPTIMIZER_OFFLOAD = Family("optimizer_offload", _ACTS_ON, "RespawnRole", "policy", _next_change)

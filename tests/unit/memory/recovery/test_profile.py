@@ -14,6 +14,7 @@ def test_profile_of_qwen3_on_one_h200() -> None:
     assert facts.longest_sequence_tokens == 612
     assert facts.weight_bytes == 2 * 596_000_000
     assert facts.optimizer_bytes == 10 * 596_000_000, "two float32 moments, and the remainders of the masters"
+    assert facts.policy_weight_bytes == 2 * 596_000_000
     assert facts.largest_parameter_bytes == 151_936 * 1_024 * 2 <= FIRST_PLAN.sync_bucket_bytes
     assert facts.logits_bytes_per_token == 2 * 4 * 151_936, "float32 logits, and two gradients in 16 bits"
     assert facts.vocabulary == 151_936
@@ -28,5 +29,6 @@ def test_shares_of_ranks_and_tensor_parallel_gpus() -> None:
     facts = profile_of(H200, QWEN3_0_6B, shared, fused=True)
     assert facts.optimizer_bytes == 2 * 596_000_000
     assert facts.weight_bytes == 596_000_000
+    assert facts.policy_weight_bytes == 596_000_000, "float32 shards"
     assert facts.policy_ranks == 4
     assert not facts.colocated

@@ -51,7 +51,7 @@ def test_fragmentation_enables_expandable_segments_live() -> None:
         ("AllocatorCache", "rollout", "sync", "emptyCache"),
         ("RetainedGraph", "policy", "update", "detachMetrics"),
         ("ActivationSpike", "policy", "update", "microBatchTokens"),
-        ("KVCacheOversized", "rollout", None, "kvCache"),
+        ("KVCacheOversized", "rollout", None, "policyOffload"),
         ("WeightSyncSpike", "policy", "sync", "syncBucketSize"),
         ("OptimizerState", "policy", "update", "optimizerOffload"),
         ("EngineNotAsleep", "policy", "update", "rolloutSleep"),
@@ -160,6 +160,58 @@ def test_the_optimizer_is_offloaded_only_if_the_host_can_hold_it() -> None:
     little = FACTS.model_copy(update={"host_memory_bytes": 6 * GIB})
     remedies, _ = answers_to(repeat(state, 9), FIRST_PLAN, constraints(profile=little))
     assert "optimizerOffload" not in settings_in_order(remedies)
+
+
+WEIGHTS = 2 * 596_000_000
+
+
+def test_the_policys_weights_make_room_for_an_engine_that_generates() -> None:
+    kv = diagnosis("KVCacheOversized", wanted_bytes=2 * GIB, free_bytes=GIB)
+    remedy = change_after(failure(kv, role="rollout", phase=None), FIRST_PLAN, constraints(IN_THE_TRAINER))
+    changed = remedy.change.remedy
+    assert (changed.setting, changed.before, changed.after) == ("policyOffload", "Disabled", "Enabled")
+    assert changed.expected_bytes == WEIGHTS
+    assert (remedy.change.level, set(remedy.renew)) == ("RespawnRole", {"rollout"}), "the policy's processes stay"
+    more = diagnosis("KVCacheOversized", wanted_bytes=9 * GIB, free_bytes=GIB)
+    larger = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 40 * GIB})
+    remedy = change_after(failure(more, role="rollout", phase=None), larger, constraints())
+    assert remedy.change.remedy.setting == "kvCache", "it covers more"
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "role", "phase", "numbers", "plan"),
+    [
+        ("KVCacheOversized", "policy", "update", {}, {}),
+        ("KVCacheOversized", "rollout", None, {}, {"rollout_sleep": "Disabled"}),
+        ("KVCacheOversized", "rollout", None, {}, {"policy_offload": True}),
+        ("KVCacheOversized", "rollout", None, {"needed_bytes": 8 * GIB}, {}),
+        ("ActivationSpike", "policy", "update", {}, {}),
+        ("WeightSyncSpike", "rollout", "sync", {}, {}),
+        ("Unknown", "rollout", "sync", {}, {}),
+        ("EngineNotAsleep", "policy", "update", {}, {}),
+        ("OptimizerState", "policy", "update", {}, {}),
+    ],
+)
+def test_the_policys_weights_stay_if_that_would_free_nothing(
+    failure_class: str, role: Role, phase: Phase | None, numbers: dict[str, int], plan: dict[str, object]
+) -> None:
+    evidence = failure(diagnosis(failure_class, **numbers), role=role, phase=phase)
+    remedies, _ = answers_to(repeat(evidence, 3), FIRST_PLAN.model_copy(update=plan), constraints())
+    assert "policyOffload" not in settings_in_order(remedies)
+
+
+def test_the_policys_weights_stay_if_the_host_cannot_hold_them_too() -> None:
+    oversized = failure(diagnosis("KVCacheOversized"), role="rollout", phase="rollout")
+    offloaded = FIRST_PLAN.model_copy(update={"optimizer_offload": True})
+    for plan, host_bytes, expected in (
+        (FIRST_PLAN, int(1.3 * WEIGHTS), True),
+        (FIRST_PLAN, int(1.2 * WEIGHTS), False),
+        (offloaded, int(7 * WEIGHTS), False),
+        (offloaded, int(8 * WEIGHTS), True),
+    ):
+        profile = FACTS.model_copy(update={"host_memory_bytes": host_bytes})
+        setting = change_after(oversized, plan, constraints(profile=profile)).change.remedy.setting
+        assert (setting == "policyOffload") == expected
 
 
 def test_host_memory_grows_by_half_up_to_its_bound() -> None:

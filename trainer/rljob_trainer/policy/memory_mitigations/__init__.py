@@ -6,6 +6,7 @@
 | `expandable_segments`      | prevents fragmentation by sequences of changing lengths      | `expandable_segments`   |
 | `weight_export`            | packs exported weights in memory that the engine can open    | `weight_export`         |
 | `optimizer_offload`        | keeps the optimizer state in host memory between updates     | `policy.optimizer`      |
+| `policy_offload`           | keeps the weights in host memory while the engine generates  | `policy_offload`        |
 | `detach_metrics`           | frees the graph of each micro-batch                          | `policy.update_metrics` |
 | `micro_batch_tokens`       | limits the tokens whose activations exist at once            | `algorithm.micro_batch` |
 | `logprob_chunk_tokens`     | limits the tokens whose logits exist at once                 | `algorithm.logprobs`    |

@@ -29,7 +29,8 @@ log = structlog.get_logger()
 class ExpandableSegments:
     """Switches expandable segments for new allocations of this process. Use one instance per process.
 
-    Existing allocations are not affected.
+    Existing allocations are not affected. Each switch is logged: a policy that shares its GPU with an engine switches
+    twice in a weight sync, any other one only when it is loaded.
     """
 
     def __init__(self) -> None:
@@ -75,6 +76,7 @@ class ExpandableSegments:
         else:
             torch.cuda.memory._set_allocator_settings(settings)
         self.enabled = enabled
+        log.info("expandable segments switched", enabled=enabled)
 
 
 def settings_with(inherited: str, torch_version: tuple[int, int], *, expandable_segments: bool) -> str:

@@ -1,0 +1,90 @@
+"""Moments in 8 bits on a GPU: the same bits wherever the state is and however it is cut, and the time of a step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_testing.induced_failures.card import has_gpu
+from rljob_testing.memory_plans import memory_plan
+
+pytestmark = pytest.mark.gpu
+ELEMENTS = 1 << 28
+SECONDS = 2.0 * ELEMENTS / 8.19e9
+"""Of a step on the device: at most two seconds for 8.19e9 parameters."""
+
+
+def optimizer_of(rows: int, columns: int, matrices: int, *, offload: bool, bucket: int) -> Any:
+    import torch
+    from torch import nn
+
+    from rljob_trainer.policy.config import PolicyConfig
+    from rljob_trainer.policy.optimizer import MasterAdamW
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    model = nn.Module()
+    for number in range(matrices):
+        values = torch.randn(rows, columns, device="cuda", generator=draw).mul_(0.02).bfloat16()
+        model.register_parameter(f"matrix{number}", nn.Parameter(values))
+    plan = memory_plan(optimizer_offload=offload)
+    config = PolicyConfig(Path(), Path(), "cuda", "bfloat16", 1e-3, plan, moments="int8")
+    return MasterAdamW(model, config, {}, bucket_elements=bucket)  # type: ignore[arg-type]
+
+
+def step(optimizer: Any, seed: int) -> None:
+    import torch
+
+    draw = torch.Generator("cuda").manual_seed(seed)
+    for parameter in optimizer.parameters.values():
+        noise = torch.randn(parameter.shape, device="cuda", generator=draw, dtype=parameter.dtype)
+        (parameter * noise * 1e-5).sum().backward()
+    optimizer.step()
+    optimizer.gradients.clear()
+
+
+def test_a_step_gives_the_same_bits_streamed_and_in_other_buckets() -> None:
+    if not has_gpu():
+        pytest.skip("needs an NVIDIA GPU")
+    import torch
+
+    results = []
+    for offload, bucket in ((False, 1 << 25), (True, 1 << 25), (False, 1 << 22), (True, 3_000_000)):
+        optimizer = optimizer_of(4099, 1001, 6, offload=offload, bucket=bucket)
+        for seed in range(3):
+            step(optimizer, seed)
+        torch.cuda.synchronize()
+        results.append(
+            {
+                f"{name}.{key}": values.cpu().clone()
+                for name, weight in optimizer.parameters.items()
+                for key, values in ({"weight": weight.detach()} | optimizer.state_of(name)).items()
+            }
+        )
+    for other in results[1:]:
+        for name, values in results[0].items():
+            assert torch.equal(values, other[name]), name
+
+
+def test_a_step_takes_at_most_two_seconds_for_8_billion_parameters() -> None:
+    if not has_gpu():
+        pytest.skip("needs an NVIDIA GPU")
+    import torch
+
+    from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
+
+    optimizer = optimizer_of(1 << 14, 1 << 12, 4, offload=False, bucket=1 << 25)
+    step(optimizer, 0)
+    for parameter in optimizer.parameters.values():
+        (parameter * 1e-5).sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    optimizer.step()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    assert torch.cuda.max_memory_allocated() - before <= OPTIMIZER_STEP_BYTES
+    assert seconds <= SECONDS, f"{seconds * 8.19e9 / ELEMENTS:.2f} s for 8.19e9 parameters"

@@ -1,0 +1,264 @@
+"""Weights in host memory between phases (`policyOffload`) change no bit, and are back whenever they are needed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from policy_processes import (
+    PolicyProcesses,
+    complete_checkpoint,
+    policy_config,
+    policy_processes,
+    scored_batch,
+    tiny_model,
+)
+
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_trainer.policy.gradients import local
+from rljob_trainer.policy.rank import PolicyRank
+
+LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
+FORMS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16 with a reference": {"dtype": "bfloat16", "loss": LossConfig(kl_coefficient=0.1)},
+    "adapters": {"dtype": "bfloat16", "lora": LORA, "loss": LossConfig(kl_coefficient=0.1)},
+}
+
+
+IN_8_BITS = {"dtype": "bfloat16", "moments": "int8"}
+WITH_FROZEN_WEIGHTS = ("bfloat16 with a reference", "adapters")
+
+
+def config_of(tmp_path: Path, form: str = "bfloat16", **changes: Any) -> PolicyConfig:
+    model_dir = tmp_path / "model"
+    if not model_dir.exists():
+        tiny_model(model_dir)
+    settings = IN_8_BITS if form == "int8 moments" else FORMS[form]
+    return policy_config(model_dir, tmp_path / "run", **({"learning_rate": 1e-2} | settings | changes))
+
+
+def bytes_on_device(policy: PolicyRank) -> int:
+    """Of all weights."""
+    return sum(
+        local(each).untyped_storage().nbytes() for model in policy._loaded.models() for each in model.parameters()
+    )
+
+
+def sent(policy: PolicyRank) -> dict[str, bytes]:
+    """The weights as the engine gets them, by name."""
+    weights = ((name, each.flatten().view(torch.uint8)) for name, each in policy.named_full_parameters())
+    return {name: each.to("cpu", copy=True).numpy().tobytes() for name, each in weights}
+
+
+def offloaded(policy: PolicyProcesses) -> None:
+    policy.call("offload_weights", "sync")
+    assert not any(policy.run(bytes_on_device))
+
+
+def outcome(policy: PolicyProcesses, *, offload: bool, steps: int = 3) -> tuple[Any, ...]:
+    """All that two runs can differ in: the metrics, the weights that are sent, and their masters."""
+    if offload:
+        offloaded(policy)  # as in a load, before any pass
+    metrics = []
+    for step in range(1, steps + 1):
+        metrics.append(
+            [
+                {k: v for k, v in each.metrics.items() if not math.isnan(v)}
+                for each in policy.call("update", scored_batch(step))
+            ]
+        )
+        weights = policy.run(sent)
+        if offload:
+            offloaded(policy)
+    return metrics, weights, policy.call("weights_digest")
+
+
+@pytest.mark.parametrize(
+    ("form", "ranks"),
+    # The rows of a weight are not divisible by 3: FSDP pads the shards in its first pass.
+    [*((form, 1) for form in FORMS), ("float32", 2), ("bfloat16 with a reference", 2), ("adapters", 3)],
+)
+def test_weights_that_were_away_give_the_same_updates_bit_for_bit(tmp_path: Path, form: str, ranks: int) -> None:
+    config = config_of(tmp_path, form)
+    with policy_processes(ranks, config) as policy:
+        expected = outcome(policy, offload=False)
+    for copied in (True, False) if form in WITH_FROZEN_WEIGHTS else (True,):
+        with policy_processes(ranks, replace(config, copy_frozen_weights=copied)) as policy:
+            assert outcome(policy, offload=True) == expected, f"copied: {copied}"
+
+
+def host_copies(policy: PolicyRank) -> tuple[int, int]:
+    """Bytes of the copies of trained and of other weights."""
+    offload = policy._loaded.offload
+    return sum(offload._trained._sizes), sum(offload._frozen._sizes)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_frozen_weights_are_copied_once_or_never(tmp_path: Path, copied: bool) -> None:
+    with policy_processes(1, config_of(tmp_path, "adapters", copy_frozen_weights=copied)) as policy:
+        offloaded(policy)
+        [(trained, frozen)] = policy.run(host_copies)
+        assert trained > 0
+        assert (frozen > 10 * trained) == copied
+        assert copied or frozen == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "optimizer_offload", "ranks"),
+    [
+        ("float32", True, 1),
+        ("float32", False, 2),
+        ("bfloat16", False, 1),
+        ("bfloat16", True, 1),
+        ("bfloat16", True, 2),
+        ("int8 moments", False, 1),
+        ("int8 moments", True, 2),
+        ("adapters", True, 1),
+        ("adapters", False, 2),
+    ],
+)
+def test_a_checkpoint_is_written_from_host_memory(
+    tmp_path: Path, form: str, optimizer_offload: bool, ranks: int
+) -> None:
+    """It begins while the weights are away, does not bring them back, and ends during the next steps."""
+    config = config_of(tmp_path, form)
+    memory = config.memory.model_copy(update={"optimizer_offload": optimizer_offload})
+    config = replace(config, memory=memory, checkpoint_copy=not optimizer_offload)
+    directory = tmp_path / "checkpoint"
+    with policy_processes(ranks, config) as policy:
+        policy.call("update", scored_batch(1))
+        [at_checkpoint] = set(policy.call("weights_digest"))
+        offloaded(policy)
+        policy.call("start_checkpoint", directory)
+        assert not any(policy.run(bytes_on_device))
+        policy.call("update", scored_batch(2))
+        offloaded(policy)
+        complete_checkpoint(policy, directory)
+        [after] = set(policy.call("weights_digest"))
+    with policy_processes(ranks, config) as policy:
+        offloaded(policy)
+        policy.call("load_checkpoint", directory)
+        assert set(policy.call("weights_digest")) == {at_checkpoint}
+        offloaded(policy)
+        policy.call("update", scored_batch(2))
+        assert set(policy.call("weights_digest")) == {after}
+
+
+def test_weights_stay_until_a_checkpoint_is_written_from_them(tmp_path: Path) -> None:
+    """As after a recovery: the checkpoint begins before the sync, and reads the device's weights as it is written."""
+    config = config_of(tmp_path, "bfloat16")
+    config = replace(config, checkpoint_copy=False)
+    with policy_processes(1, config) as policy:
+        policy.call("update", scored_batch(1))
+        policy.call("start_checkpoint", tmp_path / "checkpoint")
+        offloaded(policy)
+        assert policy.run(written) == [True]
+        complete_checkpoint(policy, tmp_path / "checkpoint")
+        expected = policy.call("weights_digest")
+    with policy_processes(1, config) as policy:
+        policy.call("load_checkpoint", tmp_path / "checkpoint")
+        assert policy.call("weights_digest") == expected
+
+
+def written(policy: PolicyRank) -> bool:
+    return policy._checkpoint_writer.written()
+
+
+def exported(policy: PolicyProcesses, directory: Path) -> bytes:
+    policy.call("export_pretrained", directory)
+    return (directory / "model.safetensors").read_bytes()
+
+
+def test_every_method_that_reads_weights_brings_them_back(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "adapters")
+    with policy_processes(2, config) as policy:
+        policy.call("update", scored_batch(1))
+        batch = scored_batch(2)
+        logprobs, digest = policy.call("token_logprobs", batch)[0], policy.call("weights_digest")
+        model, weights = exported(policy, tmp_path / "first"), policy.run(sent)
+        offloaded(policy)
+        assert [each.tobytes() for each in policy.call("token_logprobs", batch)[0]] == [
+            each.tobytes() for each in logprobs
+        ]
+        offloaded(policy)
+        assert policy.call("weights_digest") == digest
+        offloaded(policy)
+        assert exported(policy, tmp_path / "second") == model
+        offloaded(policy)
+        assert policy.run(sent) == weights
+
+
+def test_settings_change_while_the_weights_are_away(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with policy_processes(1, config) as policy:
+        policy.call("update", scored_batch(1))
+        policy.call("update", scored_batch(2))
+        expected = policy.call("weights_digest")
+    with policy_processes(1, config) as policy:
+        policy.call("update", scored_batch(1))
+        offloaded(policy)
+        changed = config.memory.model_copy(update={"optimizer_offload": True, "activation_checkpointing": True})
+        policy.call("change_memory", changed)
+        assert policy.call("can_undo_update") == [False]
+        assert policy.run(bytes_on_device) == [0]
+        policy.call("update", scored_batch(2))
+        assert policy.call("weights_digest") == expected
+
+
+def run_out_of_memory_on_the_way_back(policy: PolicyRank, step: int, failing_rank: int) -> list[bool]:
+    """The device has room for some of the weights. True if the update can be repeated, and if all weights are away."""
+    freed = policy._loaded.offload._freed
+    last = freed[-1].storage
+
+    class Refusing:
+        def resize_(self, nbytes: int) -> None:
+            if nbytes:
+                raise torch.OutOfMemoryError("CUDA out of memory (made up)")
+
+    if policy.rank == failing_rank:
+        freed[-1] = replace(freed[-1], storage=Refusing())  # type: ignore[arg-type]
+    with pytest.raises((torch.OutOfMemoryError, RuntimeError)):
+        policy.update(scored_batch(step))
+    if policy.rank == failing_rank:
+        freed[-1] = replace(freed[-1], storage=last)
+    return [policy.can_undo_update(), bytes_on_device(policy) == 0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_update_without_room_for_the_weights_is_repeated(tmp_path: Path, ranks: int) -> None:
+    config = config_of(tmp_path, "bfloat16", snapshots=ranks > 1)
+    with policy_processes(ranks, config) as policy:
+        expected = outcome(policy, offload=False)
+    with policy_processes(ranks, config) as policy:
+        policy.call("update", scored_batch(1))
+        policy.call("update", scored_batch(2))
+        offloaded(policy)
+        failed = policy.run(run_out_of_memory_on_the_way_back, 3, ranks - 1)
+        assert failed[-1] == [True, True]
+        if ranks > 1:
+            policy.rejoin(undo_update=True)
+        offloaded(policy)  # a rank that had room has them
+        policy.call("update", scored_batch(3))
+        assert policy.call("weights_digest") == expected[2]
+
+
+def test_a_snapshot_is_restored_into_weights_that_were_away(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "bfloat16", snapshots=True)
+    with policy_processes(2, config) as policy:
+        policy.call("update", scored_batch(1))
+        before = policy.call("weights_digest")
+        policy.call("update", scored_batch(2))
+        after = policy.call("weights_digest")
+        offloaded(policy)
+        policy.rejoin(undo_update=True)
+        assert policy.call("weights_digest") == before
+        offloaded(policy)
+        policy.call("update", scored_batch(2))
+        assert policy.call("weights_digest") == after
