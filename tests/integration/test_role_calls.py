@@ -13,7 +13,7 @@ import ray
 
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
-from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.calls import result_of, serving, wait_for
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.time_limit import time_limit
 
@@ -86,3 +86,24 @@ def test_a_run_starts_only_those_processes_of_rays_that_it_uses() -> None:
     assert "raylet" in commands
     assert "dashboard.py" not in commands
     assert "monitor.py" not in commands
+
+
+def test_other_work_is_served_while_the_caller_waits(ranks: dict[str, Any]) -> None:
+    class Polled:
+        def __init__(self) -> None:
+            self.served = 0
+            self.calls = {"policy-1": ranks["policy-1"].is_up.remote()}
+
+        def pending(self) -> dict[str, Any]:
+            return self.calls
+
+        def serve(self, name: str) -> None:
+            assert result_of(self.calls.pop(name), name, "polling")
+            self.served += 1
+            if self.served < 3:
+                self.calls = {name: ranks[name].is_up.remote()}
+
+    with serving(polled := Polled()):
+        wait_for({"policy-0": ranks["policy-0"].wait_for_peers.remote(2.0)}, "updating")
+    assert polled.served == 3
+    assert wait_for({"policy-1": ranks["policy-1"].is_up.remote()}, "starting") == {"policy-1": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from rljob_testing.supported_models import TRAINED, Kind, compare
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.ray_driver import wait_longer_for_raylets
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
+from rljob_trainer.rollout.fast_logprobs import VARIABLE
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
+from rljob_trainer.rollout.work import WholeGroups
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync import send_weights
 
@@ -49,7 +52,7 @@ def host(vllm_cache: Path) -> Iterator[Any]:
         # The actor's process imports this module for the class.
         variables = {
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))),
             "VLLM_CACHE_ROOT": str(vllm_cache),
         }
         runtime_env = {"env_vars": engine_environment("cpu") | variables}
@@ -60,9 +63,9 @@ def host(vllm_cache: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def start_engine(host: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, torch.nn.Module]]:
-    def start(uri: str, **settings: Any) -> tuple[Any, torch.nn.Module]:
+    def start(uri: str, environment: dict[str, str] | None = None, **settings: Any) -> tuple[Any, torch.nn.Module]:
         directory = resolve_model(uri, tmp_path_factory.getbasetemp())
-        ray.get(host.restart.remote(config(directory, **settings)))
+        ray.get(host.restart.remote(config(directory, **settings), environment))
         return host, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
     return start
@@ -176,6 +179,43 @@ def test_generation_repeats_with_its_seeds_and_ends_as_asked(start_engine: Any) 
     engine, policy = start_engine("random://qwen3", ignore_eos=True)
     sync(policy, engine, 1)
     assert all(len(c.token_ids) == 12 and not c.finished for c in generate(engine))
+
+
+def groups(*places: int) -> WholeGroups:
+    return WholeGroups(places, [PROMPTS[n] for n in places], GROUP_SIZE, [SEEDS[n] for n in places])
+
+
+def test_groups_that_join_others_get_the_same_completions(start_engine: Any) -> None:
+    engine, policy = start_engine("random://qwen3", max_num_seqs=6)
+    sync(policy, engine, 1)
+    expected = generate(engine)
+    calls = [(groups(4, 2), 6), (groups(0), 6), (groups(3, 1), 6), (groups(), 0), (groups(), 0)]
+    reports = [ray.get(engine.generate_groups.remote(work, left)) for work, left in calls]
+    found = dict(result for report in reports for result in report)
+    assert [completion for place in range(len(PROMPTS)) for completion in found[place]] == expected
+    assert sum(map(bool, reports)) > 1, "groups are reported while others are generated"
+
+
+def test_groups_of_earlier_weights_are_dropped_by_a_sync(start_engine: Any) -> None:
+    engine, policy = start_engine("random://qwen3")
+    sync(policy, engine, 1)
+    expected = generate(engine)
+    ray.get(engine.generate_groups.remote(groups(0, 1, 2, 3, 4), GROUP_SIZE * len(PROMPTS)))
+    assert ray.get(engine.count_unfinished.remote()) > 0, "the test needs groups that are not complete"
+    sync(policy, engine, 2)
+    assert ray.get(engine.count_unfinished.remote()) == 0
+    assert generate(engine) == expected
+
+
+def test_fast_log_probabilities_are_those_of_vllm_bit_for_bit(start_engine: Any) -> None:
+    found = []
+    # Of 20 sequences, 6 at a time: prompts are prefilled beside responses that are generated.
+    for value in ("0", "1"):
+        engine, policy = start_engine("random://qwen3", {VARIABLE: value}, max_num_seqs=6)
+        assert ray.get(engine.uses_fast_logprobs.remote()) == (value == "1")
+        sync(policy, engine, 1)
+        found.append(generate(engine))
+    assert found[0] == found[1]
 
 
 def test_vllm_starts_no_process_to_look_at_the_models_class(start_engine: Any, vllm_cache: Path) -> None:

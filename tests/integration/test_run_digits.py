@@ -114,6 +114,7 @@ def test_adapters_reach_the_engine_and_are_exported_alone(tmp_path: Path) -> Non
     job = yaml.safe_load((ROOT / "examples" / "digits.yaml").read_text())
     job["spec"]["algorithm"] |= {"steps": 3, "learningRate": 1.0e-2}
     job["spec"]["policy"] = {"lora": {"rank": 4, "export": "Adapter"}}
+    job["spec"]["memory"] = {"policyOffload": "Enabled"}
     (tmp_path / "lora.yaml").write_text(yaml.safe_dump(job))
     run = rljob_run(tmp_path / "lora.yaml", tmp_path / "run")
     assert run.exit_code == ExitCode.COMPLETE, run.printed

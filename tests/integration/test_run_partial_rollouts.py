@@ -12,6 +12,11 @@ import yaml
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.runs import Run, rljob_run, write_manifest
 from rljob_trainer.rollout_batch import RolloutBatch
+from tests.integration.recomputed_logprobs import (
+    KEPT,
+    assert_recorded_weights_generated_every_token,
+    recomputed,
+)
 from tests.integration.stopped_runs import assert_same_end, stop_at
 
 STEPS = 6
@@ -26,13 +31,11 @@ JOB: dict[str, dict[str, Any]] = {
         "maxResponseTokens": 96,
         "ignoreEndOfSequence": False,
     },
-    "checkpoint": {"everySteps": 4},
 }
 
 
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = write_manifest(tmp_path_factory.mktemp("job") / "job.yaml", **JOB)
+def manifest_in(directory: Path, checkpoint: dict[str, int]) -> Path:
+    path = write_manifest(directory / "job.yaml", **JOB, checkpoint=checkpoint)
     job = yaml.safe_load(path.read_text())
     job["spec"]["topology"] = "Disaggregated"
     path.write_text(yaml.safe_dump(job))
@@ -40,8 +43,9 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = rljob_run(manifest, tmp_path_factory.mktemp("uninterrupted") / "run")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    run = rljob_run(manifest_in(directory, KEPT), directory / "run")
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     return run
 
@@ -57,8 +61,14 @@ def test_unfinished_responses_continue_and_are_counted(uninterrupted: Run) -> No
     assert uninterrupted.steps[0]["metrics"]["logprob_diff_mean"] < 1e-4
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(manifest: Path, uninterrupted: Run, tmp_path: Path) -> None:
-    output = tmp_path / "run"
+def test_each_token_has_the_log_probability_of_its_weights(uninterrupted: Run, tmp_path: Path) -> None:
+    steps = recomputed(uninterrupted.output, tmp_path)
+    assert any(len(set(step.versions)) > 1 for step in steps), "no response continued with other weights"
+    assert_recorded_weights_generated_every_token(steps)
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(uninterrupted: Run, tmp_path: Path) -> None:
+    output, manifest = tmp_path / "run", manifest_in(tmp_path, {"everySteps": 4})
     code, _ = stop_at(3, "controller", signal.SIGKILL, manifest, output)
     assert code == -signal.SIGKILL
     batches = [RolloutBatch.load(path) for path in sorted((output / "journal").glob("step-*.npz"))]

@@ -47,7 +47,7 @@ def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(
     assert code == ExitCode.INTERRUPTED, printed
     code, printed = stop_at(10, "controller", signal.SIGKILL, manifest, output)
     assert code == -signal.SIGKILL
-    corrupt = cut_newest_checkpoint(output)
+    corrupt = corrupt_newest_checkpoint(output)
     code, printed = stop_at(11, "rollout-0", signal.SIGKILL, manifest, output)
     assert code == ExitCode.WORKER_LOST, printed
     assert "rollout-0" in printed
@@ -61,13 +61,15 @@ def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(
     assert_same_end(finished, uninterrupted)
 
 
-def cut_newest_checkpoint(output: Path) -> int:
-    """Truncate a file of the newest checkpoint of several; returns its step."""
+def corrupt_newest_checkpoint(output: Path) -> int:
+    """Change a byte of the newest checkpoint of several; returns its step."""
     whole = (output / "checkpoints").glob("step-" + "[0-9]" * 6)  # one that was being written has a longer name
     newest, *others = sorted(whole, reverse=True)
     assert others
     shard = next(newest.glob("*.distcp"))
-    os.truncate(shard, shard.stat().st_size // 2)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
     return int(newest.name.removeprefix("step-"))
 
 

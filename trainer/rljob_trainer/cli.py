@@ -189,7 +189,7 @@ def diagnose(
         typer.Option(metavar="NAME", help="Read the logs and the end of a pod by kubectl. Repeatable."),
     ] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Read those of all pods of an RLJob or a Job, by kubectl.")
+        str | None, typer.Option(metavar="NAME", help="Read those of all pods of a job of any kind, by kubectl.")
     ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of --pod and --job.")

@@ -49,6 +49,9 @@ class WorkerLost(TrainerError):
 
     exit_code = ExitCode.WORKER_LOST
 
+    place_lost: bool = False
+    """True if the process was lost with its pod."""
+
 
 class PhaseDeadlineExceeded(WorkerLost):
     """A policy rank or a rollout engine did not finish a phase in time: it hangs."""

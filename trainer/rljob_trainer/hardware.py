@@ -49,17 +49,27 @@ class Machine:
         return "cuda" if wanted != "cpu" and self.gpu_memory_bytes else "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or a MIG device."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    """CUDA compute capability."""
+
+
 def this_machine(*, gpus: bool = True) -> Machine:
     """The resources of this machine. `gpus`: look for GPUs.
 
     Raises `BadInput` if CUDA_VISIBLE_DEVICES names GPUs that do not exist.
     """
-    found = _gpus() if gpus else []
+    found = visible_gpus() if gpus else []
     return Machine(
-        gpu_memory_bytes=tuple(memory for memory, _ in found),
+        gpu_memory_bytes=tuple(gpu.memory_bytes for gpu in found),
         host_memory_bytes=min(psutil.virtual_memory().total, _cgroup_limit_bytes()),
         cores=visible_cores(),
-        gpu_capability=min((capability for _, capability in found), default=None),
+        gpu_capability=min((gpu.capability for gpu in found), default=None),
     )
 
 
@@ -78,8 +88,8 @@ def torch_may_compile() -> bool:
     return os.environ.get("TORCH_COMPILE_DISABLE") != "1"
 
 
-def _gpus() -> list[tuple[int, tuple[int, int]]]:
-    """Memory in bytes and compute capability of each visible GPU."""
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that processes of this environment see. Raises `BadInput` as `this_machine`."""
     import pynvml
 
     try:
@@ -91,7 +101,11 @@ def _gpus() -> list[tuple[int, tuple[int, int]]]:
         present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         handles = present if visible is None else [_handle(name, present) for name in _names(visible)]
         return [
-            (int(pynvml.nvmlDeviceGetMemoryInfo(gpu).total), pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
+            Gpu(
+                name=_text(pynvml.nvmlDeviceGetName(gpu)),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(gpu).total),
+                capability=pynvml.nvmlDeviceGetCudaComputeCapability(gpu),
+            )
             for gpu in handles
         ]
     finally:
@@ -129,8 +143,12 @@ def _handle(name: str, present: Sequence[Any]) -> Any:
 def _uuid(handle: Any) -> str:
     import pynvml
 
-    uuid = pynvml.nvmlDeviceGetUUID(handle)
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+    return _text(pynvml.nvmlDeviceGetUUID(handle))
+
+
+def _text(value: bytes | str) -> str:
+    """Old versions of NVML's bindings return bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _cgroup_limit_bytes() -> int:

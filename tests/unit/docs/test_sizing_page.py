@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from rljob_memory.estimate import (
     kv_bytes,
     policy_state_bytes,
     policy_update_bytes,
+    policy_weight_bytes,
     sleeping_engine_bytes,
+    weight_sync_bytes,
 )
-from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
+from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, first_plan
 from rljob_memory.sizes import GIB
 
 PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
@@ -50,13 +53,14 @@ def least_gpus(name: str, gpu_bytes: int) -> str:
     with it, as in the table."""
     for gpus in (1, 2, 4, 8, 16, 32):
         for size in (1, 2, 4, 8):
-            if gpus >= size and (offload := offload_if_it_fits(shape(name), gpu_bytes, gpus, size)) is not None:
-                return f"{gpus}{', offload' if offload else ''}{f', TP {size}' if size > 1 else ''}"
+            if gpus >= size and (plan := plan_if_it_fits(shape(name), gpu_bytes, gpus, size)) is not None:
+                offload = f"{', offload' if plan.optimizer_offload else ''}{', weights' if plan.policy_offload else ''}"
+                return f"{gpus}{offload}{f', TP {size}' if size > 1 else ''}"
     return "–"
 
 
-def offload_if_it_fits(model: ModelShape, gpu_bytes: int, gpus: int, size: int) -> bool | None:
-    """The plan's `optimizerOffload`; None if the job does not fit."""
+def plan_if_it_fits(model: ModelShape, gpu_bytes: int, gpus: int, size: int) -> MemoryPlan | None:
+    """The plan; None if the job does not fit."""
     workload = Workload(
         16,
         8,
@@ -74,14 +78,57 @@ def offload_if_it_fits(model: ModelShape, gpu_bytes: int, gpus: int, size: int) 
     update = state + policy_update_bytes(model, workload) + sleeping_engine_bytes(workload) + sequence + 3 * (256 << 20)
     engine = engine_weight_bytes(model, workload) + awake_engine_bytes(workload) + kv_bytes(model, workload, 1)
     optimizer_step = state + 4 * model.parameters // gpus + sleeping_engine_bytes(workload) + OPTIMIZER_STEP_BYTES
-    fits = max(update, state + engine, optimizer_step) <= gpu_bytes * USABLE
-    return plan.optimizer_offload if fits else None
+    weights = policy_weight_bytes(model, workload, optimizer_offload=plan.optimizer_offload)
+    rollout = state - (weights if plan.policy_offload else 0) + engine
+    sync = state + engine_weight_bytes(model, workload) + sleeping_engine_bytes(workload)
+    sync += weight_sync_bytes(model, plan.sync_bucket_bytes)
+    fits = max(update, rollout, optimizer_step) <= gpu_bytes * USABLE and sync <= gpu_bytes
+    return plan if fits else None
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_table_of_gpus_is_calculated(name: str) -> None:
-    [row] = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", PAGE, re.MULTILINE)
+    table = PAGE.partition("## What uses GPU memory")[0]
+    [row] = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", table, re.MULTILINE)
     assert [cell.strip() for cell in row.split("|")][1:5] == [least_gpus(name, size) for size in GPU_BYTES]
+
+
+ADAPTERS = {"Qwen3-8B": 43_646_976, "Qwen3-32B": 134_217_728}
+"""Parameters of adapters of rank 16 on all linear layers."""
+
+
+def planned(name: str, gpu: str, rollouts: str, responses: str) -> list[str]:
+    """The other cells of a row of the table of adapters."""
+    groups, tokens = int(responses.split()[0]) // 8, int(responses.split()[2])
+    workload = Workload(groups, 8, 16, tokens, quantized_weights=rollouts != "bfloat16")
+    hardware = Hardware("cuda", int(float(gpu.split()[0]) * GIB), 125 * GIB, "2.11.0")
+    model = replace(shape(name), adapter_parameters=ADAPTERS[name])
+
+    def sequences(plan: MemoryPlan) -> int:
+        one, two = (kv_bytes(model, workload, count) for count in (1, 2))
+        return 1 + (plan.kv_cache_bytes - one) // (two - one)
+
+    plan = first_plan(MemorySettings(), hardware, model, workload, fused=True)
+    without = first_plan(MemorySettings(policy_offload="Disabled"), hardware, model, workload, fused=True)
+    return [
+        "Enabled" if plan.policy_offload else "Disabled",
+        f"{plan.kv_cache_bytes / GIB:.1f} GiB",
+        str(sequences(plan)),
+        str(sequences(without)),
+    ]
+
+
+def adapter_rows() -> list[list[str]]:
+    section = PAGE.partition("### Adapters on one GPU")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (Qwen3-.*)\|$", section, re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in rows]
+
+
+def test_the_table_of_adapters_is_calculated() -> None:
+    rows = adapter_rows()
+    assert len(rows) == 5
+    for row in rows:
+        assert row[4:] == planned(*row[:4]), row[:4]
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

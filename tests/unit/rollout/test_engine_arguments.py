@@ -6,9 +6,17 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.rollout.config import RolloutConfig, engine_arguments, engine_environment
+from rljob_trainer.rollout.config import RolloutConfig, engine_arguments, engine_environment, graph_sizes
 
-VLLM_ARGUMENTS = {"block_size", "max_num_seqs", "dtype", "model", "load_format", "weight_transfer_config"}
+VLLM_ARGUMENTS = {
+    "block_size",
+    "compilation_config",
+    "max_num_seqs",
+    "dtype",
+    "model",
+    "load_format",
+    "weight_transfer_config",
+}
 
 
 def arguments(**settings: Any) -> dict[str, Any]:
@@ -47,6 +55,16 @@ def test_cuda_graphs_stay_on_and_a_gpu_in_use_does_not_stop_the_start() -> None:
     assert "enforce_eager" not in on_gpu
     assert on_gpu["gpu_memory_utilization"] <= 0.01
     assert arguments(device="cpu")["enforce_eager"] is True
+
+
+def test_cuda_graphs_are_few_and_reach_the_largest_batch() -> None:
+    assert graph_sizes(128) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
+    assert graph_sizes(100) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
+    assert (graph_sizes(1), graph_sizes(2000)[-2:]) == ([1], [384, 512])
+    graphs = arguments(device="cuda", max_num_seqs=3)["compilation_config"]
+    assert graphs == {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3]}
+    own = {"cudagraph_mode": "NONE"}
+    assert arguments(device="cuda", engine_args={"compilation_config": own})["compilation_config"] == own
 
 
 def test_processes_of_an_engine_use_nccl_since_each_sees_one_gpu() -> None:

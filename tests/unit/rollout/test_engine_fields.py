@@ -11,8 +11,11 @@ from rljob_trainer.rollout.engine_fields import (
     engine_args_problems,
     fields_in,
     installed_engine_fields,
+    installed_values,
+    literal_in,
     require_engine_args,
 )
+from rljob_trainer.runtime.eight_bits import KV_CACHE_DTYPE, QUANTIZATION
 
 SOURCE = """
 import torch
@@ -74,6 +77,21 @@ def test_values_of_the_right_type_are_accepted(name: str, value: Any) -> None:
 )
 def test_unknown_names_and_wrong_types_are_found(name: str, value: Any, message: str) -> None:
     assert engine_args_problems({name: value}, FIELDS) == {name: message}
+
+
+def test_the_values_are_those_of_the_literal() -> None:
+    source = (
+        'from typing import Literal\nOther = Literal["a"]\nNames = Literal[\n    "b",\n    # a comment\n    "c",\n]\n'
+    )
+    assert literal_in(source, "Names") == ["b", "c"]
+    assert literal_in(source, "Absent") == []
+
+
+def test_the_installed_vllm_has_every_form_of_8_bits() -> None:
+    for argument, names in (("quantization", QUANTIZATION), ("kv_cache_dtype", KV_CACHE_DTYPE)):
+        values = installed_values(argument)
+        assert values is not None, "the tests' environment has vLLM"
+        assert {name for name in names.values() if name is not None} <= set(values)
 
 
 def test_the_installed_vllm_is_read() -> None:

@@ -16,7 +16,7 @@ from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.scoring import RewardFailure
+from rljob_trainer.tasks.scoring import ChosenRewards, RewardFailure, ScoringHere
 
 REWARDS = """
 import os, re, sys, time
@@ -88,6 +88,18 @@ def test_completions_may_be_added_in_parts_and_in_any_order(pool: Any) -> None:
     scoring.add(4, [completion("ab")] * 4)
     scoring.add(0, [completion("a")] * 4)
     assert scoring.results(stop_at_failure=True) == [1.0, 1.0, 11.0, 11.0, 22.0, 22.0, 32.0, 32.0]
+
+
+def length_here(record: dict[str, Any], each: Completion) -> int:
+    return len(each.text) + int(record["offset"])
+
+
+def test_completions_that_are_not_added_are_not_waited_for(pool: Any) -> None:
+    for scorer in (pool("length"), ScoringHere(length_here)):
+        scoring = scorer.begin([Prompt(n, [1], "", {"offset": 10 * n}) for n in range(2)], 2)
+        scoring.add(2, [completion("ccc"), completion("")])
+        assert scoring.results(stop_at_failure=False) == [None, None, 13.0, 10.0]
+        assert ChosenRewards(scoring, [3, 2]).results(stop_at_failure=True) == [10.0, 13.0]
 
 
 def test_a_call_that_hangs_or_dies_fails_alone_and_others_are_scored(pool: Any) -> None:

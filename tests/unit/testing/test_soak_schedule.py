@@ -74,10 +74,19 @@ def test_jobs_of_every_kind_are_drawn_with_every_failure_of_their_kind() -> None
 
 
 def _kind(spec: RLJobSpec) -> JobKind:
-    pods = (spec.topology, spec.policy.replicas, spec.rollout.replicas or 0)
-    [kind] = (kind for kind in KINDS if (kind.topology, kind.policy_pods, kind.rollout_pods) == pods)
-    assert spec.algorithm.max_staleness == kind.max_staleness
+    of_spec = (
+        *(spec.topology, spec.policy.replicas, spec.rollout.replicas or 0, spec.algorithm.max_staleness),
+        *(spec.rollout.tensor_parallel_size, spec.algorithm.partial_rollout_prompts),
+    )
+    [kind] = (kind for kind in KINDS if _key(kind) == of_spec)
     return kind
+
+
+def _key(kind: JobKind) -> tuple[object, ...]:
+    return (
+        *(kind.topology, kind.policy_pods, kind.rollout_pods, kind.max_staleness),
+        *(kind.tensor_parallel_size, kind.partial_rollout_prompts),
+    )
 
 
 def test_jobs_of_two_streams_have_different_names() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rljob_api.plan_change import Role
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
-from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDigest, find_damage
+from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.actor import known_failure
@@ -80,6 +80,12 @@ class SimulatedRanks:
 class SimulatedGeneration:
     finish: Callable[[], tuple[list[Any], dict[str, MemorySample]]]
 
+    def pending(self) -> dict[str, Any]:
+        return {}
+
+    def serve(self, name: str) -> None:
+        raise AssertionError(f"expected no call to {name}")
+
 
 class SimulatedRoles:
     """Has the interface of `ColocatedRoles`.
@@ -104,6 +110,8 @@ class SimulatedRoles:
         self.settings_in_force: list[object] = []
         self.updates: list[int] = []
         self.rejoined = 0
+        self.damaged: set[int] = set()
+        """Steps whose checkpoints turn out to be damaged while they are loaded."""
 
     # --- start, change and end ---
 
@@ -149,30 +157,36 @@ class SimulatedRoles:
         prompts: Sequence[Prompt],
         group_size: int,
         seeds: Sequence[int],
-        on_completions: Callable[[int, Sequence[Completion]], None],
+        expected_tokens: Sequence[float],
+        on_group: Callable[[int, Sequence[Completion]], None],
         may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
     ) -> SimulatedGeneration:
         assert self.engine_weights is not None, "an engine without weights was asked to generate"
         weights, engines = self.engine_weights, self.engines_ended
 
-        def finish() -> tuple[list[Completion], dict[str, MemorySample]]:
+        def finish() -> tuple[list[list[Completion]], dict[str, MemorySample]]:
             assert engines == self.engines_ended, "engines that were stopped were waited for"
             self._may_fail("rollout-0", f"generate {step}")
-            digests = [
-                hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest()
-                for seed in seeds
-                for member in range(group_size)
-            ]
-            completions = [Completion(list(digest[:4]), [-1.0] * 4, True, digest.hex()) for digest in digests]
-            on_completions(0, completions)
-            return completions, {}
+            groups = []
+            for seed in seeds:
+                digests = [
+                    hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest() for member in range(group_size)
+                ]
+                groups.append([Completion(list(each[:4]), [-1.0] * 4, True, each.hex()) for each in digests])
+            for place in reversed(range(len(groups))):  # in no particular order
+                on_group(place, groups[place])
+            return groups, {}
 
         return SimulatedGeneration(finish)
 
     engine_count = 1
 
     def generate_lots(
-        self, step: int, lots: Sequence[Lot], may_replace: Callable[[WorkerLost], bool]
+        self,
+        step: int,
+        lots: Sequence[Lot],
+        on_lot: Callable[[int, LotResult], None],
+        may_replace: Callable[[WorkerLost], bool],
     ) -> SimulatedGeneration:
         assert self.engine_weights is not None, "an engine without weights was asked to generate"
         assert self.engines_at is not None
@@ -184,7 +198,10 @@ class SimulatedRoles:
         def finish() -> tuple[list[LotResult], dict[str, MemorySample]]:
             assert engines == self.engines_ended, "engines that were stopped were waited for"
             self._may_fail("rollout-0", f"generate {step}")
-            return [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in lots], {}
+            results = [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in lots]
+            for place, result in enumerate(results):
+                on_lot(place, result)
+            return results, {}
 
         return SimulatedGeneration(finish)
 
@@ -206,7 +223,7 @@ class SimulatedRoles:
         self.updates.append(batch.step)
         return {"policy-0": UpdateResult({"loss": 0.0}, MemorySample(), 0.1)}
 
-    def sync(self, version: int) -> None:
+    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
         self.engines_at = self.engine_weights = None
         self._may_fail("policy-0" if self.calls % 2 else "rollout-0", f"sync {version}")
         assert self.policy_at == version
@@ -226,14 +243,15 @@ class SimulatedRoles:
         self._may_fail("policy-0", "finish checkpoint")
         return {}
 
-    def find_checkpoint_damage(self, directory: Path) -> str | None:
-        return find_damage(directory, CheckpointManifest.load(directory).step)
-
-    def load_checkpoint(self, directory: Path, step: int) -> None:
+    def load_checkpoint(self, directory: Path, step: int) -> str | None:
         self.policy_at = None
         self._may_fail("policy-0", "load checkpoint")
+        self.half_written = True
+        if step in self.damaged:
+            return "__0_0.distcp is corrupt (its checksum differs)"
         self.weights, self.half_written = json.loads((directory / "weights.json").read_text()), False
         self.policy_at = step
+        return None
 
     # --- how ---
 

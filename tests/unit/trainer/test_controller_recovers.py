@@ -52,7 +52,10 @@ class Echo:
     """Its rewards depend on every token."""
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
-        return [Prompt(index, [step, index], "") for index in range(count)]
+        return [Prompt(index, [step, index], "") for index in self.items_of_step(step, count)]
+
+    def items_of_step(self, step: int, count: int) -> list[int]:
+        return list(range(count))
 
 
 def echo(_record: dict[str, Any], completion: Completion) -> float:
@@ -149,7 +152,8 @@ class Job:
                 attempt=record.attempt,
             )
             try:
-                controller.run()
+                with checkpointing:
+                    controller.run()
             finally:
                 self.printed = screen.getvalue()
         return roles, told, self.printed
@@ -306,6 +310,27 @@ def test_partly_written_parameters_are_restored(tmp_path: Path) -> None:
     roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": HALFWAY}))
     assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
     assert "Recovered: resumed at step 4" in printed
+
+
+@pytest.mark.parametrize(
+    ("lost_at", "damaged", "begun_at"), [(6, {4}, 2), (4, {2}, 0)], ids=["an earlier one", "the initial weights"]
+)
+def test_a_checkpoint_found_damaged_while_loading_is_not_used(
+    tmp_path: Path, lost_at: int, damaged: set[int], begun_at: int
+) -> None:
+    """The policy then has a part of it: an earlier one replaces all of that, as do new processes."""
+    job = Job(tmp_path)
+    with pytest.raises(WorkerLost):
+        job.attempt(SimulatedRoles({f"update {lost_at}": DEAD}))
+    roles = SimulatedRoles({})
+    roles.damaged = damaged
+    _, _, printed = job.attempt(roles)
+    assert f"the checkpoint of step {max(damaged)} is not used: __0_0.distcp is corrupt" in printed
+    assert roles.updates == list(range(begun_at + 1, STEPS + 1))
+    whole = Job(tmp_path / "whole")
+    whole.directory.mkdir()
+    whole.attempt(SimulatedRoles({}))
+    assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
 def test_a_replay_that_fails_resumes_at_the_failed_update(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def roles_with(processes: int, size: int, topology: Any = "Disaggregated") -> Any:
     rollout = RolloutConfig(Path("/model"), "cpu", "float32", 64, 8, 1 << 20, 8, tensor_parallel_size=size)
-    policy: Any = SimpleNamespace(device="cpu")
+    policy: Any = SimpleNamespace(device="cpu", memory=SimpleNamespace(policy_offload=False))
     settings = RoleSettings(topology, 1, processes, policy, rollout, {}, {}, Path("/out"), None)
     roles = roles_of(settings, PartClock())
     roles.engines.start({})
@@ -102,7 +102,7 @@ def test_a_lost_process_is_replaced_with_those_of_its_engine(
     roles = roles_with(8, size)
     before = list(machine.started)
     running: Callable[..., Any] = roles.generate(
-        1, [Prompt(0, [0], "")], 1, [0], may_replace=lambda _: True
+        1, [Prompt(0, [0], "")], 1, [0], [1.0], may_replace=lambda _: True
     ).replacement
     calls = running(WorkerLost("died").of(f"rollout-{lost}"))
     names = [f"rollout-{rank}" for rank in replaced]

@@ -37,6 +37,17 @@ def test_unknown_engine_arguments_are_refused_first(tmp_path: Path, capsys: pyte
     )
 
 
+def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST.replace("engineArgs: {enforce_eagerly: true}", "kvCacheDtype: Fp8"))
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "rollout.kvCacheDtype: expected Auto, since vLLM on the CPU has no 8-bit floating point" in printed
+    assert "reading the model" not in printed
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_an_unknown_fault_is_named_even_if_none_is_allowed(
     allowed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

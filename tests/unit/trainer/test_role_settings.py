@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from rljob_memory.planning.job_workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Machine
+from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.role_settings import (
     policy_ranks,
-    require_engine_supported,
     role_settings,
     rollout_engines,
 )
@@ -82,27 +81,30 @@ def test_other_adapters_are_another_job() -> None:
     assert identity(job(lora={"rank": 8})) == identity(job(lora={"rank": 8, "export": "Adapter"}))
 
 
+def test_the_moments_have_the_type_of_the_manifest() -> None:
+    assert settings("cpu", CPU, policy={"optimizer": {"moments": "int8"}}).policy.moments == "int8"
+
+
 @pytest.mark.parametrize(
     ("rollout", "field", "default"),
     [({"quantization": "Fp8PerTensor"}, "quantization", "Disabled"), ({"kvCacheDtype": "Fp8"}, "kvCacheDtype", "Auto")],
 )
 def test_8_bits_are_refused_where_the_engine_or_the_gpu_has_none(
-    rollout: dict[str, str], field: str, default: str
+    rollout: dict[str, str], field: str, default: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hosts(device: Any, capability: tuple[int, int] | None) -> RoleHosts:
-        machine = replace(TWO_GPUS, gpu_capability=capability)
-        return RoleHosts(
-            machine, machine, device, 1, 1, "2.11.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True
-        )
-
     wanted = spec(rollout=rollout)
     with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default}, since vLLM on the CPU has no 8-bit"):
-        require_engine_supported(wanted, hosts("cpu", None))
+        require_eight_bits(wanted, "cpu", None)
     with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default} on a GPU of compute capability 8\.0"):
-        require_engine_supported(wanted, hosts("cuda", (8, 0)))
-    require_engine_supported(wanted, hosts("cuda", (9, 0)))
-    require_engine_supported(wanted, hosts("cuda", None))
-    require_engine_supported(spec(), hosts("cpu", None))
+        require_eight_bits(wanted, "cuda", (8, 0))
+    require_eight_bits(wanted, "cuda", (9, 0))
+    require_eight_bits(wanted, "cuda", None)
+    require_eight_bits(spec(), "cpu", None)
+    require_forms_installed(wanted)
+    monkeypatch.setattr("rljob_trainer.runtime.eight_bits.installed_values", lambda _argument: ["auto", "other"])
+    with pytest.raises(BadInput, match=rf"rollout\.{field}: expected a form .*; write {default}, or install the vLLM"):
+        require_forms_installed(wanted)
+    require_forms_installed(spec())
     with pytest.raises(ValidationError, match=r"importanceSampling\.mode must not be Disabled"):
         spec(rollout=rollout, algorithm={"importanceSampling": {"mode": "Disabled"}})
 

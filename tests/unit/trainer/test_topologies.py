@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
+import torch
 
+from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.exporting_rank import ExportingRank
-from rljob_trainer.roles import colocated, disaggregated, roles
+from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
+from rljob_trainer.roles import colocated, disaggregated, policy_actor, roles
 from rljob_trainer.roles.colocated import ColocatedRoles
 from rljob_trainer.roles.disaggregated import DisaggregatedRoles
-from rljob_trainer.roles.policy_actor import ColocatedPolicyActor, DisaggregatedPolicyActor
+from rljob_trainer.roles.policy_actor import ColocatedPolicyActor, DisaggregatedPolicyActor, PolicyActor
 from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.roles.topologies import roles_of
 from rljob_trainer.rollout import disaggregated_engine, engine
@@ -23,9 +29,9 @@ from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.weight_sync import broadcast, broadcast_engine, broadcast_group
 
 
-def settings(topology: Any, device: Any) -> RoleSettings:
+def settings(topology: Any, device: Any, *, policy_offload: bool = False) -> RoleSettings:
     rollout = RolloutConfig(Path("/model"), device, "bfloat16", 64, 8, 1 << 20, 8)
-    policy: Any = SimpleNamespace(device=device)
+    policy: Any = SimpleNamespace(device=device, memory=memory_plan(policy_offload=policy_offload))
     return RoleSettings(topology, 2, 3, policy, rollout, {}, {}, Path("/out"), None)
 
 
@@ -65,6 +71,69 @@ def test_a_sync_has_only_the_weights_of_an_engine_on_the_gpu(
     assert colocated_roles.engines_at == 0
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of roles that were made by `recording`."""
+    monkeypatch.setattr(colocated, "wait_for", lambda _calls, _doing: {})
+    return []
+
+
+def recording(told: list[str], device: str, monkeypatch: pytest.MonkeyPatch, *, policy_offload: bool = True) -> Any:
+    sleep_level = 2 if device == "cuda" else 0
+    given = settings("Colocated", device, policy_offload=policy_offload)
+    made = roles_of(replace_rollout(given, sleep_level=sleep_level), PartClock())
+    monkeypatch.setattr(made.engines, "call", lambda method, *_: told.append(method))
+    monkeypatch.setattr(made, "_of_all_ranks", lambda method, *_, **__: told.append(method))
+    for name in ("_begin_loading_policy", "_load_engines", "_finish_loading_policy"):
+        monkeypatch.setattr(made, name, lambda name=name: told.append(name.strip("_")))
+    return made
+
+
+def test_a_policy_makes_room_before_the_kv_cache_wakes(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recording(told, "cuda", monkeypatch)
+    made.sync(3)
+    assert told == ["sleep", "wake_weights", "sync", "offload_weights", "wake_kv_cache"]
+    assert made.engines_at == 3
+    told.clear()
+    recording(told, "cpu", monkeypatch).sync(3)
+    assert told == ["sync", "offload_weights"]
+
+
+def test_a_policy_makes_room_before_an_engine_starts(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recording(told, "cuda", monkeypatch)
+    made.load()
+    assert told == [
+        "begin_loading_policy",
+        "finish_loading_policy",
+        "offload_weights",
+        "load_engines",
+        "finish_loading_policy",
+    ]
+    told.clear()
+    made.engines.loaded = True  # the policy was lost: the engine sleeps, and has no KV cache
+    made.load()
+    assert told == ["sleep", "begin_loading_policy", "finish_loading_policy", "load_engines", "finish_loading_policy"]
+    told.clear()
+    recording(told, "cuda", monkeypatch, policy_offload=False).load()
+    assert told == ["begin_loading_policy", "load_engines", "finish_loading_policy"], "side by side"
+
+
+def test_weights_return_beside_an_engine_that_sleeps(
+    told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = recording(told, "cuda", monkeypatch)
+    monkeypatch.setattr(made.policy, "call", lambda method, *_: told.append(method))
+    monkeypatch.setattr(roles, "wait_for", lambda _calls, _doing: {})
+    made.engines_at = 2
+    made.load_checkpoint(tmp_path, 2)
+    made.export_pretrained(tmp_path)
+    assert told == ["sleep", "load_checkpoint", "sleep", "export_pretrained"]
+    assert made.engines_at is None
+    told.clear()
+    made.start_checkpoint(tmp_path)  # which reads the weights in host memory
+    assert told == ["start_checkpoint"]
+
+
 @pytest.mark.parametrize("module", [roles, disaggregated, engine, disaggregated_engine])
 def test_an_engine_with_a_gpu_of_its_own_has_no_code_to_sleep(module: Any) -> None:
     code = inspect.getsource(module).lower()
@@ -77,7 +146,47 @@ def test_a_broadcast_shares_no_memory_and_switches_no_segments(module: Any) -> N
     assert not [word for word in ("ipc", "expandable", "empty_cache", "object_store", "ray.put") if word in code]
 
 
+@pytest.mark.parametrize(("actor", "expected"), [(ColocatedPolicyActor, [False, True]), (DisaggregatedPolicyActor, [])])
+def test_the_log_of_a_sync_shows_switches_only_on_a_shared_gpu(
+    actor: type[PolicyActor], expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda _settings: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr(policy_actor, "send_weights", lambda *_: None)
+    rank: Any = object.__new__(actor)
+    rank.rank, rank._step, rank._on_gpu = 0, 3, True
+    rank.config = SimpleNamespace(memory=memory_plan(expandable_segments=True, empty_cache=False))
+    rank._membership = SimpleNamespace(collective=nullcontext)
+    rank._memory_log = SimpleNamespace(begin_phase=lambda *_: None, record=lambda *_: None)
+    rank._broadcaster = SimpleNamespace(send=lambda *_: None)
+    rank._segments = ExpandableSegments()
+    rank._segments.enable()
+    rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=1)
+    monkeypatch.setattr(rank, "named_full_parameters", lambda: iter(()))
+    with structlog.testing.capture_logs() as logs:
+        rank.sync([], 3)
+    assert [(entry["event"], entry["enabled"]) for entry in logs] == [
+        ("expandable segments switched", enabled) for enabled in expected
+    ]
+
+
 def test_a_policy_with_a_gpu_of_its_own_exports_no_memory() -> None:
     assert issubclass(ColocatedPolicyActor, ExportingRank)
     assert not issubclass(DisaggregatedPolicyActor, ExportingRank)
     assert not hasattr(DisaggregatedPolicyActor, "weights_for_export")
+
+
+@pytest.mark.parametrize("topology", ["Colocated", "Disaggregated"])
+def test_a_damaged_checkpoint_leaves_the_policy_in_no_known_state(
+    topology: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = roles_of(settings(topology, "cpu"), PartClock())
+    found: dict[str, str | None] = {"policy-0": None, "policy-1": "__1_0.distcp is corrupt"}
+    monkeypatch.setattr(made.policy, "call", lambda *_: {})
+    monkeypatch.setattr(roles, "wait_for", lambda _calls, _doing: found)
+    assert made.load_checkpoint(tmp_path, 2) == "__1_0.distcp is corrupt"
+    assert made.policy_at is None
+    found["policy-1"] = None
+    assert made.load_checkpoint(tmp_path, 2) is None
+    assert made.policy_at == 2

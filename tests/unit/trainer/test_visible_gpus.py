@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.hardware import this_machine
+from rljob_trainer.hardware import this_machine, visible_gpus
 
 GIB = 2**30
 UUIDS = ["GPU-8f1c2b1e-1111-2222-3333-444455556666", "GPU-0f1c2b1e-1111-2222-3333-444455556666"]
@@ -33,10 +33,16 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetHandleByIndex=lambda index: UUIDS[index],
         nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetUUID=lambda handle: handle,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle == UUIDS[0] else "NVIDIA A100",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=MEMORY[handle]),
         nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0) if handle == UUIDS[0] else (8, 0),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+
+def test_names_are_text_with_every_version_of_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [gpu.name for gpu in visible_gpus()] == ["NVIDIA H200", "NVIDIA A100"]
 
 
 @pytest.mark.parametrize(("visible", "capability"), [(None, (8, 0)), ("0", (9, 0)), ("", None)])

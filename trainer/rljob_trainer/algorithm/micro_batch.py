@@ -17,6 +17,10 @@ IndexArray = npt.NDArray[np.int64]
 _SHORTEST = 2
 """torch.compile would compile the layers once more for sequences of one token."""
 
+_REHEARSED_TOKENS = 1024
+"""Largest length of a response in a rehearsal, which is odd: the compiler takes equal sizes for the same, and would
+compile again for a length that is not the model's width."""
+
 Number = TypeVar("Number", np.int64, np.float32)
 
 _MICRO_BATCH_COST = 32
@@ -93,6 +97,27 @@ def micro_batches_of(
     lengths = [_input_length(batch, completion) for completion in chosen]
     plan = plan_micro_batches(lengths, ranks, budget_tokens, packed=packed)[rank]
     return [_collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed) for part in plan]
+
+
+def rehearsal(budget_tokens: int, *, packed: bool) -> MicroBatch:
+    """A micro-batch of two or more responses of equal length, about as large as the budget. All tokens are 0."""
+    length = min(max(budget_tokens // 2, _SHORTEST), _REHEARSED_TOKENS) | 1
+    completions = max(budget_tokens // length, 2)
+    batch = RolloutBatch(
+        step=0,
+        group_size=completions,
+        prompt_ids=[np.zeros(1, np.int32)],
+        response_ids=[np.zeros(length, np.int32)] * completions,
+        rollout_logprobs=[np.zeros(length, np.float32)] * completions,
+        finished=np.zeros(completions, np.bool_),
+        rewards=np.zeros(completions, np.float32),
+        advantages=np.ones(completions, np.float32),
+    )
+    places = range(completions)
+    [micro_batch] = micro_batches_of(
+        batch, places, rank=0, ranks=1, budget_tokens=completions * length, aggregation="token-mean", packed=packed
+    )
+    return micro_batch
 
 
 def completions_with_tokens(batch: RolloutBatch) -> list[int]:

@@ -128,7 +128,8 @@ def _wait_until_ready(kubectl: Kubectl, name: str) -> None:
 
 def _stream(kubectl: Kubectl, pod: str, files: RunFiles, path: str, output: Path) -> int:
     with tempfile.TemporaryFile() as errors:
-        command = ("exec", pod, "--", "tar", "-C", files.mounted, "--exclude=./.model-cache", "-cf", "-", path)
+        caches = ("--exclude=./.model-cache", "--exclude=.compile-cache")
+        command = ("exec", pod, "--", "tar", "-C", files.mounted, *caches, "-cf", "-", path)
         with kubectl.stream(*command, errors=errors) as process:
             assert process.stdout is not None
             try:

@@ -84,6 +84,8 @@ class RoleHandle:
     """A role in another process: `handle.update.remote(batch)` calls its method and returns a result reference."""
 
     actor: Any
+    name: str
+    """Such as `rollout-0`."""
 
     def __getattr__(self, method: str) -> RemoteMethod:
         if method.startswith("_"):
@@ -105,7 +107,7 @@ def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHa
     """Start the role's process with `options` of Ray's actors. Returns before the process is up."""
     import ray
 
-    return RoleHandle(ray.remote(RoleActor).options(**options).remote(name, role, log))
+    return RoleHandle(ray.remote(RoleActor).options(**options).remote(name, role, log), name)
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 from rljob_memory.evidence.exception import failure_of_exception
 from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, TrainerError, WorkerLost
@@ -17,8 +19,40 @@ _LOST_PEER_SECONDS = 5.0
 """The connections of a lost actor close at once and fail its peers. Ray reports the loss a little later."""
 
 
-def wait_for(calls: Calls, doing: str, on_result: Callable[[str, Any], None] | None = None) -> dict[str, Any]:
-    """The results by actor name. Raises the error of the first failing call.
+class Served(Protocol):
+    """Work of other actors that continues during a wait."""
+
+    def pending(self) -> Calls:
+        """Its calls without a result yet."""
+
+    def serve(self, name: str) -> None:
+        """Take the result of one of them, which has arrived. Raises no `TrainerError`."""
+
+
+_served: ContextVar[Served | None] = ContextVar("served", default=None)
+
+
+@contextmanager
+def serving(work: Served | None) -> Iterator[None]:
+    """Serve `work` whenever the block waits for calls. None: nothing."""
+    token = _served.set(work)
+    try:
+        yield
+    finally:
+        _served.reset(token)
+
+
+def wait_for(calls: Calls, doing: str) -> dict[str, Any]:
+    """The results by actor name. Raises the error of the first failing call, as `next_result`."""
+    pending, results = dict(calls), {}
+    while pending:
+        name, results[name] = next_result(pending, doing)
+        del pending[name]
+    return {name: results[name] for name in calls}
+
+
+def next_result(calls: Calls, doing: str) -> tuple[str, Any]:
+    """Wait for the first of several calls to end: the name of its actor, and its result. Raises its error.
 
     The loss of an actor does not end the calls of its peers, which may wait in a collective forever. Results are
     therefore taken as they arrive, and the first failure is raised at once. If it has no clear cause, such as a closed
@@ -26,34 +60,33 @@ def wait_for(calls: Calls, doing: str, on_result: Callable[[str, Any], None] | N
 
     Calls that exceed the current `time_limit` end the wait as well.
 
-    `doing`: the activity for error messages, such as "updating". `on_result`: called with the name of an actor and its
-    result as soon as that arrives.
+    `doing`: the activity for error messages, such as "updating".
     """
     import ray
 
     name_of = {reference: name for name, reference in calls.items()}
-    results: dict[str, Any] = {}
-    pending = list(name_of)
-    limit = current_limit()
-    while pending:
+    limit, served = current_limit(), _served.get()
+    while True:
+        others = {} if served is None else {reference: name for name, reference in served.pending().items()}
         seconds = None if limit is None else limit.seconds_left + GRACE_SECONDS
-        arrived, pending = ray.wait(pending, num_returns=1, timeout=seconds)
-        if limit is not None and not arrived:
-            late = [name for reference, name in name_of.items() if reference in pending]
+        arrived, _ = ray.wait([*name_of, *others], num_returns=1, timeout=seconds)
+        if not arrived:
+            assert limit is not None
+            late = list(calls)
             raise PhaseDeadlineExceeded(
                 f"{', '.join(late)} did not finish {doing} within {limit.seconds:.0f} s (recovery.phaseDeadlineSeconds)"
             ).of(late[0])
         [ready] = arrived
-        try:
-            name = name_of[ready]
-            results[name] = _result(ready, name, doing)
-            if on_result is not None:
-                on_result(name, results[name])
-        except TrainerError as failure:
-            if _names_no_cause(failure):
-                _raise_cause_among(pending, name_of, doing)
-            raise
-    return {name: results[name] for name in calls}
+        if ready in name_of:
+            break
+        if served is not None:
+            served.serve(others[ready])
+    try:
+        return name_of[ready], result_of(ready, name_of[ready], doing)
+    except TrainerError as failure:
+        if _names_no_cause(failure):
+            _raise_cause_among([reference for reference in name_of if reference != ready], name_of, doing)
+        raise
 
 
 def all_returned(calls: Calls, *, within_seconds: float) -> bool:
@@ -85,13 +118,14 @@ def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) 
         ended, pending = ray.wait(pending, num_returns=1, timeout=seconds_left)
         for reference in ended:
             try:
-                _result(reference, name_of[reference], doing)
+                result_of(reference, name_of[reference], doing)
             except TrainerError as failure:
                 if not _names_no_cause(failure):
                     raise
 
 
-def _result(reference: Any, name: str, doing: str) -> Any:
+def result_of(reference: Any, name: str, doing: str) -> Any:
+    """The result of a call that has ended. Raises a `TrainerError` if it has failed."""
     import ray
     from ray import exceptions
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.ledger.checkpoint_manifest import find_wrong_size
+from rljob_trainer.ledger.checkpoint_manifest import FilesOfRanks, find_damage
 from rljob_trainer.ledger.checkpoint_store import Checkpoint, CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.roles.roles import Roles
@@ -49,14 +49,14 @@ class Checkpointing:
         self._background.shutdown(wait=True)
 
     def restore(self, committed: int) -> int:
-        """Load the newest valid checkpoint up to step `committed`. Returns its step, or 0 if there is none."""
-        found = self.store.latest_valid(through=committed, damage_of=self._damage_of)
+        """Load the newest valid checkpoint up to step `committed`. Returns its step, or 0 if there is none.
+
+        In the latter case, `roles.policy_at` is None if a part of a damaged one was loaded.
+        """
+        found = self.store.latest_valid(through=committed, use=self._load)
         for problem in found.problems:
             self.warn(problem)
-        if found.checkpoint is None:
-            return 0
-        self.roles.load_checkpoint(found.checkpoint.path, found.checkpoint.step)
-        return found.checkpoint.step
+        return 0 if found.checkpoint is None else found.checkpoint.step
 
     def advance(self, committed: int) -> None:
         """After step `committed`: advance the checkpoint in progress, and start one if it is due."""
@@ -104,9 +104,9 @@ class Checkpointing:
         digests = self.roles.finish_checkpoint()
         self._naming = self._background.submit(self.store.commit, step, digests=digests)
 
-    def _damage_of(self, path: Path, step: int) -> str | None:
-        """The ranks read the files, each a share, which is then in the page cache when they load them."""
-        return find_wrong_size(path, step) or self.roles.find_checkpoint_damage(path)
+    def _load(self, path: Path, step: int) -> str | None:
+        """Load a checkpoint, or describe its damage. The ranks check their files while they load them."""
+        return find_damage(path, step, left_out=FilesOfRanks()) or self.roles.load_checkpoint(path, step)
 
     def _end_naming(self, naming: Future[Checkpoint]) -> None:
         naming.result()

@@ -1,7 +1,15 @@
-"""Colocated roles: a policy rank and an engine take turns on each GPU. The engine sleeps while the policy learns."""
+"""Colocated roles: a policy rank and an engine take turns on each GPU. The engine sleeps while the policy learns.
+
+With `policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks bring them back
+when they need them: whatever needs them puts the engine to sleep first.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.calls import wait_for
 from rljob_trainer.roles.roles import Roles
@@ -18,9 +26,10 @@ class ColocatedRoles(Roles):
         if self.engines.loaded and not self.policy.loading:
             self._put_engines_to_sleep()
         self._begin_loading_policy()
-        if self._on_gpu or self.engines.loaded:
-            # On a GPU one after the other, since each measures free memory.
+        if self._offloads:
             self._finish_loading_policy()
+            if not self.engines.loaded:
+                self._offload_policy("load")
         self._load_engines()
         self._finish_loading_policy()
 
@@ -28,17 +37,29 @@ class ColocatedRoles(Roles):
         self._put_engines_to_sleep()
         return super().update(batch)
 
-    def sync(self, version: int) -> None:
+    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
         """As in every topology. Of an engine that sleeps, only the weights are on the GPU meanwhile."""
         self.engines_at = None
         if self._sleeps:
             self._put_engines_to_sleep()
             wait_for(self.engines.call("wake_weights"), "waking the weights")
-        super().sync(version)
+        super().sync(version, may_replace)
+        if self._offloads:
+            self.engines_at = None
+            self._offload_policy("sync")
         if self._sleeps:
             self.engines_at = None
             wait_for(self.engines.call("wake_kv_cache"), "waking the KV cache")
-            self.engines_at = version
+        self.engines_at = version
+
+    def load_checkpoint(self, directory: Path, step: int) -> str | None:
+        self._make_room_for_weights()
+        return super().load_checkpoint(directory, step)
+
+    def export_pretrained(self, directory: Path) -> None:
+        """As in every topology. The engines are of no use afterwards before the next sync."""
+        self._make_room_for_weights()
+        super().export_pretrained(directory)
 
     @property
     def _on_gpu(self) -> bool:
@@ -47,6 +68,17 @@ class ColocatedRoles(Roles):
     @property
     def _sleeps(self) -> bool:
         return self._on_gpu and self.settings.rollout.sleep_level > 0
+
+    @property
+    def _offloads(self) -> bool:
+        return self.settings.policy.memory.policy_offload
+
+    def _offload_policy(self, phase: str) -> None:
+        self._of_all_ranks("offload_weights", phase, doing="moving the policy's weights to host memory")
+
+    def _make_room_for_weights(self) -> None:
+        if self._offloads:
+            self._put_engines_to_sleep()
 
     def _put_engines_to_sleep(self) -> None:
         if self._sleeps:

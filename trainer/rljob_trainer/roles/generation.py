@@ -1,123 +1,153 @@
-"""Generation on several engines, of which some may be lost meanwhile: the others take over their part."""
+"""Generation on several engines, which take groups from a queue. The others take over the groups of a lost one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from itertools import count
+from typing import Generic, TypeVar
 
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
-from rljob_trainer.roles.calls import Calls, wait_for
+from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.roles.actor import RoleHandle
+from rljob_trainer.roles.calls import Calls, next_result, result_of, wait_for
 from rljob_trainer.roles.role_processes import RoleProcesses
-from rljob_trainer.roles.time_limit import time_limit
-from rljob_trainer.rollout.work import EngineWork
+from rljob_trainer.roles.time_limit import TimeLimit, current_limit, time_limit
+from rljob_trainer.roles.work_queue import WorkQueue
+from rljob_trainer.rollout.work import EngineWork, Generated
 
 Result = TypeVar("Result")
 
 _START_SECONDS = 1800.0
+_DOING = "generating"
+
+_numbers = count(1)
 
 
 @dataclass(slots=True)
 class Generation(Generic[Result]):
-    """Items of one step, such as groups of completions, that the engines generate meanwhile."""
+    """Items of one step, such as groups of completions, that the engines generate meanwhile.
+
+    Each engine has one call at a time, which returns when some of its items are complete, and begins more of them.
+    """
 
     engines: RoleProcesses
     step: int
-    items: int
-    """Number of items. Each engine gets successive ones."""
-    work: Callable[[range], EngineWork]
+    queue: WorkQueue
+    """Of all items."""
+    work: Callable[[Sequence[int]], EngineWork]
     """The work that generates the given items."""
-    on_results: Callable[[int, Sequence[Result]], None]
-    """Called with the results of a share when they arrive, and with the index of its first item."""
+    on_result: Callable[[int, Result], None]
+    """Called with an item and its result as soon as that arrives."""
     replacement: Callable[[WorkerLost], Calls | None]
-    """Called when an engine was lost while others remain: begins to start another in its place. None: the step has
-    failed."""
-    _rounds: list[_Round] = field(init=False)
+    """Called when an engine was lost while others remain: begins to start another in its place, for which `finish`
+    waits. Empty: it starts later, and is not waited for. None: the step has failed."""
+    _units: list[tuple[str, ...]] = field(init=False)
+    """Processes of each engine. These and their handles stay as they were when the generation began, since engines that
+    are started later have no weights for it."""
+    _handles: dict[str, RoleHandle] = field(init=False)
+    _number: int = field(init=False)
+    _limit: TimeLimit | None = field(init=False)
+    _calls: Calls = field(default_factory=dict, init=False)
+    """Calls without a result yet, to all processes of the engines."""
+    _held: dict[str, list[int]] = field(default_factory=dict, init=False)
+    """Items of each engine that are not complete, by the name of its first process, which alone returns results."""
+    _unfinished: dict[str, int] = field(default_factory=dict, init=False)
+    """Unfinished sequences of each engine."""
+    _failed: set[str] = field(default_factory=set, init=False)
+    """Processes whose call failed while the controller did something else."""
     _starting: Calls = field(default_factory=dict, init=False)
     _memory: dict[str, MemorySample] = field(default_factory=dict, init=False)
-    _found: dict[int, list[Result]] = field(default_factory=dict, init=False)
-    """The results of each share, by its first item."""
+    _found: dict[int, Result] = field(default_factory=dict, init=False)
     _lost: set[str] = field(default_factory=set, init=False)
     """First processes of lost engines."""
 
     def __post_init__(self) -> None:
-        self._rounds = [self._begin(range(self.items))]
+        self._units, self._handles = self.engines.working, dict(self.engines.handles)
+        self._number, self._limit = next(_numbers), current_limit()
+        working = self._working()
+        for engine, items in zip(working, self.queue.first_portions(len(working)), strict=True):
+            self._held[engine[0]], self._unfinished[engine[0]] = [], 0
+            if items:
+                self._call(engine, items)
 
     def finish(self) -> tuple[list[Result], dict[str, MemorySample]]:
         """The results in the order of the items, and the memory of the engines' processes by name. Engines that were
         replaced are up."""
-        while self._rounds:
-            current = self._rounds.pop(0)
+        while self._calls:
             try:
-                wait_for(dict(current.calls), "generating", partial(self._take, current))
+                self._take(*next_result(self._calls, _DOING))
             except WorkerLost as failure:
-                engine = self._engine_of(failure.actor)
-                if not (current.calls.keys() & set(engine) and self._continue_without(engine, failure)):
-                    raise
-                share = current.shares[engine[0]]
-                current.drop(engine)
-                again = [] if share.start in self._found else [self._begin(share)]
-                self._rounds = [*([current] if current.calls else []), *self._rounds, *again]
+                self._continue_without(self._engine_of(failure.actor), failure)
         if self._starting:
             with time_limit(_START_SECONDS):
                 wait_for(self._starting, "starting in place of a lost engine")
-        return [result for first in sorted(self._found) for result in self._found[first]], self._memory
+        return [self._found[item] for item in sorted(self._found)], self._memory
 
-    def _begin(self, items: range) -> _Round:
-        """Calls for `items` to all engines that were not lost. An engine serves its calls in order."""
-        working = [engine for engine in self.engines.units if engine[0] not in self._lost]
-        begun = _Round()
-        for engine, share in zip(working, _shares(items, len(working)), strict=True):
-            if share:
-                begun.shares[engine[0]] = share
-                begun.calls.update({name: self._call(name, share) for name in engine})
-        return begun
+    # --- while the controller waits for something else (`calls.serving`) ---
 
-    def _call(self, name: str, share: range) -> Any:
-        return self.engines.handles[name].generate_for_step.remote(self.step, self.work(share))
+    def pending(self) -> Calls:
+        """Calls whose results `serve` takes."""
+        return {name: call for name, call in self._calls.items() if name not in self._failed}
+
+    def serve(self, name: str) -> None:
+        """Take a result that has arrived, and give the engine more. `finish` raises a failure."""
+        try:
+            result = result_of(self._calls[name], name, _DOING)
+        except TrainerError:
+            self._failed.add(name)
+            return
+        with time_limit(self._limit.seconds_left if self._limit else None):
+            self._take(name, result)
+
+    # --- how ---
+
+    def _take(self, name: str, generated: Generated) -> None:
+        del self._calls[name]
+        if generated.memory is not None:
+            self._memory[name] = generated.memory
+        engine = self._engine_of(name)
+        if name == engine[0]:
+            self._unfinished[name] = generated.unfinished_sequences
+            for item, result in generated.results:
+                self._held[name].remove(item)
+                self._found[item] = result
+                self.on_result(item, result)
+        if not self._calls.keys() & set(engine):
+            self._give(engine)
+
+    def _give(self, engine: tuple[str, ...]) -> None:
+        """Call an engine that has no call, unless there is nothing to do for it."""
+        items = self.queue.portion(self._unfinished[engine[0]], len(self._working()))
+        if items or self._held[engine[0]]:
+            self._call(engine, items)
+
+    def _call(self, engine: tuple[str, ...], items: Sequence[int]) -> None:
+        self._held[engine[0]] += items
+        work, left = self.work(items), self.queue.sequences_left
+        for name in engine:
+            self._calls[name] = self._handles[name].generate_for_step.remote(self.step, self._number, work, left)
+
+    def _working(self) -> list[tuple[str, ...]]:
+        """The processes of each engine that was not lost."""
+        return [engine for engine in self._units if engine[0] not in self._lost]
 
     def _engine_of(self, name: str | None) -> tuple[str, ...]:
         """The processes of the engine of which `name` is one; empty if it is of none."""
-        return next((engine for engine in self.engines.units if name in engine), ())
+        return next((engine for engine in self._units if name in engine), ())
 
-    def _continue_without(self, engine: tuple[str, ...], failure: WorkerLost) -> bool:
-        """True if the other engines can take over. The replacement of a lost engine has no weights for this step."""
-        if engine[0] in self._lost:
-            return True
-        if isinstance(failure, PhaseDeadlineExceeded):
-            return False  # it hangs, and may still answer
+    def _continue_without(self, engine: tuple[str, ...], failure: WorkerLost) -> None:
+        """Let the other engines take over. Raises `failure` if they cannot."""
+        if not self._calls.keys() & set(engine) or isinstance(failure, PhaseDeadlineExceeded):
+            raise failure  # an engine that hangs may still answer
         self._lost.add(engine[0])
-        started = self.replacement(failure) if len(self._lost) < len(self.engines.units) else None
-        self._starting |= started or {}
-        return started is not None
-
-    def _take(self, current: _Round, name: str, result: Any) -> None:
-        results, self._memory[name] = result
-        del current.calls[name]
-        if share := current.shares.get(name):
-            self._found[share.start] = results
-            self.on_results(share.start, results)
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """Calls for a part of the items."""
-
-    shares: dict[str, range] = field(default_factory=dict)
-    """The part of each engine by the name of its first process, which alone returns the results."""
-
-    calls: Calls = field(default_factory=dict)
-    """Calls without a result yet, to all processes of the engines."""
-
-    def drop(self, engine: tuple[str, ...]) -> None:
+        started = self.replacement(failure) if self._working() else None
+        if started is None:
+            raise failure
+        self._starting |= started
         for name in engine:
-            self.calls.pop(name, None)
-
-
-def _shares(items: range, engines: int) -> list[range]:
-    """Contiguous parts of `items`, of sizes that differ by one at most."""
-    bounds = [len(items) * engine // engines for engine in range(engines + 1)]
-    return [items[start:stop] for start, stop in pairwise(bounds)]
+            self._calls.pop(name, None)
+        self.queue.put_back(self._held.pop(engine[0]))
+        for other in self._working():
+            if not self._calls.keys() & set(other):
+                self._give(other)

@@ -22,13 +22,13 @@ from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 class PolicyActor(PolicyRank):
     """The object of a policy process, as far as it is the same in every topology."""
 
-    def change_memory(self, memory: MemoryPlan) -> None:
+    def change_memory(self, memory: MemoryPlan, checkpoint_copy: bool | None = None) -> None:
         """Apply other memory settings after a failure, and free the memory that it left behind."""
         # The failure's traceback, which held tensors, is gone by now except for reference cycles.
         gc.collect()
         if self.config.device == "cuda":
             torch.cuda.empty_cache()
-        super().change_memory(memory)
+        super().change_memory(memory, checkpoint_copy)
 
     # --- injected faults ---
 
@@ -43,23 +43,23 @@ class PolicyActor(PolicyRank):
 
     def after_micro_batch(self, fail: Callable[[], NoReturn]) -> None:
         """Call `fail` after the first micro-batch of the next update, while its gradients are held."""
-        original = self._update.after_micro_batch
+        original = self._loaded.update.after_micro_batch
 
         def fail_once(_number: int) -> None:
-            self._update.after_micro_batch = original
+            self._loaded.update.after_micro_batch = original
             fail()
 
-        self._update.after_micro_batch = fail_once
+        self._loaded.update.after_micro_batch = fail_once
 
     def after_optimizer_step(self, fail: Callable[[], NoReturn]) -> None:
         """Call `fail` after the next optimizer step, when the parameters have changed."""
-        original = self._optimizer.after_step
+        original = self._loaded.optimizer.after_step
 
         def fail_once() -> None:
-            self._optimizer.after_step = original
+            self._loaded.optimizer.after_step = original
             fail()
 
-        self._optimizer.after_step = fail_once
+        self._loaded.optimizer.after_step = fail_once
 
 
 class ColocatedPolicyActor(PolicyActor, ExportingRank):

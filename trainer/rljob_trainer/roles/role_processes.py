@@ -47,6 +47,8 @@ class RoleProcesses:
         self._logs = logs
         self._unit_size = unit_size
         self._handles: dict[str, RoleHandle] = {}
+        self.absent: set[str] = set()
+        """First processes of units that are left out for now (`AbsentEngines`)."""
         self.loading: Calls = {}
         """Calls that load the role; they have completed if `loaded`."""
         self.loaded = False
@@ -68,6 +70,11 @@ class RoleProcesses:
         """Names of the processes that work as one."""
         names, size = tuple(self._handles), self._unit_size
         return [names[first : first + size] for first in range(0, len(names), size)]
+
+    @property
+    def working(self) -> list[tuple[str, ...]]:
+        """The units that take part in the work."""
+        return [unit for unit in self.units if unit[0] not in self.absent]
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the processes without waiting. A call waits until its process is up."""

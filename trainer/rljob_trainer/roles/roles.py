@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rljob_api.plan_change import Role
-from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
+from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.roles.absent_engines import AbsentEngines, Engine
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.generation import Generation
 from rljob_trainer.roles.policy_ranks import PolicyRanks
 from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources, placement_group
 from rljob_trainer.roles.settings import RoleSettings
+from rljob_trainer.roles.work_queue import WorkQueue
 from rljob_trainer.rollout.lots import Lot, LotResult
-from rljob_trainer.rollout.work import WholeGroups
+from rljob_trainer.rollout.work import Lots, WholeGroups
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 
@@ -58,6 +60,8 @@ class Roles(ABC):
             logs,
             settings.processes_of_an_engine,
         )
+        of_engines = settings.bundles and settings.bundles[settings.first_engine_bundle :]
+        self.absent = AbsentEngines(self.engines, of_engines, self._start_again)
 
     # --- start, change and stop ---
 
@@ -88,7 +92,8 @@ class Roles(ABC):
         """Use `settings` for new processes; a running policy applies the memory settings that it can."""
         self.settings = settings
         if self.policy.loaded:
-            wait_for(self.policy.call("change_memory", settings.policy.memory), "changing the policy's memory settings")
+            changing = self.policy.call("change_memory", settings.policy.memory, settings.policy.checkpoint_copy)
+            wait_for(changing, "changing the policy's memory settings")
         elif self.policy.started:
             self.end("policy")  # it was constructed with the previous settings
 
@@ -108,6 +113,7 @@ class Roles(ABC):
             self.policy_at = None
         else:
             self.engines.end()
+            self.absent.forget()
             self.engines_at = None
             self.engines_ended += 1
 
@@ -119,37 +125,47 @@ class Roles(ABC):
         prompts: Sequence[Prompt],
         group_size: int,
         seeds: Sequence[int],
-        on_completions: Callable[[int, Sequence[Completion]], None] = lambda _first, _completions: None,
+        expected_tokens: Sequence[float],
+        on_group: Callable[[int, Sequence[Completion]], None] = lambda _place, _completions: None,
         may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
-    ) -> Generation[Completion]:
+    ) -> Generation[list[Completion]]:
         """Begin to generate `group_size` completions for each prompt. `Generation.finish` waits for them.
 
-        Each engine gets a contiguous share of the prompts, in all of its processes. `on_completions`: called with the
-        completions of each engine when it is done, and with the index of the first of them. `may_replace`: called when
-        an engine was lost while others remain; if it returns True, these take over its prompts while a new engine
-        starts, which then waits for the next sync.
+        Engines take prompts from a queue, those with the most `expected_tokens` of a response first. All processes of
+        an engine get the same prompts in the same order. `on_group`: called with the completions of each prompt as soon
+        as all have ended, and with its place among the prompts. `may_replace`: called when an engine was lost while
+        others remain; if it returns True, these take over its prompts while a new engine starts, which then waits for
+        the next sync. An engine that is lost with its pod starts when the pod is back, and the others do not wait for
+        it.
         """
+        self.absent.start_returned()
 
-        def work(share: range) -> WholeGroups:
-            token_ids = [prompts[index].token_ids for index in share]
-            return WholeGroups(token_ids, group_size, [seeds[index] for index in share])
+        def work(places: Sequence[int]) -> WholeGroups:
+            token_ids = [prompts[place].token_ids for place in places]
+            return WholeGroups(places, token_ids, group_size, [seeds[place] for place in places])
 
-        def arrived(first: int, completions: Sequence[Completion]) -> None:
-            on_completions(first * group_size, completions)
-
-        return Generation(self.engines, step, len(prompts), work, arrived, self._replacing(may_replace))
+        queue = WorkQueue(expected_tokens, self.settings.rollout.max_num_seqs, group_size)
+        return Generation(self.engines, step, queue, work, on_group, self._replacing(may_replace))
 
     def generate_lots(
-        self, step: int, lots: Sequence[Lot], may_replace: Callable[[WorkerLost], bool] = lambda _failure: False
+        self,
+        step: int,
+        lots: Sequence[Lot],
+        on_lot: Callable[[int, LotResult], None] = lambda _place, _result: None,
+        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
     ) -> Generation[LotResult]:
-        """Begin to complete the quotas of `lots`, successive ones on each engine. `may_replace`: as in `generate`."""
+        """Begin to complete the quotas of `lots`, one on each engine.
 
-        def work(share: range) -> list[Lot]:
-            return [lots[index] for index in share]
+        `on_lot`: called with the result of each lot when it arrives, and with its place. `may_replace`: as in
+        `generate`.
+        """
+        self.absent.start_returned()
 
-        return Generation(
-            self.engines, step, len(lots), work, lambda _first, _results: None, self._replacing(may_replace)
-        )
+        def work(places: Sequence[int]) -> Lots:
+            return Lots(places, [lots[place] for place in places])
+
+        queue = WorkQueue([1.0] * len(lots), concurrent_sequences=1)
+        return Generation(self.engines, step, queue, work, on_lot, self._replacing(may_replace))
 
     @property
     def engine_count(self) -> int:
@@ -160,15 +176,29 @@ class Roles(ABC):
         """Begins to start an engine in place of a lost one, if `may_replace` returns True."""
 
         def replacement(failure: WorkerLost) -> Calls | None:
+            engine = self._engine_of(failure)
+            failure.place_lost = self.absent.is_lost_with_its_place(engine)
+            if failure.place_lost and self.settings.first_engine_bundle == 0:
+                return None  # a policy rank is lost with it
             if not may_replace(failure):
                 return None
-            name, settings = failure.actor or "", self.settings
-            environment = settings.rollout_environment
-            engine = self.engines.replace(name, environment, settings.rollout, settings.output_dir)
+            if failure.place_lost:
+                self.absent.add(engine)
+                return {}
             self.engines_at = None
-            return self._starting(engine)
+            return self._start_again(engine)
 
         return replacement
+
+    def _start_again(self, engine: Engine) -> Calls:
+        """Replace the processes of an engine. Returns the calls that start it."""
+        settings = self.settings
+        environment = settings.rollout_environment
+        return self._starting(self.engines.replace(engine[0], environment, settings.rollout, settings.output_dir))
+
+    def _engine_of(self, failure: WorkerLost) -> Engine:
+        """The engine that was lost; empty if it was none."""
+        return next((engine for engine in self.engines.units if failure.actor in engine), ())
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         """Update the policy on all ranks. Results by actor name; their metrics are equal.
@@ -188,16 +218,41 @@ class Roles(ABC):
         self.policy_at = batch.step
         return results
 
-    def sync(self, version: int) -> None:
-        """Send the policy's weights to every engine. The engines do not generate until they have all of them."""
+    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
+        """Send the policy's weights to every engine. The engines do not generate until they have all of them.
+
+        Includes engines that have started since. `may_replace`: called when an engine was lost with its pod while
+        others remain; if it returns True, these get the weights.
+        """
         self.engines_at = None
-        self._of_all_ranks("sync", list(self.engines.handles.values()), version, doing="syncing the weights")
+        self.absent.take_in()
+        while True:
+            engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
+            try:
+                self._of_all_ranks("sync", engines, version, doing="syncing the weights")
+            except WorkerLost as failure:
+                if not self._continue_without(failure, may_replace):
+                    raise
+            else:
+                break
         self.engines_at = version
+
+    def _continue_without(self, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
+        """True if the sync can be repeated without an engine. Several ranks wait for each other in the failed one."""
+        engine = self._engine_of(failure)
+        others = [other for other in self.engines.working if other != engine]
+        if not engine or not others or len(self.policy) > 1 or isinstance(failure, PhaseDeadlineExceeded):
+            return False
+        failure.place_lost = self.absent.is_lost_with_its_place(engine)
+        if not failure.place_lost or not may_replace(failure):
+            return False
+        self.absent.add(engine)
+        return True
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
-        """Start writing the state. It is copied when this returns, and durable when `finish_checkpoint` returns."""
+        """Start writing the state. It may change when this returns, and is durable when `finish_checkpoint` returns."""
         self._of_all_ranks("start_checkpoint", directory, doing="starting a checkpoint")
 
     def checkpoint_written(self) -> bool:
@@ -209,16 +264,17 @@ class Roles(ABC):
         digests = wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
         return {name: digest for of_rank in digests.values() for name, digest in of_rank.items()}
 
-    def find_checkpoint_damage(self, directory: Path) -> str | None:
-        """A description of damage to the checkpoint in `directory`; None if every byte is as it was written."""
-        damages = wait_for(self.policy.call("find_checkpoint_damage", directory), "checking a checkpoint")
-        return next((damage for damage in damages.values() if damage), None)
+    def load_checkpoint(self, directory: Path, step: int) -> str | None:
+        """Load the checkpoint of `step` in `directory` into the policy.
 
-    def load_checkpoint(self, directory: Path, step: int) -> None:
-        """Load the checkpoint of `step` in `directory` into the policy."""
+        Returns None, or a description of damage that was found on the way; `policy_at` is then None.
+        """
         self.policy_at = None
-        wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
+        damages = wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
+        if damage := next((each for each in damages.values() if each), None):
+            return str(damage)
         self.policy_at = step
+        return None
 
     def export_pretrained(self, directory: Path) -> None:
         """Write the policy in Hugging Face format."""

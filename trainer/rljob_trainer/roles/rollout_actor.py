@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rljob_memory.sample import MemorySample
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollout.work import EngineWork, WholeGroups
+from rljob_trainer.rollout.work import EngineWork, Generated, WholeGroups
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
@@ -28,6 +27,7 @@ class RolloutActor(RolloutEngine):
         self._memory_log = MemoryLog(output_dir / "memory" / f"rollout-{rank}.jsonl", config.device)
         self._oom_directory = output_dir / "oom"
         self._step = 0
+        self._generation: int | None = None
 
     def import_engine(self) -> None:
         with long_imports():
@@ -40,16 +40,25 @@ class RolloutActor(RolloutEngine):
         super().start(store_port)
         self._memory_log.record(self._step, "load")
 
-    def generate_for_step(self, step: int, work: EngineWork) -> tuple[list[Any], MemorySample]:
-        """The results of `generate` or `generate_lots`, and the memory of this process, with the peaks during it."""
+    def generate_for_step(self, step: int, generation: int, work: EngineWork, sequences_left: int) -> Generated:
+        """Begin `work`, and return what is complete, together with work of earlier calls.
+
+        `generation`: work of another one that is not complete is dropped. `sequences_left`: as in `generate_groups`.
+        """
         self._step = step
-        self._memory_log.begin_phase(step, "rollout")
-        results: list[Any]
+        if generation != self._generation:
+            self.abandon_groups()
+            self._generation = generation
+        if not self.unfinished_sequences:
+            self._memory_log.begin_phase(step, "rollout")
+        results: list[tuple[int, Any]]
         if isinstance(work, WholeGroups):
-            results = self.generate(work.prompts, work.group_size, work.seeds)
+            results = self.generate_groups(work, sequences_left)
         else:
-            results = self.generate_lots(work)
-        return results, self._memory_log.record(step, "rollout")
+            # All processes of an engine complete its lots; the first one returns them.
+            results = list(zip(work.places, self.generate_lots(work.lots), strict=self.shard.is_first))
+        left = self.unfinished_sequences
+        return Generated(results, left, None if left else self._memory_log.record(step, "rollout"))
 
     # --- memory while it receives weights ---
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollout_batch import Completion
+from rljob_trainer.rollout.requests import Requests
 
 
 class ColocatedEngine(RolloutEngine):
@@ -26,12 +24,12 @@ class ColocatedEngine(RolloutEngine):
 
         return shared_memory_backend(self._config.device)
 
-    def generate(self, prompts: Sequence[Sequence[int]], group_size: int, seeds: Sequence[int]) -> list[Completion]:
+    def _ready_requests(self) -> Requests:
         if self._asleep and self._weights.version is not None:
             raise TrainerError(
                 "expected the rollout engine to be awake, found it asleep; wake its weights and its KV cache first"
             )
-        return super().generate(prompts, group_size, seeds)
+        return super()._ready_requests()
 
     def start_weight_update(self) -> None:
         if "weights" in self._asleep:
@@ -42,6 +40,7 @@ class ColocatedEngine(RolloutEngine):
         """Free the GPU memory of the KV cache and the weights."""
         if self._config.device == "cpu" or self._config.sleep_level == 0 or self._asleep:
             return
+        self.abandon_groups()
         if self._config.sleep_level == 2:
             self._weights.drop()
         self._llm.sleep(level=self._config.sleep_level)

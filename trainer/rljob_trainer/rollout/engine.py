@@ -13,10 +13,19 @@ from typing import Any
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
+from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
 from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
+from rljob_trainer.rollout.requests import Requests
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollout.tensor_parallel import EngineStore, Shard
+from rljob_trainer.rollout.work import WholeGroups
 from rljob_trainer.rollout_batch import Completion
+
+_REPORTS = 16
+"""Most reports of complete groups in the time of the longest response. At each, an engine waits for a millisecond or
+two."""
+_LEAST_STEPS = 16
+"""Decoding steps between two reports: those of the smallest models take about as long as a report."""
 
 
 class RolloutEngine(ABC):
@@ -35,8 +44,10 @@ class RolloutEngine(ABC):
         self._weights = SyncedWeights(policy_weight_shapes(config.model_dir))
         self._update_session_open = False
         self._llm: Any = None
+        self._requests: Requests | None = None
         self.shard = Shard.of(rank, config.tensor_parallel_size)
         self._store: EngineStore | None = None
+        self._fast_logprobs = False
 
     def import_engine(self) -> None:
         """Import the modules that `start` needs. Takes seconds, and no GPU memory."""
@@ -69,6 +80,8 @@ class RolloutEngine(ABC):
             **arguments,
             weight_transfer_config=WeightTransferConfig(backend=self._weight_transfer_backend()),
         )
+        self._fast_logprobs = install_fast_logprobs(self._llm)
+        self._requests = Requests(self._llm)
 
     @abstractmethod
     def _weight_transfer_backend(self) -> str:
@@ -85,23 +98,61 @@ class RolloutEngine(ABC):
         The same prompt, seed and weights give the same completions. Raises `WeightsNotSynced` before the first weight
         sync, and after an incomplete one.
         """
-        self._weights.require()
+        requests = self._ready_requests()
+        requests.abandon()
         sampling = [self._sampling(group_size, seed, self._config.max_response_tokens) for seed in seeds]
-        outputs = self._outputs(prompts, sampling)
+        outputs = self._same_in_all_processes(requests.run(prompts, sampling))
         return completions_of(outputs, self._llm.get_tokenizer()) if self.shard.is_first else []
+
+    def generate_groups(self, groups: WholeGroups, sequences_left: int = 0) -> list[tuple[int, list[Completion]]]:
+        """Generate `groups` together with those of earlier calls. Returns complete groups by place; others remain.
+
+        Returns once at most `sequences_left` sequences are unfinished, or as soon as a group is complete, but then not
+        more often than `_REPORTS` and `_LEAST_STEPS` allow. It counts tokens, not time, so that all processes of an
+        engine return after the same decoding step.
+
+        Completions, processes and errors: as `generate`.
+        """
+        requests = self._ready_requests()
+        for place, prompt, seed in zip(groups.places, groups.prompts, groups.seeds, strict=True):
+            requests.add(place, prompt, self._sampling(groups.group_size, seed, self._config.max_response_tokens))
+        found: list[tuple[int, Any]] = []
+        steps, report_at = 0, max(_LEAST_STEPS, self._config.max_response_tokens // _REPORTS)
+        while requests.unfinished_sequences:
+            found += requests.step()
+            steps += 1
+            if (found and steps >= report_at) or requests.unfinished_sequences <= sequences_left:
+                break
+        outputs = self._same_in_all_processes([output for _, output in found])
+        if not (self.shard.is_first and found):
+            return []
+        completions = iter(completions_of(outputs, self._llm.get_tokenizer()))
+        return [(place, [next(completions) for _ in output.outputs]) for place, output in found]
+
+    @property
+    def unfinished_sequences(self) -> int:
+        """Sequences of groups that were begun and are not complete."""
+        return self._requests.unfinished_sequences if self._requests else 0
+
+    def abandon_groups(self) -> None:
+        """Drop the groups that are not complete."""
+        if self._requests:
+            self._requests.abandon()
 
     def generate_lots(self, lots: Sequence[Lot]) -> list[LotResult]:
         """Complete the quota of each lot, one after the other (`lots.generate_lot`).
 
         Processes and errors: as `generate`.
         """
+        self._ready_requests().abandon()
         version = self._weights.require()
         results = [generate_lot(lot, self._config.max_response_tokens, version, self._segments) for lot in lots]
         return [self._with_texts(result) for result in results] if self.shard.is_first else []
 
     def _segments(self, segments: Sequence[Segment]) -> list[Completion]:
         sampling = [self._sampling(1, segment.seed, segment.max_tokens) for segment in segments]
-        outputs = self._outputs([segment.token_ids for segment in segments], sampling)
+        outputs = self._ready_requests().run([segment.token_ids for segment in segments], sampling)
+        self._same_in_all_processes(outputs)
         return [_completion(output, "") for request in outputs for output in request.outputs]
 
     def _with_texts(self, result: LotResult) -> LotResult:
@@ -113,10 +164,14 @@ class RolloutEngine(ABC):
         ]
         return replace(result, completed=completed)
 
-    def _outputs(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Any]) -> list[Any]:
-        """vLLM's output for each prompt."""
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs: list[Any] = self._llm.generate(inputs, sampling, use_tqdm=False)
+    def _ready_requests(self) -> Requests:
+        """The requests of an engine that can generate. Raises `WeightsNotSynced`."""
+        self._weights.require()
+        assert self._requests is not None
+        return self._requests
+
+    def _same_in_all_processes(self, outputs: list[Any]) -> list[Any]:
+        """vLLM's outputs, which are given. Raises `TrainerError` if another process of the engine has others."""
         if self.shard.has_peers:
             from rljob_trainer.rollout.shard_executor import require_same_tokens
 
@@ -125,6 +180,7 @@ class RolloutEngine(ABC):
 
     def _sampling(self, group_size: int, seed: int, max_tokens: int) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
             n=group_size,
@@ -139,12 +195,14 @@ class RolloutEngine(ABC):
             flat_logprobs=True,
             # Done per token, it would dominate a decoding step; `completions_of` does it once at the end.
             detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     # --- weight sync: called by `weight_sync` from the policy's process ---
 
     def start_weight_update(self) -> None:
         """Start to receive a version of the weights. The engine does not generate until it is complete."""
+        self.abandon_groups()
         if self._weights.interrupted:
             self._undo_interrupted_update()
         self._weights.begin()
@@ -169,6 +227,10 @@ class RolloutEngine(ABC):
         if not self._llm.reset_prefix_cache():
             raise TrainerError("the engine's prefix cache could not be reset: requests are still running")
         self._weights.complete(version)
+
+    def uses_fast_logprobs(self) -> bool:
+        """True if log-probabilities take the fast path (`fast_logprobs`)."""
+        return self._fast_logprobs
 
     def weight_version(self) -> int | None:
         """The version of the weights; None if the engine cannot generate."""

@@ -1,20 +1,30 @@
-"""The engine arguments of the installed vLLM, read from its source: importing vLLM takes seconds, parsing 60 ms."""
+"""The engine arguments of the installed vLLM and their values, read from its source.
+
+Importing vLLM takes seconds, parsing 60 ms.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rljob_trainer.errors import BadInput
+
+Found = TypeVar("Found")
 
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASS = "EngineArgs"
 _Types = tuple[type, ...]
+_VALUES = {
+    "quantization": (Path("model_executor", "layers", "quantization", "__init__.py"), "QuantizationMethods"),
+    "kv_cache_dtype": (Path("config", "cache.py"), "CacheDType"),
+}
+"""Module and name of the Literal with the values of an argument."""
 _ANY: _Types = (object,)
 _CONTAINERS: dict[str, _Types] = {"list": (list,), "set": (list,), "tuple": (list,), "dict": (dict,)}
 _NAMED: dict[str, _Types] = {
@@ -26,13 +36,26 @@ _NAMED: dict[str, _Types] = {
 @cache
 def installed_engine_fields() -> Mapping[str, str] | None:
     """Annotations of vLLM's EngineArgs by name; None if vLLM is not installed, or its source has another form."""
-    spec = importlib.util.find_spec("vllm")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        try:
-            return fields_in((Path(folder) / _SOURCE).read_text(encoding="utf-8")) or None
-        except (OSError, SyntaxError):
-            return None
-    return None
+    return _in_installed_vllm(_SOURCE, fields_in) or None
+
+
+@cache
+def installed_values(argument: str) -> Collection[str] | None:
+    """The values of an argument in the installed vLLM; None as for `installed_engine_fields`.
+
+    `argument`: quantization or kv_cache_dtype.
+    """
+    module, name = _VALUES[argument]
+    return _in_installed_vllm(module, lambda source: literal_in(source, name)) or None
+
+
+def literal_in(source: str, name: str) -> list[str]:
+    """The values of `name = Literal[…]` in the text of a module; empty if it has no such line."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(isinstance(at, ast.Name) and at.id == name for at in node.targets):
+            values = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+            return [value for value in values if isinstance(value, str)]
+    return []
 
 
 def fields_in(source: str) -> dict[str, str]:
@@ -67,6 +90,17 @@ def require_engine_args(args: Mapping[str, Any]) -> None:
     fields = installed_engine_fields()
     if args and fields is not None and (problems := engine_args_problems(args, fields)):
         raise BadInput("; ".join(f"rollout.engineArgs.{name}: {message}" for name, message in problems.items()))
+
+
+def _in_installed_vllm(module: Path, read: Callable[[str], Found]) -> Found | None:
+    """The result of `read` for the text of a module; None if vLLM is not installed, or has no such module."""
+    spec = importlib.util.find_spec("vllm")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        try:
+            return read((Path(folder) / module).read_text(encoding="utf-8"))
+        except (OSError, SyntaxError):
+            return None
+    return None
 
 
 def _matches(value: Any, annotation: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -16,9 +17,9 @@ import structlog
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.step_report import Evidence
-from rljob_memory.plan import first_plan, keeps_snapshots
+from rljob_memory.plan import compiles_ahead, first_plan
 from rljob_memory.planning.job_workload import workload_of
-from rljob_memory.planning.prediction import Prediction, predict
+from rljob_memory.planning.prediction import Prediction, copies_in_host_memory, predict
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_memory.recovery import Constraints, RecoveryState, profile_of
 from rljob_memory.recovery.growth import policy_growth
@@ -38,11 +39,10 @@ from rljob_trainer.models.checkpoint import (
     ModelDimensions,
     load_tokenizer,
     model_dimensions,
-    require_same_rope,
 )
+from rljob_trainer.models.files_in_memory import is_in_memory
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.sharding import require_shardable
 from rljob_trainer.models.trainable import require_trainable
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
@@ -59,13 +59,12 @@ from rljob_trainer.roles.topologies import roles_of
 from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
+from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
+from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.role_settings import (
     hardware_of,
-    longest_sequence,
     loop_settings,
-    require_engine_supported,
-    require_lengths_fit,
     role_settings,
     shape_for_plan,
 )
@@ -113,6 +112,9 @@ class Attempt:
         started_at, clock = time.time(), PartClock()
         spec = self.job.spec
         require_engine_args(spec.rollout.engine_args)
+        require_forms_installed(spec)
+        if (known := self.placement.known_hosts(spec)) is not None:
+            _require_supported(self.job, known)
         with ExitStack() as stack, self.placement:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
@@ -132,15 +134,19 @@ class Attempt:
                 try_out(prompts.task, scorer)
             with clock.part("ray"):
                 hosts = self.placement.survey(spec, self.display, self.stop)
-                _require_ranks(self.job, hosts)
-                require_engine_supported(spec, hosts)
+                _require_supported(self.job, hosts)
                 changes, constraints, facts = self._plan(dimensions, in_adapters, hosts)
                 # Broadcast weights do not pass through the object store.
                 bucket_bytes = changes.plan.sync_bucket_bytes if spec.topology == "Colocated" else 0
                 store_bytes = object_store_bytes(bucket_bytes, hosts.device)
                 self.placement.start_ray(self.display, store_bytes)
 
+            hardware, workload = hardware_of(hosts), workload_of(spec)
+            shape = shape_for_plan(dimensions, spec, hosts.device, in_adapters)
+            files_in_memory = is_in_memory(model_dir)
+
             def settings_under(plan: MemoryPlan) -> RoleSettings:
+                copies = copies_in_host_memory(spec, shape, plan, hardware)
                 return role_settings(
                     spec,
                     plan,
@@ -149,11 +155,10 @@ class Attempt:
                     hosts=hosts,
                     parameters=dimensions.parameters,
                     allocator_environments=self.supervision.allocator_environments,
-                    snapshots=keeps_snapshots(
-                        hardware_of(hosts),
-                        shape_for_plan(dimensions, spec, hosts.device, in_adapters),
-                        workload_of(spec),
-                    ),
+                    snapshots=copies.snapshot,
+                    checkpoint_copy=bool(copies.checkpoint),
+                    compile_ahead=hosts.layers_compiled and compiles_ahead(hardware, shape, workload, plan),
+                    copy_frozen_weights=copies.frozen and not files_in_memory,
                 )
 
             self.display.phase("starting the policy and the engine")
@@ -228,14 +233,11 @@ class Attempt:
         )
 
     def _model(self) -> tuple[Path, ModelDimensions]:
-        model_dir = resolve_model(self.job.spec.model.uri, mounted=self.mounted_model)
+        spec = self.job.spec
+        model_dir = resolve_model(spec.model.uri, mounted=self.mounted_model, accept=partial(require_usable, spec))
         require_trainable(model_dir)
-        require_shardable(model_dir, self.job.spec.rollout.tensor_parallel_size)
-        dimensions = model_dimensions(model_dir)
-        algorithm = self.job.spec.algorithm
-        require_lengths_fit(algorithm, dimensions)
-        require_same_rope(model_dir, longest_sequence(algorithm))
-        return model_dir, dimensions
+        require_usable(spec, model_dir)
+        return model_dir, model_dimensions(model_dir)
 
     def _inputs(self, task: Task, model_dir: Path) -> RunInputs:
         """The digests of the run's inputs, which are recorded. Raises `BadInput` if they have changed after a step."""
@@ -318,7 +320,8 @@ class Attempt:
                 self.display.note(f"Computing the memory plan again: {', '.join(differences)}")
                 plan = rederived(plan, state.changes, fresh)
             plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile))
-        prediction = predict(spec, model, plan, hosts.device)
+        copies = copies_in_host_memory(spec, model, plan, hardware)
+        prediction = predict(spec, model, plan, hosts.device, copies)
         profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
         self._warn_of_host_memory(prediction, hardware)
         changes = PlanChanges(self.ledger, replace(state, plan=plan))
@@ -337,15 +340,19 @@ class Attempt:
 
     def _export(self, roles: Roles) -> None:
         """Write `model/` atomically: it exists only when it is complete."""
-        partial_model = self.directory.model.with_name("model.partial")
-        shutil.rmtree(partial_model, ignore_errors=True)
+        for left in self.directory.path.glob("model.partial*"):
+            shutil.rmtree(left, ignore_errors=True)
+        # A rank of an attempt that is over may still be writing, on a node that nobody reaches.
+        partial_model = self.directory.model.with_name(f"model.partial-{secrets.token_hex(4)}")
         roles.export_pretrained(partial_model.absolute())
         shutil.rmtree(self.directory.model, ignore_errors=True)
         partial_model.rename(self.directory.model)
 
 
-def _require_ranks(job: RLJob, hosts: RoleHosts) -> None:
-    """Raise `BadInput` if a fault targets a rank that its role does not have."""
+def _require_supported(job: RLJob, hosts: RoleHosts) -> None:
+    """Raise `BadInput` if the engines' GPUs lack what the job requests, or if a fault targets a rank that its role does
+    not have."""
+    require_eight_bits(job.spec, hosts.device, hosts.engine_machine.gpu_capability)
     for fault in job.spec.fault_injection.faults:
         role = target_role(fault)
         ranks = hosts.ranks if role == "policy" else hosts.engine_processes

@@ -6,6 +6,7 @@ reports (`RunListener`), and who starts attempts (`Supervision`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,22 +39,39 @@ from rljob_trainer.runtime.supervision import Supervision
 log = structlog.get_logger()
 
 
+DEFAULTS_OF_IDENTITY: Mapping[str, Any] = {
+    "algorithm.maxStaleness": 0,
+    "algorithm.partialRolloutPrompts": 0,
+    "policy.optimizer.moments": "float32",
+    "task.overlongPrompts": "Fail",
+}
+"""Settings that `identity` leaves out if they have these values: the directories of earlier versions lack them."""
+
+
 def identity(job: RLJob) -> dict[str, Any]:
     """The settings that must not change between runs in one output directory: all that determine the weights."""
-    spec = job.spec.model_dump(mode="json", by_alias=True, include={"model", "task", "algorithm"})
+    included: Any = {"model": True, "task": True, "algorithm": True, "policy": {"optimizer": {"moments"}}}
+    spec = job.spec.model_dump(mode="json", by_alias=True, include=included)
     del spec["algorithm"]["steps"]
     del spec["task"]["files"], spec["model"]["cache"]  # where a pod finds files determines no weight
     for setting in ("onRewardError", "rewardTimeoutSeconds"):  # they concern calls that have failed
         del spec["task"][setting]
-    if job.spec.algorithm.max_staleness == 0:
-        del spec["algorithm"]["maxStaleness"]  # as in the directories of earlier versions
-    if job.spec.algorithm.partial_rollout_prompts == 0:
-        del spec["algorithm"]["partialRolloutPrompts"]  # likewise
-    if job.spec.task.overlong_prompts == "Fail":
-        del spec["task"]["overlongPrompts"]  # as in the directories of earlier versions
     if lora := job.spec.policy.lora:
-        spec["policy"] = {"lora": lora.model_dump(mode="json", by_alias=True, exclude={"export"})}
+        spec["policy"]["lora"] = lora.model_dump(mode="json", by_alias=True, exclude={"export"})
+    for name, default in DEFAULTS_OF_IDENTITY.items():
+        _leave_out(spec, name.split("."), default)
     return spec
+
+
+def _leave_out(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Remove a setting that has `value`, and the sections that are then empty."""
+    first, *rest = path
+    if rest:
+        _leave_out(settings[first], rest, value)
+        if not settings[first]:
+            del settings[first]
+    elif settings[first] == value:
+        del settings[first]
 
 
 def changeable_settings(job: RLJob) -> frozenset[str]:

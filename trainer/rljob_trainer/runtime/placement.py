@@ -60,6 +60,9 @@ class Placement(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
+    def known_hosts(self, spec: RLJobSpec) -> RoleHosts | None:
+        """As `survey`, if the resources are known without waiting; otherwise None. It may be called at any time."""
+
     def survey(self, spec: RLJobSpec, display: RunDisplay, stop: StopRequest) -> RoleHosts:
         """Wait for the resources that `spec`, with the policy's size in the attempt, requests, and return them.
 

@@ -7,23 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.roles import RolloutSpec
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.job_workload import max_concurrent_sequences
 from rljob_memory.workload import Hardware, ModelShape
 from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
-from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Device, Machine
 from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.models.lora_targets import all_targets
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
+from rljob_trainer.runtime.eight_bits import KV_CACHE_DTYPE, QUANTIZATION
 from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.placement import RoleHosts
 
@@ -31,17 +29,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 _AGGREGATION: dict[str, Aggregation] = {"TokenMean": "token-mean", "SequenceMean": "sequence-mean"}
 _IMPORTANCE_SAMPLING: dict[str, ImportanceSampling] = {"Truncate": "truncate", "Mask": "mask", "Disabled": "off"}
-
-_QUANTIZATION = {
-    "Disabled": None,
-    "Fp8PerTensor": "fp8_per_tensor",
-    "Fp8PerChannel": "fp8_per_channel",
-    "Fp8PerBlock": "fp8_per_block",
-}
-_KV_CACHE_DTYPE = {"Auto": "auto", "Fp8": "fp8"}
-_ROLLOUT_FIELDS = {"quantization": "quantization", "kvCacheDtype": "kv_cache_dtype"}
-_FP8_CAPABILITY = (8, 9)
-"""First GPUs with matrix products of 8-bit floating point."""
 
 # Below this number of parameters, a second thread costs more in synchronization than it saves.
 _ONE_THREAD_PARAMETERS = 10_000_000
@@ -61,26 +48,6 @@ def loop_settings(spec: RLJobSpec) -> LoopSettings:
     )
 
 
-def require_engine_supported(spec: RLJobSpec, hosts: RoleHosts) -> None:
-    """Raise `BadInput` if the engine or the GPU cannot compute in 8 bits, as the job requests."""
-    wanted = {"quantization": spec.rollout.quantization, "kvCacheDtype": spec.rollout.kv_cache_dtype}
-    for field, value in wanted.items():
-        default = RolloutSpec.model_fields[_ROLLOUT_FIELDS[field]].default
-        if value == default:
-            continue
-        if hosts.device == "cpu":
-            raise BadInput(
-                f"rollout.{field}: expected {default}, since vLLM on the CPU has no 8-bit floating point, "
-                f"found {value}; write {default}, or train on a GPU"
-            )
-        capability = hosts.engine_machine.gpu_capability
-        if capability is not None and capability < _FP8_CAPABILITY:
-            raise BadInput(
-                f"rollout.{field}: expected {default} on a GPU of compute capability {capability[0]}.{capability[1]}, "
-                f"found {value}, which needs 8.9 or newer (Ada, Hopper); write {default}, or use another GPU"
-            )
-
-
 def policy_ranks(spec: RLJobSpec) -> int:
     return worker_pods(spec)[0].processes
 
@@ -88,26 +55,6 @@ def policy_ranks(spec: RLJobSpec) -> int:
 def rollout_engines(spec: RLJobSpec) -> int:
     """Colocated: on the GPUs of the ranks."""
     return worker_pods(spec)[-1].processes // spec.rollout.tensor_parallel_size
-
-
-def require_lengths_fit(algorithm: AlgorithmSpec, dimensions: ModelDimensions) -> None:
-    """Raise `BadInput` if prompt and response together can exceed the model's maximum length."""
-    require_positions(algorithm, dimensions.max_positions)
-
-
-def require_positions(algorithm: AlgorithmSpec, max_positions: int) -> None:
-    """As `require_lengths_fit`. `max_positions`: maximum tokens of a sequence."""
-    longest = longest_sequence(algorithm)
-    if longest > max_positions:
-        raise BadInput(
-            "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
-            f"{max_positions}, the maximum length of the model, found {longest}; lower them"
-        )
-
-
-def longest_sequence(algorithm: AlgorithmSpec) -> int:
-    """Maximum tokens of prompt and response together."""
-    return algorithm.max_prompt_tokens + algorithm.max_response_tokens
 
 
 def hardware_of(hosts: RoleHosts) -> Hardware:
@@ -152,10 +99,15 @@ def role_settings(
     parameters: int,
     allocator_environments: Mapping[Role, Mapping[str, str]],
     snapshots: bool = False,
+    checkpoint_copy: bool = True,
+    compile_ahead: bool = False,
+    copy_frozen_weights: bool = True,
 ) -> RoleSettings:
     """The settings of both roles.
 
-    `snapshots`: policy ranks can undo an update (`rljob_memory.plan.keeps_snapshots`).
+    `snapshots`, `checkpoint_copy`, `copy_frozen_weights`: copies that policy ranks keep in host memory, to undo an
+    update, for a checkpoint, and of weights that are not trained (`rljob_memory.planning.host_memory.Copies`).
+    `compile_ahead`: they compile while the engines start (`compiles_ahead`).
     `allocator_environments`: environment variables of the CUDA allocator by role. A role without an entry gets the
     defaults of `rljob_memory`.
     """
@@ -171,7 +123,13 @@ def role_settings(
         topology=spec.topology,
         ranks=hosts.ranks,
         engine_processes=hosts.engine_processes,
-        policy=replace(_policy_config(spec, plan, model_dir, output_dir, device, dtype), snapshots=snapshots),
+        policy=replace(
+            _policy_config(spec, plan, model_dir, output_dir, device, dtype),
+            snapshots=snapshots,
+            checkpoint_copy=checkpoint_copy,
+            compile_ahead=compile_ahead,
+            copy_frozen_weights=copy_frozen_weights,
+        ),
         rollout=_rollout_config(spec, plan, model_dir, device, dtype),
         policy_environment={**threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},
         rollout_environment={**engine_environment(device), **threads, **allocator("rollout")},
@@ -253,8 +211,8 @@ def _rollout_config(spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: 
         temperature=algorithm.temperature,
         ignore_eos=algorithm.ignore_end_of_sequence,
         seed=algorithm.seed,
-        quantization=_QUANTIZATION[spec.rollout.quantization],
-        kv_cache_dtype=_KV_CACHE_DTYPE[spec.rollout.kv_cache_dtype],
+        quantization=QUANTIZATION[spec.rollout.quantization],
+        kv_cache_dtype=KV_CACHE_DTYPE[spec.rollout.kv_cache_dtype],
         tensor_parallel_size=spec.rollout.tensor_parallel_size,
         engine_args=spec.rollout.engine_args,
     )

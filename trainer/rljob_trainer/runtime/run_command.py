@@ -23,7 +23,7 @@ from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
-from rljob_trainer.runtime.job_run import JobRun, changeable_settings, identity
+from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.runtime.supervision import Supervision
@@ -71,7 +71,9 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         job = _with_faults(load_manifest(manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
-        with directory.open(manifest.read_text(), identity(job), changeable=changeable_settings(job)):
+        with directory.open(
+            manifest.read_text(), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
+        ):
             outcome = JobRun(
                 job,
                 manifest.parent,
@@ -130,6 +132,7 @@ class LocalPlacement:
     def __init__(self, device_choice: DeviceChoice) -> None:
         self._device_choice = device_choice
         self._hosts: RoleHosts | None = None
+        self._has_started_ray = False
         self._visible_gpus: str | None = None
 
     def __enter__(self) -> Self:
@@ -139,16 +142,20 @@ class LocalPlacement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._hosts is not None:
+        if self._has_started_ray:
             import ray
 
             ray.shutdown()
+            self._has_started_ray = False
         # The GPUs are hidden from this process while Ray runs; the next attempt needs to see them.
         os.environ.pop(_VISIBLE_GPUS, None)
         if self._visible_gpus is not None:
             os.environ[_VISIBLE_GPUS] = self._visible_gpus
 
     def survey(self, spec: RLJobSpec, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
+        return self.known_hosts(spec)
+
+    def known_hosts(self, spec: RLJobSpec) -> RoleHosts:
         """This machine. Raises `BadInput` if it has fewer GPUs than the job requests."""
         machine = this_machine(gpus=self._device_choice != "cpu")
         device = machine.choose_device(self._device_choice)
@@ -176,6 +183,7 @@ class LocalPlacement:
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:
         assert self._hosts is not None, "survey must be called first"
         display.phase("starting Ray")
+        self._has_started_ray = True
         start_local_ray(
             cpus=_CPUS_OF_A_PROCESS * (self._hosts.ranks + self._hosts.engine_processes),
             gpus=len(self._hosts.bundles or ()),

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import WorkerLost
+from rljob_trainer.roles.calls import Served
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.rollout.lots import HeldGroup, deal, in_order, unstarted
+from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
 from rljob_trainer.runtime.loop_settings import LoopSettings
-from rljob_trainer.tasks.scoring import Scorer, Scoring
+from rljob_trainer.runtime.response_lengths import ResponseLengths
+from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
 
 
@@ -29,8 +31,8 @@ class GeneratedRollouts:
 
     prompts: list[Prompt]
     completions: list[Completion]
-    scoring: Scoring
-    """All completions have been added to it."""
+    rewards: PendingRewards
+    """Of all completions, in their order."""
     memory: dict[str, MemorySample]
     """Of the engines' processes, by name."""
     left: list[PartialGroup] = field(default_factory=list)
@@ -44,6 +46,8 @@ class BegunRollouts:
     step: int
     engines_ended: int
     """`Roles.engines_ended` when they began."""
+    generation: Served
+    """Gives the engines more work, if it is served."""
     finish: Callable[[], GeneratedRollouts]
     """Waits for them."""
 
@@ -56,6 +60,7 @@ class StepRollouts:
     task: Task
     scorer: Scorer
     roles: Roles
+    lengths: ResponseLengths
     may_replace: Callable[[WorkerLost], bool]
     """As in `Roles.generate`."""
 
@@ -63,23 +68,33 @@ class StepRollouts:
         """`left_before`: groups that the step before has left."""
         ended = self.roles.engines_ended
         partial = self.settings.partial_rollout_prompts > 0
-        return BegunRollouts(step, ended, self._of_quota(step, left_before) if partial else self._of_all(step))
+        generation, finish = self._of_quota(step, left_before) if partial else self._of_all(step)
+        return BegunRollouts(step, ended, generation, finish)
 
-    def _of_all(self, step: int) -> Callable[[], GeneratedRollouts]:
-        """Responses of one engine are scored while others still generate."""
+    def _of_all(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
+        """Each group is scored as soon as it is complete."""
         prompts = self.task.prompts(step, self.settings.prompts_per_step)
         seeds = [sampling_seed(self.settings.seed, step, place) for place in range(len(prompts))]
         group_size = self.settings.group_size
         scoring = self.scorer.begin(prompts, group_size)
-        generation = self.roles.generate(step, prompts, group_size, seeds, scoring.add, self.may_replace)
+        expected = self.lengths.expected(prompts)
+
+        def score(place: int, group: Sequence[Completion]) -> None:
+            scoring.add(place * group_size, group)
+
+        generation = self.roles.generate(step, prompts, group_size, seeds, expected, score, self.may_replace)
 
         def finish() -> GeneratedRollouts:
-            completions, memory = generation.finish()
+            groups, memory = generation.finish()
+            completions = [completion for group in groups for completion in group]
             return GeneratedRollouts(prompts, completions, scoring, memory)
 
-        return finish
+        return generation, finish
 
-    def _of_quota(self, step: int, left_before: Sequence[PartialGroup]) -> Callable[[], GeneratedRollouts]:
+    def _of_quota(
+        self, step: int, left_before: Sequence[PartialGroup]
+    ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
+        """The groups of one engine are scored while others still generate, or the policy learns."""
         group_size, quota = self.settings.group_size, self.settings.prompts_per_step
         new = [
             unstarted(position, group_size)
@@ -94,22 +109,30 @@ class StepRollouts:
             seed = sampling_seed(self.settings.seed, of_step + 1, place)
             return HeldGroup(group, prompts[group.position].token_ids, seed)
 
+        every = [*left_before, *new]
         lots = deal(
             [held(group) for group in left_before], [held(group) for group in new], quota, self.roles.engine_count
         )
-        generation = self.roles.generate_lots(step, lots, self.may_replace)
+        place_of = {group.position: place for place, group in enumerate(every)}
+        scoring = self.scorer.begin([prompts[group.position] for group in every], group_size)
+
+        def score(_lot: int, result: LotResult) -> None:
+            for group in result.completed:
+                scoring.add(place_of[group.position] * group_size, group.responses)
+
+        generation = self.roles.generate_lots(step, lots, score, self.may_replace)
 
         def finish() -> GeneratedRollouts:
             results, memory = generation.finish()
             completed = in_order(group for result in results for group in result.completed)
             asked = [prompts[group.position] for group in completed]
             completions = [response for group in completed for response in group.responses]
-            scoring = self.scorer.begin(asked, group_size)
-            scoring.add(0, completions)
+            places = [place_of[group.position] for group in completed]
+            indices = [place * group_size + member for place in places for member in range(group_size)]
             left = in_order(group for result in results for group in result.left)
-            return GeneratedRollouts(asked, completions, scoring, memory, left)
+            return GeneratedRollouts(asked, completions, ChosenRewards(scoring, indices), memory, left)
 
-        return finish
+        return generation, finish
 
     def _prompts(self, groups: Sequence[PartialGroup]) -> dict[int, Prompt]:
         """The prompts of `groups`, by position."""

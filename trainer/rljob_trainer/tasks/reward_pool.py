@@ -217,11 +217,13 @@ class _Step:
     def __init__(self, pool: RewardPool, prompts: Sequence[Prompt], group_size: int) -> None:
         self._pool, self._prompts, self._group_size = pool, prompts, group_size
         self._results: list[float | RewardFailure | None] = [None] * (len(prompts) * group_size)
-        self._missing = len(self._results)
+        self._missing = 0
         self._changed = threading.Condition()
         self._has_failure = False
 
     def add(self, first: int, completions: Sequence[Completion]) -> None:
+        with self._changed:
+            self._missing += len(completions)
         self._pool.put(
             [
                 # The function sees the text; tokens would only be copied.

@@ -38,17 +38,35 @@ class RewardFailure:
     """The last frames, if the function raised."""
 
 
-class Scoring(Protocol):
+class PendingRewards(Protocol):
     """The rewards of one step, while they are computed."""
+
+    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
+        """Wait for the results of all completions that were added, in the order of the indices; the others are None.
+
+        `stop_at_failure`: return at the first failure; results that are missing then are None, too.
+        """
+
+
+class Scoring(PendingRewards, Protocol):
+    """Computes the rewards of one step."""
 
     def add(self, first: int, completions: Sequence[Completion]) -> None:
         """Begin to score completions of the step; the first of them has the index `first`."""
 
-    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
-        """Wait for the results, in the order of the completions. All must have been added.
 
-        `stop_at_failure`: return at the first failure; results that are missing then are None.
-        """
+@dataclass(frozen=True, slots=True)
+class ChosenRewards:
+    """The rewards of those completions of a step that were added, in another order."""
+
+    of_all: PendingRewards
+
+    indices: Sequence[int]
+    """Of the completions, in their order here."""
+
+    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
+        found = self.of_all.results(stop_at_failure=stop_at_failure)
+        return [found[index] for index in self.indices]
 
 
 class Scorer(Protocol):
@@ -90,16 +108,12 @@ class ScoringHere:
 class _StepHere:
     def __init__(self, reward: Reward, prompts: Sequence[Prompt], group_size: int) -> None:
         self._reward, self._prompts, self._group_size = reward, prompts, group_size
-        self._added: dict[int, Completion] = {}
+        self._results: list[float | RewardFailure | None] = [None] * (len(prompts) * group_size)
 
     def add(self, first: int, completions: Sequence[Completion]) -> None:
-        self._added |= dict(enumerate(completions, first))
+        for index, completion in enumerate(completions, first):
+            record = self._prompts[index // self._group_size].item
+            self._results[index] = compute_reward(self._reward, record, completion)
 
     def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
-        results: list[float | RewardFailure | None] = [None] * (len(self._prompts) * self._group_size)
-        for index in range(len(results)):
-            record = self._prompts[index // self._group_size].item
-            results[index] = result = compute_reward(self._reward, record, self._added[index])
-            if stop_at_failure and isinstance(result, RewardFailure):
-                break
-        return results
+        return list(self._results)

@@ -64,8 +64,12 @@ class Task:
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         """The prompts of `step`, counted from 1. They are the same in every attempt."""
+        return [self.prompt(index) for index in self.items_of_step(step, count)]
+
+    def items_of_step(self, step: int, count: int) -> list[int]:
+        """The indices of the items whose prompts are those of `step`."""
         indices = self.indices
-        return [self.prompt(indices[place]) for place in prompts_of_step(step, count, len(indices), self.seed)]
+        return [indices[place] for place in prompts_of_step(step, count, len(indices), self.seed)]
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of an item. Raises `BadInput` if it is empty or longer than the limit."""

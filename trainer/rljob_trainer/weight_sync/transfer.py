@@ -79,6 +79,7 @@ class EngineCalls:
 
     def __init__(self, engines: Sequence[Any]) -> None:
         self.engines = engines
+        self._names = [getattr(engine, "name", f"rollout-{place}") for place, engine in enumerate(engines)]
         self._pending: deque[list[Any]] = deque()
 
     def begin(self, method: str, *arguments: Any) -> None:
@@ -96,31 +97,34 @@ class EngineCalls:
         Raises `WorkerLost` if an engine has died.
         """
         while len(self._pending) > until_left:
-            for rank, reference in enumerate(self._pending.popleft()):
-                _result(reference, rank)
+            for name, reference in zip(self._names, self._pending.popleft(), strict=True):
+                _result(reference, name)
 
     def raise_failure(self, within_seconds: float = 0.0) -> None:
         """Raise the error of a pending call that has failed, or fails `within_seconds`, as `wait` does."""
         import ray
 
-        rank_of = {reference: rank for references in self._pending for rank, reference in enumerate(references)}
-        pending, deadline = list(rank_of), time.monotonic() + within_seconds
+        name_of = {
+            reference: name
+            for references in self._pending
+            for name, reference in zip(self._names, references, strict=True)
+        }
+        pending, deadline = list(name_of), time.monotonic() + within_seconds
         while pending:
             done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
             for reference in done:  # in the order of the calls: later ones fail because of the first
-                _result(reference, rank_of[reference])
+                _result(reference, name_of[reference])
             if (seconds_left := deadline - time.monotonic()) <= 0:
                 return
             if pending:
                 ray.wait(pending, num_returns=1, timeout=seconds_left)
 
 
-def _result(reference: Any, rank: int) -> None:
+def _result(reference: Any, engine: str) -> None:
     import ray
     from ray import exceptions
 
     try:
         ray.get(reference)
     except exceptions.RayActorError as error:
-        engine = f"rollout-{rank}"
         raise WorkerLost(f"{engine} died while receiving the weights").of(engine) from error
