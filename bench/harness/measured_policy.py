@@ -12,4 +12,4 @@ class MeasuredPolicy(ColocatedPolicyActor):
 
     def use_budget(self, micro_batch_tokens: int) -> None:
         memory = self.config.memory.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
-        self.config = self._update.config = replace(self.config, memory=memory)
+        self.config = self._loaded.update.config = replace(self.config, memory=memory)

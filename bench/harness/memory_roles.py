@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -64,6 +64,10 @@ QWEN3_0_6B = Workload(
     micro_batch_tokens=16_384,
     logprob_chunk_tokens=384,
     kv_cache_bytes=8 * GIB,
+)
+QWEN3_8B = replace(
+    QWEN3_0_6B,
+    uri="random://qwen3?hidden=4096&intermediate=12288&layers=36&heads=32&kvHeads=8&headDim=128&vocabulary=151936&tied=false",
 )
 TINY = Workload("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
 

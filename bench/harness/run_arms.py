@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from bench.harness.gpu_use import GpuUse, idle_of_each_gpu
 from bench.harness.record import RESULTS, record
 
 WARM_UP_STEPS = 1
@@ -32,7 +37,8 @@ class Arms:
     spec: Callable[[str, int, bool], dict[str, Any]]
     """The RLJob's spec from arm, number of steps, and whether it is a smoke run."""
     figures: Callable[[str, list[dict[str, Any]], dict[str, Any]], dict[str, Any]]
-    """Further figures from arm, counted steps of the ledger, and the figures of all comparisons."""
+    """Further figures from arm, counted steps of the ledger, and the figures of all comparisons. These are seconds per
+    step and phase, tokens/s, idle share of each GPU, and log-probabilities of the engine against the policy's."""
     note: str
     """Of the record."""
     steps: int
@@ -41,6 +47,8 @@ class Arms:
     """Of `rljob run` in a smoke run."""
     check_smoke: Callable[[dict[str, Any]], None] = lambda _row: None
     """Raises AssertionError if the row of a smoke run is wrong."""
+    smoke_names: Sequence[str] = ()
+    """Arms of a smoke run, if none is given."""
 
     def main(self, description: str | None) -> None:
         """Parse the command line and run the arms. Rows of other arms that the result already has are kept."""
@@ -53,7 +61,7 @@ class Arms:
         given = parser.parse_args()
         file = given.results / f"{self.name}.json"
         rows = json.loads(file.read_text())["rows"] if file.exists() else []
-        for arm in given.arms or self.names:
+        for arm in given.arms or (given.smoke and self.smoke_names) or self.names:
             row = self._run(arm, given.steps, given.smoke, given.output / arm)
             print(json.dumps(row, indent=2))
             if given.smoke:
@@ -68,15 +76,17 @@ class Arms:
         output.parent.mkdir(parents=True, exist_ok=True)
         job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": f"bench-{arm}"}}
         path = output.parent / f"{arm}.yaml"
-        path.write_text(yaml.safe_dump(job | {"spec": self.spec(arm, steps, smoke)}))
+        # A job that is measured is killed before its last step, which would write a checkpoint and the model.
+        path.write_text(yaml.safe_dump(job | {"spec": self.spec(arm, steps if smoke else steps + 1, smoke)}))
         shutil.copy(REWARDS, path.parent)
         options = self.smoke_options if smoke else ()
         command = [sys.executable, "-m", "rljob_trainer", "run", str(path), "--output", str(output), *options]
-        done = subprocess.run(command, check=False)
-        return {"arm": arm, "exit_code": done.returncode} | self._measured(arm, output)
+        with GpuUse() as use:
+            exit_code = subprocess.run(command, check=False).returncode if smoke else _run_steps(command, output, steps)
+        return {"arm": arm, "exit_code": exit_code} | self._measured(arm, output, use)
 
-    def _measured(self, arm: str, output: Path) -> dict[str, Any]:
-        lines = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
+    def _measured(self, arm: str, output: Path, use: GpuUse) -> dict[str, Any]:
+        lines = _ledger_of(output)
         steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
         if not steps:
             return {}
@@ -87,6 +97,9 @@ class Arms:
                 for phase in steps[0]["seconds"]
             },
             "tokens_per_second": statistics.median(step["tokens"] / step["total_seconds"] for step in steps),
+            "idle_share_of_gpus": idle_of_each_gpu(use.samples, steps),
+            "logprob_diff_mean": statistics.mean(step["metrics"]["logprob_diff_mean"] for step in steps),
+            "logprob_diff_max": max(step["metrics"]["logprob_diff_max"] for step in steps),
         }
         return {
             **common,
@@ -94,6 +107,27 @@ class Arms:
             "memory": {log.stem: memory_of(log) for log in sorted((output / "memory").glob("*-*.jsonl"))},
             "plan": next(line["plan"] for line in lines if line["kind"] == "attempt"),
         }
+
+
+def _run_steps(command: list[str], output: Path, steps: int) -> int:
+    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code."""
+    job = subprocess.Popen(command, start_new_session=True)
+    try:
+        while job.poll() is None:
+            if sum(line["kind"] == "step" for line in _ledger_of(output)) >= steps:
+                return 0
+            time.sleep(0.2)
+        return job.returncode
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def _ledger_of(output: Path) -> list[dict[str, Any]]:
+    file = output / "ledger.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def generating_job(shape: str, steps: int, prompts: int, group_size: int, response_tokens: int) -> dict[str, Any]:

@@ -28,5 +28,6 @@ def pinned_to_a_card(manifest: dict[str, Any], card_bytes: int) -> dict[str, Any
         "logprobChunkTokens": plan.logprob_chunk_tokens,
         "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
         "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
+        "policyOffload": "Enabled" if plan.policy_offload else "Disabled",
         "syncBucketSize": str(plan.sync_bucket_bytes),
     }

@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,17 @@ def recovered(
     return rows
 
 
+@contextmanager
+def kept_directory(logs: Path | None, name: str) -> Iterator[Path]:
+    """A directory for the files of a program: `name` in `logs`, or a temporary one."""
+    if logs is None:
+        with tempfile.TemporaryDirectory() as directory:
+            yield Path(directory)
+    else:
+        (logs / name).mkdir(parents=True, exist_ok=True)
+        yield (logs / name).absolute()
+
+
 def attempt(
     spec: RLJobSpec,
     number: int,
@@ -101,7 +114,9 @@ def attempt(
     directory: Path,
     step_mark: str,
 ) -> tuple[dict[str, Any], Evidence | None]:
-    """One run of the program, in the environment of a pod; evidence only if it ran out of memory."""
+    """One run of the program, in the environment of a pod; evidence only if it ran out of memory.
+
+    Its output is kept in `directory`."""
     log = directory / f"end-{number}.json"
     assert spec.trainer is not None
     variables = {
@@ -119,23 +134,26 @@ def attempt(
             resource.setrlimit(resource.RLIMIT_DATA, (limit_mib << 20, limit_mib << 20))
 
     begun = time.monotonic()
-    done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=False, preexec_fn=limited
-    )
-    lines = [line.partition("rljob: ")[2] for line in done.stderr.splitlines() if line.startswith("rljob: ")]
+    output = directory / f"attempt-{number}.log"
+    with output.open("wb") as file:
+        done = subprocess.run(
+            command, env=os.environ | variables, stdout=file, stderr=file, check=False, preexec_fn=limited
+        )
+    printed = output.read_text(errors="replace")
+    lines = [line.partition("rljob: ")[2] for line in printed.splitlines() if line.startswith("rljob: ")]
     row = {
         "attempt": number,
         "changes": changes,
         "adapter": lines,
         "exit_code": done.returncode,
         "seconds": round(time.monotonic() - begun, 1),
-        "steps": done.stdout.count(step_mark),
+        "steps": printed.count(step_mark),
     }
     if done.returncode == 0:
         return row, None
     message = read_termination_message(log.read_text()) if log.exists() else None
     if message is None or message.evidence is None:
-        return row | {"message": done.stderr[-2000:]}, None
+        return row | {"message": printed[-2000:]}, None
     return row | {"message": message.message[:500]}, diagnosed(message.evidence)
 
 

@@ -1,6 +1,7 @@
 """Jobs with low-rank adapters and with an engine in 8 bits: seconds by phase, peak GPU memory, engine against policy.
 
     python -m bench.programs.adapters_and_8_bits ARM... [--steps N]
+    python -m bench.programs.adapters_and_8_bits ARM... --plan [--gpu-gib N] [--host-gib N]
 
 Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat16, rank 16 on all linear layers):
 
@@ -9,11 +10,14 @@ Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat1
     8b-fp8-block   the same with Fp8PerBlock
     8b-fp8-kv      the same with Fp8PerTensor and `kvCacheDtype: Fp8`
     8b-40gib       Qwen3-8B's shape, adapters, where another process holds all but 40 GiB of the GPU and the memory plan
-                   is that of such a GPU, with a KV cache of 3 GiB; 64 responses of 512 tokens
-    8b-40gib-fp8   the same with Fp8PerTensor, which leaves the KV cache to the plan
-    32b            Qwen3-32B's shape, adapters, a KV cache of 8 GiB; its weights take 61 GiB of disk, and as much host
-                   memory while they load
-    32b-fp8        the same with Fp8PerTensor, which leaves the KV cache to the plan
+                   is that of such a GPU; 64 responses of 512 tokens
+    8b-40gib-fp8   the same with Fp8PerTensor
+    32b            Qwen3-32B's shape, adapters; its weights take 61 GiB of disk or, if that has no room, of /dev/shm,
+                   from which they are removed at the end
+    32b-fp8        the same with Fp8PerTensor
+
+The memory plan is that of `Auto`. `--plan` prints it without a GPU, and records nothing. Adapters are
+exported alone: the merged model would take as much disk as the initial one.
 
 Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it already has. An arm that
 fails is recorded with its message. The first step of each arm is warm-up and is not counted.
@@ -35,11 +39,16 @@ from typing import Any
 import yaml
 
 from bench.harness.device_memory import DevicePeak
+from bench.harness.model_place import MEMORY, written_model
 from bench.harness.record import RESULTS, record
 from bench.harness.small_card import pinned_to_a_card
+from rljob_api.job import RLJobSpec
+from rljob_memory.estimate import kv_bytes
+from rljob_memory.plan import Hardware, ModelShape, first_plan
+from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.planning.model_size import shape_in_uri
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
-from rljob_trainer.models.resolve import resolve_model
 
 NAME = "adapters_and_8_bits"
 WARM_UP_STEPS = 1
@@ -54,13 +63,22 @@ ROLLOUTS: dict[str, dict[str, str]] = {
     "8b-40gib-fp8": {"quantization": "Fp8PerTensor"},
     "32b-fp8": {"quantization": "Fp8PerTensor"},
 }
-MEMORY: dict[str, dict[str, str]] = {"8b-40gib": {"kvCache": "3Gi"}, "32b": {"kvCache": "8Gi"}}
-"""Two copies of the weights leave little: the plan, which keeps a tenth of the GPU free, has room for one sequence."""
 ARMS = ["8b", "8b-fp8", "8b-fp8-block", "8b-fp8-kv", "8b-40gib", "8b-40gib-fp8", "32b", "32b-fp8"]
 SMALL_CARD_BYTES = 40 * GIB
 
 
-def main(arms: list[str], steps: int, output: Path, results: Path) -> None:
+def main(arms: list[str], steps: int, plan: bool, gpu_gib: float, host_gib: float, output: Path, results: Path) -> None:
+    if plan:
+        for arm in arms:
+            print(plan_line(arm, SMALL_CARD_BYTES if is_small(arm) else int(gpu_gib * GIB), int(host_gib * GIB)))
+        return
+    try:
+        run_arms(arms, steps, output, results)
+    finally:
+        shutil.rmtree(MEMORY, ignore_errors=True)
+
+
+def run_arms(arms: list[str], steps: int, output: Path, results: Path) -> None:
     file = results / f"{NAME}.json"
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
     for arm in arms:
@@ -72,11 +90,14 @@ def main(arms: list[str], steps: int, output: Path, results: Path) -> None:
 
 
 def run_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
-    small = "40gib" in arm
-    manifest = manifest_of(arm, steps, small)
+    small = is_small(arm)
+    manifest = manifest_of(arm, steps)
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    resolve_model(manifest["spec"]["model"]["uri"])  # written first, so that the start-up time does not count it
+    model = manifest["spec"]["model"]
+    # Written first, so that the start-up time does not count it.
+    directory = written_model(model["uri"], shape_of(spec_of(manifest)).weight_bytes)
+    model["uri"] = f"file://{directory}"
     if small:
         manifest["spec"]["memory"] = pinned_to_a_card(manifest, SMALL_CARD_BYTES)
     path = output.parent / f"{arm}.yaml"
@@ -90,7 +111,36 @@ def run_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     )
 
 
-def manifest_of(arm: str, steps: int, small: bool) -> dict[str, Any]:
+def is_small(arm: str) -> bool:
+    return "40gib" in arm
+
+
+def spec_of(manifest: dict[str, Any]) -> RLJobSpec:
+    return RLJobSpec.model_validate(manifest["spec"], by_alias=True, by_name=False)
+
+
+def shape_of(spec: RLJobSpec) -> ModelShape:
+    shape = shape_in_uri(spec, bytes_per_parameter=2)
+    assert shape is not None, "the arms name the sizes of their models"
+    return shape
+
+
+def plan_line(arm: str, gpu_bytes: int, host_bytes: int) -> str:
+    """`32b            policyOffload Enabled, KV cache 33.0 GiB for 128 of 128 sequences`."""
+    spec = spec_of(manifest_of(arm, steps=1))
+    model, workload = shape_of(spec), workload_of(spec)
+    plan = first_plan(spec.memory, Hardware("cuda", gpu_bytes, host_bytes, ""), model, workload, fused=True)
+    one, two = (kv_bytes(model, workload, sequences) for sequences in (1, 2))
+    at_once = min(1 + (plan.kv_cache_bytes - one) // (two - one), workload.sequences_per_engine)
+    offload = "Enabled" if plan.policy_offload else "Disabled"
+    return (
+        f"{arm:14} policyOffload {offload}, KV cache {plan.kv_cache_bytes / GIB:.1f} GiB for {at_once} of "
+        f"{workload.sequences_per_engine} sequences"
+    )
+
+
+def manifest_of(arm: str, steps: int) -> dict[str, Any]:
+    small = is_small(arm)
     shape = SHAPES[arm.partition("-")[0]]
     return {
         "apiVersion": "rljob.dev/v1alpha1",
@@ -101,9 +151,8 @@ def manifest_of(arm: str, steps: int, small: bool) -> dict[str, Any]:
                 "uri": f"random://qwen3?{shape}&kvHeads=8&headDim=128&vocabulary=151936&tied=false&dtype=bfloat16"
             },
             "task": {"name": "digits", "reward": "spread_rewards:spread"},
-            "policy": {"lora": {"rank": 16, "alpha": 32}},
+            "policy": {"lora": {"rank": 16, "alpha": 32, "export": "Adapter"}},
             "rollout": ROLLOUTS.get(arm, {}),
-            "memory": MEMORY.get(arm, {}),
             "algorithm": {
                 "steps": steps,
                 "promptsPerStep": 8 if small else 16,
@@ -147,6 +196,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="+", choices=ARMS, metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--steps", type=int, default=4, help="steps of each arm, the warm-up included")
+    parser.add_argument("--plan", action="store_true", help="print the memory plans, and run nothing")
+    parser.add_argument("--gpu-gib", type=float, default=139.8, help="memory of the GPU, for --plan")
+    parser.add_argument("--host-gib", type=float, default=125.0, help="host memory, for --plan")
     parser.add_argument("--output", type=Path, default=Path("runs/adapters-and-8-bits"), help="of the runs (replaced)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

@@ -5,14 +5,17 @@
 
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
+    0.6b-packed    the same with packed sequences
     4b, 8b         the state where the memory plan puts it
     8b-bfloat16    8b with `policy.optimizer.moments: bfloat16`
+    8b-int8        8b with `policy.optimizer.moments: int8`
     8b-fp8         8b with `rollout.quantization: Fp8PerTensor`
     8b-warm        8b once more, to see how long it takes to start after `8b` has filled the compile caches
     8b-80gib       where another process holds all but 79 GiB, with the memory plan of such a GPU
     14b            `moments: bfloat16`, for the host's memory
     0.6b-trl       TRL's GRPOTrainer, colocated with vLLM, float32 weights
-    8b-trl         the same in bfloat16 with gradient checkpointing, since float32 weights do not fit
+    8b-trl         the same in bfloat16 with gradient checkpointing
+    8b-trl-float32 the same with float32 weights, until it runs out of memory
 
 Records one row for each arm in `bench/results/large_models.json`, after those that it already has. An arm that fails is
 recorded with its message. The first two steps of an arm are warm-up and are not counted. `--smoke` runs a tiny model on
@@ -31,6 +34,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,7 @@ from rljob_testing.ballast import ballast
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.plot.memory_samples import memory_peaks
+from rljob_trainer.policy.packed_attention import ENABLED
 from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "large_models"
@@ -58,7 +63,13 @@ SHAPES = {
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{COMMON}",
     "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{COMMON}",
 }
-ARMS = ["0.6b", "4b", "8b", "8b-bfloat16", "8b-fp8", "8b-warm", "8b-80gib", "14b", "0.6b-trl", "8b-trl"]
+RLJOB_ARMS = ["0.6b", "0.6b-packed", "4b", "8b", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-warm", "8b-80gib", "14b"]
+TRL_ARMS: dict[str, list[str]] = {
+    "0.6b-trl": [],
+    "8b-trl": ["--dtype", "bfloat16", "--gradient-checkpointing", "--micro-batch", "8"],
+    "8b-trl-float32": ["--gradient-checkpointing", "--micro-batch", "8", "--given-up-on-memory"],
+}
+ARMS = [*RLJOB_ARMS, *TRL_ARMS]
 ENGINE_AGAINST_POLICY = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "importance_weight_max")
 SMALL_CARD_BYTES = 79 * GIB
 """Memory that CUDA reports for an H100 of 80 GB."""
@@ -74,7 +85,7 @@ def main(arms: list[str], steps: int, smoke: bool, plot: bool, output: Path, res
         return
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
     for arm in ["smoke"] if smoke else arms:
-        row = trl_arm(arm, steps) if arm.endswith("-trl") else rljob_arm(arm, steps, output / arm)
+        row = trl_arm(arm, steps) if arm in TRL_ARMS else rljob_arm(arm, steps, output / arm)
         print(json.dumps(row, indent=2), flush=True)
         if not smoke:
             rows = [*(other for other in rows if other["arm"] != arm), row]
@@ -95,14 +106,19 @@ def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
     begun = time.perf_counter()
     with ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(), DevicePeak() as peak:
-        message = run_steps([sys.executable, "-m", "rljob_trainer", "run", path, "--output", output], output, steps)
+        packed = {ENABLED: "1"} if arm.endswith("-packed") else {}
+        command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", path, "--output", output]
+        message = run_steps(command, output, steps, packed)
     row = {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes}
     return row | measured(output, time.perf_counter() - begun) | memory_by_phase(output, peak)
 
 
-def run_steps(command: list[str | Path], output: Path, steps: int) -> str:
-    """Run a job and kill it after `steps` steps, since its last checkpoint would take up to 165 GiB of disk."""
-    job = subprocess.Popen(command, start_new_session=True)
+def run_steps(command: list[str | Path], output: Path, steps: int, variables: Mapping[str, str]) -> str:
+    """Run a job and kill it after `steps` steps, since its last checkpoint would take up to 165 GiB of disk.
+
+    `variables`: of its environment, besides those of this process.
+    """
+    job = subprocess.Popen(command, start_new_session=True, env=os.environ | variables)
     try:
         while job.poll() is None:
             if len(steps_of(output)) >= steps:
@@ -150,7 +166,7 @@ def manifest_of(arm: str, steps: int) -> dict[str, Any]:
 
 
 def moments_of(arm: str) -> str:
-    return "bfloat16" if arm in ("14b", "8b-bfloat16") else "float32"
+    return {"14b": "bfloat16", "8b-bfloat16": "bfloat16", "8b-int8": "int8"}.get(arm, "float32")
 
 
 def response_tokens(shape: str) -> int:
@@ -208,7 +224,6 @@ def memory_by_phase(output: Path, device: DevicePeak) -> dict[str, Any]:
 def trl_arm(arm: str, steps: int) -> dict[str, Any]:
     shape = arm.partition("-")[0]
     model = resolve_model(f"random://qwen3?{SHAPES[shape]}")
-    options = ["--dtype", "bfloat16", "--gradient-checkpointing", "--micro-batch", "8"] if shape == "8b" else []
     command: list[str | Path] = [
         sys.executable,
         "-m",
@@ -216,7 +231,7 @@ def trl_arm(arm: str, steps: int) -> dict[str, Any]:
         model,
         "--steps",
         str(steps),
-        *options,
+        *TRL_ARMS[arm],
     ]
     command += ["--response-tokens", str(response_tokens(shape))]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)

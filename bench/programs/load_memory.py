@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.harness.peak_memory import reset_peak, status_bytes
 from bench.harness.record import RESULTS, record
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
@@ -104,7 +105,7 @@ def _rank(pipe: Connection, arm: Arm, rank: int, ranks: int, model_dir: Path, st
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     dist.barrier()
-    before, began, worked = _reset_peak(), time.monotonic(), time.process_time()
+    before, began, worked = reset_peak(), time.monotonic(), time.process_time()
     if arm == "whole":
         model = _whole_model(model_dir)
         shard(model, mesh, torch.float32)
@@ -113,7 +114,7 @@ def _rank(pipe: Connection, arm: Arm, rank: int, ranks: int, model_dir: Path, st
         shard(model, mesh, torch.float32)
         load_weights(model, model_dir, "cpu", sent_name)
     seconds, processor_seconds = time.monotonic() - began, time.process_time() - worked
-    peak = _status_bytes("VmHWM") - before
+    peak = status_bytes("VmHWM") - before
     digest, size = hashlib.sha256(), 0
     for name, parameter in model.named_parameters():
         values = local(parameter).contiguous().numpy()
@@ -132,17 +133,6 @@ def _whole_model(model_dir: Path) -> Any:
 
     causal_lm = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     return PolicyModel(causal_lm, temperature=1.0, chunk_tokens=64)
-
-
-def _reset_peak() -> int:
-    """Begin the peak of the resident set anew. Returns the resident set, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 if __name__ == "__main__":

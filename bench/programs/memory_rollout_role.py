@@ -1,30 +1,36 @@
 """GPU memory of a rollout process, awake and asleep, alone and with a policy module and its optimizer in it.
 
-    python -m bench.programs.memory_rollout_role
+    python -m bench.programs.memory_rollout_role [--shape 0.6b|8b]
 
-Records `bench/results/memory_rollout_role.json`. The trainer's own engine runs in this process. Then the policy's
-module in float32 and AdamW's moments are created beside it, as in trainers whose rollout workers load the actor. Takes
-about 60 s on an H200.
+Records `bench/results/memory_rollout_role.json`; rows of the other shape that it already has are kept. The trainer's
+own engine runs in this process. Then the policy's module in float32 is created beside it, and AdamW's moments, as in
+trainers whose rollout workers load the actor. 0.6B takes about 60 s on an H200. The last arm of 8B needs about 115 GiB
+of GPU memory (calculated); on a smaller GPU it is recorded as failed, with its error.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from bench.harness.device_memory import device_used_bytes
-from bench.harness.memory_roles import Device, Row, arm, rollout_config, workload_for
+from bench.harness.memory_roles import QWEN3_0_6B, QWEN3_8B, TINY, Device, Row, arm, rollout_config
 from bench.harness.record import RESULTS, record
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import engine_environment
 
+NAME = "memory_rollout_role"
+WORKLOADS = {"0.6b": QWEN3_0_6B, "8b": QWEN3_8B}
 
-def main(device: Device, output: Path) -> None:
+
+def main(device: Device, shape: str, output: Path) -> None:
     os.environ |= engine_environment(device) | allocator_environment("rollout", torch_version())
-    workload = workload_for(device)
+    workload = WORKLOADS[shape] if device == "cuda" else TINY
     rows: list[Row] = []
     before = device_used_bytes()
     try:
@@ -32,14 +38,30 @@ def main(device: Device, output: Path) -> None:
         with arm(rows, "engine alone") as row:
             engine.start()
             row |= _awake_and_asleep(engine, before)
-        with arm(rows, "engine and policy module") as row:
-            beside = _policy_module(workload.uri, device)
+        with arm(rows, "engine and policy module without moments") as row:
+            module = _policy_module(workload.uri, device)
             row |= _awake_and_asleep(engine, before)
-            del beside
+        with arm(rows, "engine and policy module") as row:
+            moments = _moments(module)
+            row |= _awake_and_asleep(engine, before)
+            del moments
     finally:
-        kv_cache = f"KV cache of {workload.kv_cache_bytes >> 20} MiB"
-        note = f"Qwen3-0.6B shape in bfloat16, {kv_cache}, no CUDA graphs, sleep level 2"
-        print(record("memory_rollout_role", rows, note, output))
+        note = "Qwen3's shapes in bfloat16, KV cache of 8 GiB, no CUDA graphs, sleep level 2"
+        of_shape = [row | {"shape": shape} for row in rows]
+        print(record(NAME, merged(recorded(output), of_shape), note, output))
+
+
+def recorded(directory: Path) -> list[Row]:
+    """The rows that the result already has."""
+    file = directory / f"{NAME}.json"
+    return list(json.loads(file.read_text())["rows"]) if file.exists() else []
+
+
+def merged(before: list[Row], rows: list[Row]) -> list[Row]:
+    """`rows`, all of one shape, in place of those of that shape; the smaller shape first. Old rows are of 0.6B."""
+    shapes = {row["shape"] for row in rows}
+    kept = [row for row in before if row.get("shape", "0.6b") not in shapes]
+    return sorted([*kept, *rows], key=lambda row: row.get("shape", "0.6b") != "0.6b")
 
 
 def _awake_and_asleep(engine: ColocatedEngine, before: int) -> Row:
@@ -51,20 +73,24 @@ def _awake_and_asleep(engine: ColocatedEngine, before: int) -> Row:
     return {"awake_bytes": awake, "asleep_bytes": asleep}
 
 
-def _policy_module(uri: str, device: Device) -> object:
-    """The policy's module and AdamW with its moments, as in a policy rank."""
-    import torch
-
+def _policy_module(uri: str, device: Device) -> Any:
+    """The policy's module in float32, as in a policy rank."""
     from rljob_trainer.models.resolve import resolve_model
     from rljob_trainer.policy.model import read_policy_model
 
-    model = read_policy_model(resolve_model(uri), temperature=1.0, chunk_tokens=64).to(device)
-    moments = [torch.zeros_like(parameter) for parameter in model.parameters() for _ in range(2)]
-    return model, moments
+    return read_policy_model(resolve_model(uri), temperature=1.0, chunk_tokens=64).to(device)
+
+
+def _moments(model: Any) -> list[Any]:
+    """AdamW's moments."""
+    import torch
+
+    return [torch.zeros_like(parameter) for parameter in model.parameters() for _ in range(2)]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cpu: a tiny model, to try it out")
+    parser.add_argument("--shape", choices=list(WORKLOADS), default="0.6b", help="of Qwen3's models, on a GPU")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

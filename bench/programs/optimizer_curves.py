@@ -1,6 +1,6 @@
 """Curves of one job with each form of the optimizer's state: reward, loss and norm of the gradient by step.
 
-    python -m bench.programs.optimizer_curves [--steps N] [--seeds N] [--plot]
+    python -m bench.programs.optimizer_curves [--steps N] [--seeds N] [--arms ARM ...] [--plot]
 
 `examples/digits.yaml`, whose model of 156,000 parameters learns its task on a CPU. The arms have the same seeds, and
 float32 has one more:
@@ -13,7 +13,8 @@ float32 has one more:
 Records `bench/results/optimizer_curves.json`: a row for each arm, and one with the verdict. An arm is compared with
 float32 seed by seed: the difference of the mean reward over the last quarter of the steps, and over all steps, which
 also depends on how soon the model learns. The noise is the largest difference between two float32 runs whose seeds
-differ. Draws `optimizer_curves.png` beside the result; `--plot` only draws what is recorded.
+differ. Draws `optimizer_curves.png` beside the result; `--plot` only draws what is recorded. `--arms` runs some arms;
+the rows of the others stay as they are recorded, and must have the same steps and seeds.
 """
 
 from __future__ import annotations
@@ -63,21 +64,29 @@ ARMS: dict[str, Spec] = {
 """Fields of the spec that an arm adds to the example."""
 
 
-def main(steps: int, seeds: int, plot: bool, results: Path) -> None:
+def main(steps: int, seeds: int, arms: list[str], plot: bool, results: Path) -> None:
     if not plot:
         note = f"examples/digits.yaml, {steps} steps, a model of 156,000 parameters"
+        kept = recorded_rows(results) if set(arms) < ARMS.keys() else {}
+        runs: dict[str, list[Run]] = {arm: [] if arm in arms else kept[arm]["runs"] for arm in ARMS}
+        kept = {arm: row for arm, row in kept.items() if arm not in arms}
         # Seed by seed, so that a change of the machine's load affects all arms alike.
-        runs: dict[str, list[Run]] = {arm: [] for arm in ARMS}
         for seed in range(seeds + 1):
-            for arm in ARMS if seed < seeds else [REFERENCE]:
+            for arm in arms if seed < seeds else {REFERENCE} & set(arms):
                 runs[arm].append(run(manifest_of(arm, steps, seed), seed))
                 print(f"{arm}, seed {seed}: {last_quarter(runs[arm][-1]):.3f}", flush=True)
                 if seed > 0:  # enough for a verdict, so that a run that is stopped has a result
-                    record(NAME, rows_of(runs), note, results)
+                    record(NAME, rows_of(runs, kept), note, results)
     result = json.loads((results / f"{NAME}.json").read_text())
     picture = results / f"{NAME}.png"
     draw(result, picture)
     print(picture)
+
+
+def recorded_rows(results: Path) -> dict[str, dict[str, Any]]:
+    """The row of each arm that has been recorded."""
+    rows = json.loads((results / f"{NAME}.json").read_text())["rows"]
+    return {row["arm"]: row for row in rows if row["arm"] in ARMS}
 
 
 def manifest_of(arm: str, steps: int, seed: int) -> dict[str, Any]:
@@ -107,10 +116,14 @@ def run(manifest: dict[str, Any], seed: int) -> Run:
     }
 
 
-def rows_of(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """A row for each arm, and the verdict. `runs`: by arm, with the first seeds of float32's in the same order."""
+def rows_of(
+    runs: Mapping[str, Sequence[Run]], kept: Mapping[str, dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """A row for each arm, and the verdict. `runs`: by arm, with the first seeds of float32's in the same order. `kept`:
+    rows that stay as they are, by arm."""
     rows = [
-        {
+        (kept or {}).get(arm)
+        or {
             "arm": arm,
             "settings": ARMS[arm],
             "identical_to": identical_to(arm, runs),
@@ -142,9 +155,9 @@ def verdict(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
 
 
 def identical_to(arm: str, runs: Mapping[str, Sequence[Run]]) -> str | None:
-    """The first earlier arm whose curves are equal to those of `arm` in every bit, for each of its seeds."""
+    """The first earlier arm whose curves are equal to those of `arm` in every digit, for each of its seeds."""
     earlier = list(runs)[: list(runs).index(arm)]
-    return next((other for other in earlier if runs[other][: len(runs[arm])] == runs[arm]), None)
+    return next((other for other in earlier if list(runs[other][: len(runs[arm])]) == list(runs[arm])), None)
 
 
 def last_quarter(each: Run) -> float:
@@ -164,6 +177,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="steps of each run")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each arm; float32 has one more")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="arms to run; default: all")
     parser.add_argument("--plot", action="store_true", help="draw what is recorded; runs nothing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON and the figure go")
     main(**vars(parser.parse_args()))

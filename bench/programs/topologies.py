@@ -2,15 +2,20 @@
 
     python -m bench.programs.topologies [ARM...] [--steps N] [--smoke]
 
-Arms (Qwen3-0.6B's shape, random weights in bfloat16, 32 prompts x 8 responses of 1,024 tokens a step):
+Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides where the optimizer's state is):
 
-    colocated       two policy ranks and two engines, a pair on each GPU
-    disaggregated   one policy rank on one GPU, one engine on the other
-    overlapped      the same with `maxStaleness: 1`
+    colocated, colocated-8b           two policy ranks and two engines, a pair on each GPU
+    disaggregated, disaggregated-8b   one policy rank on one GPU, one engine on the other
+    overlapped, overlapped-8b         the same with `maxStaleness: 1`
 
-Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step of each
-arm is warm-up and is not counted. The memory of the GPU of the engine is that of a GPU with a policy module (colocated)
-and of one without (disaggregated). `--smoke`: a tiny model on any device; records nothing.
+0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens.
+
+Records one row for each arm in `bench/results/topologies.json`, after those that it already has; `python -m
+bench.report` then fills the table in docs/topologies.md. The first step of each arm is warm-up and is not counted. The
+idle share of each GPU is measured (NVML); that of each role follows from the seconds of the phases. The memory of the
+GPU of the engine is that of a GPU with a policy module (colocated) and of one without (disaggregated). Each row has the
+differences between the log-probabilities of engine and policy: with `maxStaleness: 1` the engine has older weights.
+`--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.harness.run_arms import Arms, generating_job
+from bench.programs.large_models import SHAPES
 
 SPECS: dict[str, dict[str, Any]] = {
     "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},
@@ -25,7 +31,7 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 SPECS["overlapped"] = SPECS["disaggregated"]
 STALENESS = {"overlapped": 1}
-SHAPE = "hidden=1024&intermediate=3072&layers=28&heads=16&kvHeads=8&headDim=128&vocabulary=151936&tied=true"
+PROMPTS = {"0.6b": 32, "8b": 16}
 SMOKE_SHAPE = "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false"
 BUSY_PHASES: dict[str, dict[str, tuple[str, ...]]] = {
     "colocated": {"policy": ("rollout", "update", "sync"), "rollout": ("rollout", "update", "sync")},
@@ -33,23 +39,32 @@ BUSY_PHASES: dict[str, dict[str, tuple[str, ...]]] = {
     "overlapped": {"policy": ("update", "sync")},
 }
 """Phases in which the GPU of a process of this role works. Overlapped: `rollout` is only the wait for the engine."""
+NAMES = [*SPECS, *(f"{arm}-8b" for arm in SPECS)]
+
+
+def parts_of(arm: str) -> tuple[str, str]:
+    """Kind of the arm, and size of its model."""
+    kind, _, size = arm.partition("-")
+    return kind, size or "0.6b"
 
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
+    kind, size = parts_of(arm)
     job = (
         generating_job(SMOKE_SHAPE, steps, prompts=4, group_size=4, response_tokens=16)
         if smoke
-        else generating_job(f"{SHAPE}&dtype=bfloat16", steps, prompts=32, group_size=8, response_tokens=1024)
+        else generating_job(SHAPES[size], steps, prompts=PROMPTS[size], group_size=8, response_tokens=1024)
     )
-    job["algorithm"]["maxStaleness"] = STALENESS.get(arm, 0)
-    return SPECS[arm] | job
+    job["algorithm"]["maxStaleness"] = STALENESS.get(kind, 0)
+    return SPECS[kind] | job
 
 
 def idle_shares(arm: str, _steps: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
     seconds, total = found["seconds_by_phase"], found["seconds_per_step"]
+    busy_phases = BUSY_PHASES[parts_of(arm)[0]]
     return {
         "idle_share": {
-            role: 1 - sum(seconds.get(phase, 0.0) for phase in busy) / total for role, busy in BUSY_PHASES[arm].items()
+            role: 1 - sum(seconds.get(phase, 0.0) for phase in busy) / total for role, busy in busy_phases.items()
         }
     }
 
@@ -57,9 +72,10 @@ def idle_shares(arm: str, _steps: list[dict[str, Any]], found: dict[str, Any]) -
 if __name__ == "__main__":
     Arms(
         "topologies",
-        list(SPECS),
+        NAMES,
         spec_of,
         idle_shares,
-        "Qwen3-0.6B's shape, random weights, 256 responses of 1,024 tokens a step",
+        "Qwen3-0.6B's shape with 256 responses of 1,024 tokens a step, Qwen3-8B's with 128; random weights",
         steps=6,
+        smoke_names=list(SPECS),
     ).main(__doc__)

@@ -18,11 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from bench.harness.record import RESULTS, record
-from bench.programs.adapter_recovery import job_spec, recovered
+from bench.programs.adapter_recovery import job_spec, kept_directory, recovered
 from bench.programs.large_models import SHAPES
 from rljob_trainer.models.resolve import resolve_model
 
@@ -35,14 +34,14 @@ OPTIONS = {
 STEPS = 3
 
 
-def main(failures: list[str], results: Path) -> None:
+def main(failures: list[str], results: Path, logs: Path | None) -> None:
     file = results / f"{NAME}.json"
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
     program = [sys.executable, "-m", "bench.programs.trl_steps", str(resolve_model(f"random://qwen3?{SHAPES['0.6b']}"))]
     for failure in failures or list(OPTIONS):
         command = [*program, "--steps", str(STEPS), *OPTIONS[failure]]
-        with tempfile.TemporaryDirectory() as directory:
-            attempts = recovered(job_spec("TRL", gpus=1), command, None, Path(directory))
+        with kept_directory(logs, failure) as directory:
+            attempts = recovered(job_spec("TRL", gpus=1), command, None, directory)
         row = {"failure": failure, "options": OPTIONS[failure], "attempts": attempts}
         rows = [*(other for other in rows if other["failure"] != failure), row]
         note = "TRL under the probe, adapter TRL; each attempt has the changes that the one before it led to"
@@ -52,5 +51,6 @@ def main(failures: list[str], results: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("failures", nargs="*", choices=[*OPTIONS, []], metavar="FAILURE", help=", ".join(OPTIONS))
+    parser.add_argument("--logs", type=Path, help="where the output of the attempts is kept; default: nowhere")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

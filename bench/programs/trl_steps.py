@@ -48,6 +48,7 @@ def main(
     gradient_checkpointing: bool,
     engine_share: float,
     awake: bool,
+    given_up_on_memory: bool,
 ) -> None:
     begun = time.perf_counter()
     completions = prompts * group_size
@@ -84,16 +85,30 @@ def main(
         callbacks=[clock],
     )
     start_up_seconds = time.perf_counter() - begun
-    trainer.train()
+    failure = ""
+    try:
+        trainer.train()
+    except torch.OutOfMemoryError as error:
+        if not given_up_on_memory:
+            raise
+        failure = str(error)
     # The first step pays for warm-up, here as in the other arm.
-    median = statistics.median(clock.seconds[2:])
+    counted = clock.seconds[2:]
+    rates = (
+        {
+            "seconds_per_step": statistics.median(counted),
+            "tokens_per_second": completions * response_tokens / statistics.median(counted),
+        }
+        if counted
+        else {}
+    )
     print(
         json.dumps(
             {
                 "start_up_seconds": start_up_seconds,
-                "seconds_per_step": median,
                 "all_seconds": clock.seconds,
-                "tokens_per_second": completions * response_tokens / median,
+                **rates,
+                **({"failure": failure} if failure else {}),
                 "device_peak_bytes": device.peak_bytes,
                 "torch_peak_allocated_bytes": torch.cuda.max_memory_allocated(),
                 "torch_peak_reserved_bytes": torch.cuda.max_memory_reserved(),
@@ -114,4 +129,9 @@ if __name__ == "__main__":
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--engine-share", type=float, default=0.3, help="of the GPU's memory, for vLLM")
     parser.add_argument("--awake", action="store_true", help="the engine does not sleep during the update")
+    parser.add_argument(
+        "--given-up-on-memory",
+        action="store_true",
+        help="if memory runs out, report the steps until then instead of failing",
+    )
     main(**vars(parser.parse_args()))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from bench.report import (
     adapter_recovery,
+    checkpoints,
     confusion_matrix,
     freed_bytes,
     host_memory,
@@ -21,11 +22,13 @@ from bench.report import (
     optimizer_curves,
     public_failures,
     recoveries,
+    rollouts,
     soak,
     supported_models,
+    topologies,
     training,
 )
-from bench.report.markdown import Result, read
+from bench.report.markdown import Result, is_recorded, read
 
 Render = Callable[[Result], str]
 
@@ -34,6 +37,10 @@ BLOCKS: Mapping[str, Render] = {
     "large_models": large_models.block,
     "host_memory": host_memory.block,
     "load_memory": load_memory.block,
+    "checkpoints": checkpoints.block,
+    "rollout_engine": rollouts.logprobs,
+    "rollout_queue": rollouts.queue,
+    "queue_steps": rollouts.queue_steps,
     "smollm2_chain_sum": training.chain_sum,
     "smollm2_chain_sum_cpu": training.chain_sum_cpu,
     "optimizer_curves": optimizer_curves.block,
@@ -57,20 +64,21 @@ BLOCKS: Mapping[str, Render] = {
     "soak_topologies": soak.block,
     "supported_models": supported_models.block,
     "induced_failures": confusion_matrix.block,
-    "public_failures_first": public_failures.block,
-    "public_failures_second": public_failures.block,
-    "public_failures_third": public_failures.block,
-    "public_failures_fourth": public_failures.block,
-    "public_failures_fifth": public_failures.block,
-    "public_failures_sixth": public_failures.block,
+    "public_failures_seventh": public_failures.block,
+    "public_failures_seventh: every set": public_failures.every_set,
     "memory_mitigation_cost": mitigations.costs,
     "memory_cache": mitigations.cache,
     "memory_retained": mitigations.retained,
     "memory_small_card": mitigations.small_card,
     "memory_controller": mitigations.controller,
     "memory_rollout_role": mitigations.rollout_role,
+    "topologies": topologies.topologies,
+    "tensor_parallel": topologies.tensor_parallel,
 }
 """Renderers by the name of the result, and of the block if there are several."""
+
+UNRECORDED = {"topologies": "two GPUs", "tensor_parallel": "two GPUs"}
+"""Results that may be missing, with the machine that they need. Their blocks say so until they are recorded."""
 
 _BLOCK = re.compile(r"<!-- from bench/results/(\w+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
 
@@ -89,4 +97,8 @@ def _filled(block: re.Match[str]) -> str:
     if name not in BLOCKS:
         raise UnknownBlock(f"expected one of {', '.join(BLOCKS)}; found the mark of {name}")
     mark = block[0].partition("\n")[0]
-    return f"{mark}\n{BLOCKS[name](read(result))}<!-- end -->\n"
+    if result in UNRECORDED and not is_recorded(result):
+        content = f"Not recorded yet: `python -m bench.programs.{result}`, on {UNRECORDED[result]}.\n"
+    else:
+        content = BLOCKS[name](read(result))
+    return f"{mark}\n{content}<!-- end -->\n"

@@ -8,13 +8,16 @@ from bench.report.markdown import Result, gib, source, table
 
 _MODELS = {
     "0.6b": "0.6B, 512 tokens",
+    "0.6b-packed": "0.6B, 512 tokens, packed sequences",
     "0.6b-trl": "0.6B, 512 tokens, TRL 1.16, float32 weights",
     "4b": "4B",
     "8b": "8B",
     "8b-warm": "8B, started with warm compile caches",
     "8b-fp8": "8B, rollouts in 8 bits",
     "8b-bfloat16": "8B, bfloat16 moments",
+    "8b-int8": "8B, int8 moments",
     "8b-trl": "8B, TRL 1.16, bfloat16 weights only",
+    "8b-trl-float32": "8B, TRL 1.16, float32 weights, out of memory in the second step",
     "8b-80gib": "8B, 79 GiB of the GPU, second step",
     "14b": "14B, bfloat16 moments",
 }
@@ -30,7 +33,7 @@ def block(result: Result) -> str:
 def _row(arm: dict[str, Any]) -> tuple[str, ...]:
     phases, plan = arm.get("seconds_by_phase", {}), arm.get("plan")
     # TRL's engine is in the same process, where torch counts its memory although it sleeps.
-    of_policy = None if arm["arm"].endswith("-trl") else arm.get("torch_peak_reserved_bytes")
+    of_policy = None if "-trl" in arm["arm"] else arm.get("torch_peak_reserved_bytes")
     # Of the whole GPU, with the ballast that another process holds.
     whole_gpu = None if arm["arm"].endswith("-80gib") else arm.get("device_peak_bytes")
     return (

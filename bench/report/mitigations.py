@@ -106,11 +106,16 @@ def controller(result: Result) -> str:
 
 def rollout_role(result: Result) -> str:
     rows = [
-        (row["arm"], gib(row["awake_bytes"]), gib(row["asleep_bytes"]))
+        (f"{row['arm']}{_shape(row)}", gib(row["awake_bytes"]), gib(row["asleep_bytes"]))
         for row in result["rows"]
         if "awake_bytes" in row
     ]
     return f"{_source(result)}\n{table(('in the process', 'awake', 'asleep'), rows)}{_failures(result['rows'])}"
+
+
+def _shape(row: Row) -> str:
+    """The shape, for rows of a result with several."""
+    return f", {row['shape'].upper()}" if "shape" in row else ""
 
 
 def _source(result: Result) -> str:

@@ -17,6 +17,7 @@ _LINES: dict[str, tuple[str, Any]] = {
     "float32": ("#1f2933", "-"),
     "float32, streamed": ("#56b4e9", (0, (1, 2))),
     "bfloat16 moments": ("#d55e00", "-"),
+    "int8 moments": ("#cc79a7", "-"),
     "bfloat16 weights": ("#009e73", "-"),
     "bfloat16 weights and moments": ("#0072b2", "-"),
 }
