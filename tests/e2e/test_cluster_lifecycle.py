@@ -48,13 +48,14 @@ def test_ending_the_cluster_leaves_only_programs_and_images(
     cluster: ClusterLayout, kubectl: Kubectl, busybox: str
 ) -> None:
     cluster_module.down(cluster, PROGRESS, images=False)
-    before = machine_state()
+    before, kept = machine_state(), {path.name for path in cluster.root.iterdir()}
+    assert cluster.state.name not in kept
     cluster_module.up(cluster, PROGRESS)
     kubectl.apply(shell_pod("running", busybox, "sleep 600"))
     kubectl.wait("pod", "running", lambda pod: phase(pod) == "Running")
     cluster_module.down(cluster, PROGRESS, images=False)
     assert machine_state() == before
-    assert {path.name for path in cluster.root.iterdir()} == {"bin", "images", "lock"}
+    assert {path.name for path in cluster.root.iterdir()} == kept
 
 
 def test_a_cluster_whose_processes_were_all_killed_comes_up_again(cluster: ClusterLayout, kubectl: Kubectl) -> None:

@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_testing.patience import Deadline
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.ray_node import worker_resource
 from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
@@ -63,12 +64,18 @@ def test_the_answers_of_others_come_without_that_of_a_missing_agent(agents: Work
     assert list(processes.values()) == agents.call(os.getpid, PATIENCE)
 
 
-def test_a_lost_agent_is_not_waited_for(agents: WorkerAgents) -> None:
-    lost = psutil.Process(agents.call(os.getpid, PATIENCE)[1])
-    lost.kill()
-    lost.wait()
+def test_a_lost_agent_is_not_waited_for_and_starts_again(agents: WorkerAgents) -> None:
+    kept, lost = agents.call(os.getpid, PATIENCE)
+    process = psutil.Process(lost)
+    process.kill()
+    process.wait()
     began = time.monotonic()
     with pytest.raises(WorkerLost, match="getpid"):
         agents.call(os.getpid, PATIENCE)
-    assert list(agents.answers(os.getpid, PATIENCE)) == [0]
+    assert agents.answers(os.getpid, PATIENCE)[0] == kept
     assert time.monotonic() - began < PATIENCE
+    deadline = Deadline(PATIENCE)
+    while 1 not in (answers := agents.answers(os.getpid, PATIENCE)):
+        assert not deadline.passed
+    assert answers[0] == kept
+    assert answers[1] != lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -30,10 +31,8 @@ def fuzz(target: Target, seconds: float, seed: int) -> Fuzzed:
 
     `seed`: of the random numbers; the inputs of the same seed are the same.
     """
-    random, inputs, slowest = Random(seed), 0, 0.0
-    until = time.monotonic() + seconds
-    while inputs < len(target.seeds) or time.monotonic() < until:
-        data = target.seeds[inputs] if inputs < len(target.seeds) else damaged(target.seeds, random)
+    inputs, slowest = 0, 0.0
+    for data in _inputs(target, seconds, Random(seed)):
         began = time.process_time()
         try:
             target.check(data)
@@ -41,6 +40,14 @@ def fuzz(target: Target, seconds: float, seed: int) -> Fuzzed:
             raise FuzzFailure(f"{type(error).__name__} for input {inputs} of seed {seed}, in {_kept(data)}") from error
         inputs, slowest = inputs + 1, max(slowest, time.process_time() - began)
     return Fuzzed(inputs, slowest)
+
+
+def _inputs(target: Target, seconds: float, random: Random) -> Iterator[bytes]:
+    yield from target.seeds
+    until = time.monotonic() + seconds
+    yield damaged(target.seeds, random)
+    while time.monotonic() < until:
+        yield damaged(target.seeds, random)
 
 
 def _kept(data: bytes) -> Path:

@@ -111,6 +111,16 @@ CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"checkpoint": {"size": "1Gi", "retain": True}},
     ),
     (
+        "spec.rollout.quantization",
+        {"rollout": {"quantization": "Fp8PerTensor"}, "policy": {"gpusPerReplica": 0}},
+        {"rollout": {"quantization": "Fp8PerTensor"}, "policy": {"gpusPerReplica": 1}},
+    ),
+    (
+        "spec.rollout.kvCacheDtype",
+        {"rollout": {"kvCacheDtype": "Fp8"}, "policy": {"gpusPerReplica": 0}},
+        {"rollout": {"kvCacheDtype": "Fp8"}, "policy": {"gpusPerReplica": 1}},
+    ),
+    (
         "spec.algorithm",
         {"rollout": {"quantization": "Fp8PerTensor"}, "algorithm": {"importanceSampling": {"mode": "Disabled"}}},
         {"rollout": {"quantization": "Fp8PerTensor"}, "algorithm": {"importanceSampling": {"mode": "Truncate"}}},
