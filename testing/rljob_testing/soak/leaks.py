@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ _STAY_IN_A_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default", 
 _POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
+_GARBAGE = "rljob-soak-garbage"
+"""Name of the snapshot and the lease that are removed so that containerd collects its garbage."""
 _USER_OF_PODS = 10001
 _SHARED_FOLDERS = (Path("/tmp"), Path("/dev/shm"))
 """Folders of which each pod has its own. A pod's file in the machine's folder means that isolation failed."""
@@ -103,10 +106,25 @@ def _snapshots(cluster: SoakCluster, node: Node) -> str:
 
 
 def _folders_of_no_snapshot(cluster: SoakCluster, node: Node) -> Iterator[str]:
+    """Folders that remain although containerd has collected its garbage."""
+    if _surplus_folders(cluster, node) > 0:
+        _collect_garbage(cluster, node)
+    if (folders := _surplus_folders(cluster, node)) > 0:
+        yield f"{folders} folders of no snapshot on {node.name}"
+
+
+def _surplus_folders(cluster: SoakCluster, node: Node) -> int:
     known = len(_snapshots(cluster, node).splitlines()) - 1
-    folders = len(list((cluster.layout.node(node).images / _SNAPSHOTS).iterdir()))
-    if folders > known:
-        yield f"{folders - known} folders of no snapshot on {node.name}"
+    return len(list((cluster.layout.node(node).images / _SNAPSHOTS).iterdir())) - known
+
+
+def _collect_garbage(cluster: SoakCluster, node: Node) -> None:
+    """Let containerd remove what it left when it was killed: it does so after it has removed a snapshot or a lease."""
+    _ctr(cluster, node, "snapshots", "prepare", _GARBAGE)
+    with suppress(ClusterError):  # it may have been collected already
+        _ctr(cluster, node, "snapshots", "remove", _GARBAGE)
+    _ctr(cluster, node, "leases", "create", "--id", _GARBAGE)
+    _ctr(cluster, node, "leases", "delete", "--sync", _GARBAGE)
 
 
 def _containers(cluster: SoakCluster, node: Node) -> list[Container]:
