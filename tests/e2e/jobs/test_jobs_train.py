@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing import hub_server
@@ -14,7 +16,7 @@ from rljob_testing.cluster.installed_operator import NAMESPACE, InstalledOperato
 from rljob_testing.cluster.job_status import at_step, attempt, condition, digits, event_reasons, finished, holds, status
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.hub_server import REPOSITORY
-from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from tests.e2e.test_built_images import TRAINER
 
 
@@ -113,28 +115,39 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
 
 
 def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: Kubectl) -> None:
-    steps = 60
     policy = {"gpusPerReplica": 0, "template": on_node("gpu-node")}
     rollout = {"replicas": 2, "gpusPerReplica": 0, "template": on_node("cpu-node")}
-    jobs.apply(digits(topology="Disaggregated", algorithm={"steps": steps}, policy=policy, rollout=rollout))
+    more_than_needed = {"steps": 5000}
+    jobs.apply(digits(topology="Disaggregated", algorithm=more_than_needed, policy=policy, rollout=rollout))
     jobs.wait("stepreport", "digits", at_step(10), PATIENCE_SECONDS)
     nodes = {name: jobs.get("pod", f"digits-{name}-0")["spec"]["nodeName"] for name in ("policy", "rollout")}
     assert nodes == {"policy": "gpu-node", "rollout": "cpu-node"}
     jobs("delete", "pod", "digits-rollout-0", "--wait=false")
-    job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
 
-    assert holds("Complete")(job), status(job)
-    [attempt] = status(job)["attempts"]
-    assert (attempt["reason"], attempt["podReplacements"]) == ("AllStepsCommitted", 1)
+    wait_for_engines(jobs, "rollout-1")
+    wait_for_engines(jobs, "rollout-0", "rollout-1")
+    job = jobs.wait("rljob", "digits", lambda job: "PodReplaced" in event_reasons(jobs, "digits"))
+    assert holds("Running")(job), status(job)
     assert status(job)["restarts"] == 0
-    records = _ledger(jobs)
-    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, steps + 1))
-    assert status(job)["reward"] > 0.9
+    [attempt] = status(job)["attempts"]
+    assert (attempt["podReplacements"], attempt.get("replacingPods", [])) == (1, [])
+    steps = [record["step"] for record in _ledger(jobs) if record["kind"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def wait_for_engines(jobs: Kubectl, *engines: str) -> None:
+    """Wait until the rollouts of the newest step come from exactly these engines."""
+    deadline = Deadline(PATIENCE_SECONDS)
+    while (found := {name for name in _ledger(jobs)[-1].get("memory_bytes", {}) if "rollout" in name}) != set(engines):
+        assert not deadline.passed, f"expected {engines}, found {found}"
+        time.sleep(0.2)
 
 
 def on_node(name: str) -> dict[str, object]:
-    """A pod template that only this node satisfies."""
-    return {"spec": {"nodeSelector": {"kubernetes.io/hostname": name}, "tolerations": [{"operator": "Exists"}]}}
+    """A pod template that only this node satisfies, and that leaves room for another such pod on its two CPUs."""
+    container = {"name": "rljob", "resources": {"requests": {"cpu": "500m"}}}
+    selector = {"kubernetes.io/hostname": name}
+    return {"spec": {"nodeSelector": selector, "tolerations": [{"operator": "Exists"}], "containers": [container]}}
 
 
 def fetch(cluster: ClusterLayout, jobs: Kubectl, job: str, output: Path) -> subprocess.CompletedProcess[str]:
@@ -178,9 +191,10 @@ def start_hub(jobs: Kubectl) -> None:
     jobs("wait", "--for=condition=Ready", "pod/hub", "--timeout=180s")
 
 
-def _ledger(kubectl: Kubectl) -> list[dict[str, object]]:
+def _ledger(kubectl: Kubectl) -> list[dict[str, Any]]:
     """The job's ledger, read from the volume's folder on this machine."""
     claim = kubectl.get("pvc", "digits-checkpoints")
     volume = kubectl.get("pv", claim["spec"]["volumeName"])["spec"]
     folder = Path((volume.get("hostPath") or volume["local"])["path"])
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    complete, _, _ = (folder / "ledger.jsonl").read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
