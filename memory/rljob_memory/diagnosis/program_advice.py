@@ -11,7 +11,7 @@ from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
-from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.programs import PROGRAMS, Effect, Option, Program
 from rljob_memory.sizes import human_bytes
 
@@ -102,7 +102,8 @@ def _change(option: Option, diagnosis: Diagnosis, ledger: Ledger) -> str | None:
     change: str | None
     match option.change:
         case "lower":
-            change = _lowered(option, value, diagnosis)
+            too_small = ledger.failure.kind is FailureKind.KV_CACHE_TOO_SMALL
+            change = _raised(option, value, diagnosis) if too_small else _lowered(option, value, diagnosis)
         case "halve":
             change = _halved(option, value)
         case "double":
@@ -153,12 +154,19 @@ def _doubled(option: Option, value: str | None) -> str:
     return f"set {option.name}: {present} → {2 * int(present)}"
 
 
-def _lowered(option: Option, value: str | None, diagnosis: Diagnosis) -> str:
-    """The share, less the memory that was missing, in steps of 0.05; more, if the engine had too little."""
+def _raised(option: Option, value: str | None, diagnosis: Diagnosis) -> str:
+    """The share of an engine that had too little, with what was missing if that is known."""
     numbers = diagnosis.numbers
-    if all(name in numbers for name in _TOO_SMALL):
-        more = human_bytes(max(numbers["needed_bytes"] - numbers["available_bytes"], 0))
-        return f"raise {option.name}{_present(option, value)}, by {more} of the GPU"
+    change = f"raise {option.name}{_present(option, value)}"
+    if not all(name in numbers for name in _TOO_SMALL):
+        return change
+    more = human_bytes(max(numbers["needed_bytes"] - numbers["available_bytes"], 0))
+    return f"{change}, by {more} of the GPU"
+
+
+def _lowered(option: Option, value: str | None, diagnosis: Diagnosis) -> str:
+    """The share, less the memory that was missing, in steps of 0.05."""
+    numbers = diagnosis.numbers
     total, free = numbers.get("total_bytes"), numbers.get("free_bytes", 0)
     wanted = numbers.get("requested_bytes") or numbers.get("wanted_bytes")
     try:

@@ -62,12 +62,16 @@ _SHORTENED_MESSAGE = re.compile(
     rf"and (?P<cached>{SIZE}) is reserved by [Pp]y[Tt]orch but unallocated"
 )
 """Without the numbers of the device, which people leave out."""
-_ASYNC_MESSAGE = re.compile(
+_ASYNC_NUMBERS = (
     rf"Allocation on device (?P<gpu>\d{{1,4}}) would exceed allowed memory\.?(?: \(out of memory\))? ?"
     rf"Currently allocated ?:? (?P<allocated>{SIZE}) Requested ?:? (?P<requested>{SIZE}) "
     rf"Device limit ?:? (?P<total>{SIZE}) Free \(according to CUDA\): (?P<free>{SIZE})"
-    rf"(?: PyTorch limit \(set by user-supplied memory fraction\) ?: (?P<allowed>{SIZE}))?"
 )
+_ASYNC_MESSAGE = re.compile(
+    rf"{_ASYNC_NUMBERS} PyTorch limit \(set by user-supplied memory fraction\) ?: (?P<allowed>{SIZE})"
+)
+_ASYNC_WITHOUT_LIMIT = re.compile(_ASYNC_NUMBERS)
+"""A message that is cut before its last number."""
 _MPS_MESSAGE = re.compile(
     rf"MPS backend out of memory \(MPS allocated: (?P<allocated>{SIZE})(?:, other allocations: {SIZE})?, "
     rf"max allowed: (?P<total>{SIZE})\)\. Tried to allocate (?P<requested>{SIZE})"
@@ -113,7 +117,9 @@ def parse_torn_message(text: str) -> DeviceMemory | None:
 
     None if `text` has not even the request.
     """
-    begin = _REQUEST.search(flat := _flat(text))
+    if match := _ASYNC_WITHOUT_LIMIT.search(flat := _flat(text)):
+        return _from_sizes(match)
+    begin = _REQUEST.search(flat)
     requested = size_bytes(begin["size"]) if begin else None
     if begin is None or requested is None:
         return parse_request(text)

@@ -46,6 +46,14 @@ def test_the_share_of_an_engine_is_lowered_by_what_was_missing() -> None:
     )
 
 
+def test_the_share_of_an_engine_that_had_too_little_is_raised() -> None:
+    found = best(
+        '  File "/env/lib/python3.12/site-packages/sglang/srt/model_executor/model_runner.py", line 9, in init_pool',
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+    )
+    assert found.advice.startswith("SGLang: raise --mem-fraction-static")
+
+
 def test_a_micro_batch_is_halved() -> None:
     found = best(
         "per_device_train_batch_size=16",

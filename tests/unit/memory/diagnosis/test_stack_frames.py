@@ -211,6 +211,15 @@ return forward_call(*args, **kwargs)
 """
 
 
+@pytest.mark.parametrize(("limit", "is_one"), [("14.00 GiB", True), ("17179869184.00 GiB", False)])
+def test_the_limit_of_the_async_allocator_is_the_last_line_of_its_message(limit: str, is_one: bool) -> None:
+    log = (
+        COMFYUI.replace("14.75 GiB", "24.00 GiB").replace("27.06 MiB", "9.00 GiB").replace("17179869184.00 GiB", limit)
+    )
+    found = best(read(*log.splitlines()))
+    assert (found.failure_class is FailureClass.GPU_MEMORY_LIMIT) == is_one
+
+
 def test_a_traceback_below_its_message_counts() -> None:
     evidence = read(*COMFYUI.splitlines())
     assert evidence.failure is not None
