@@ -250,9 +250,11 @@ def telling_lines(stream: BinaryIO) -> Iterator[LogLine]:
         elif _is_telling(raw):
             if _may_be_broken(raw.rstrip()):
                 following = max(following, _REST_OF_A_LINE)
+        elif progress:
+            # A line of its own, also between the parts of a message.
+            yield LogLine("", "", None, None, number, progress=progress)
+            continue
         elif following == 0:
-            if progress:
-                yield LogLine("", "", None, None, number, progress=progress)
             continue
         following = max(following - 1, 0) if raw.strip() else following
         yield replace(parse_line(raw, number), progress=progress, raw_above=tuple(recent)[:-1])
