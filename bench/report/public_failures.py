@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.report.markdown import Result, Row, read, source, table
 
-_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
+_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
 def block(result: Result) -> str:

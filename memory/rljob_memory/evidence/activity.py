@@ -52,7 +52,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
     ),
     (
         Activity.OPTIMIZER,
-        r"torch/optim/(?!lr_scheduler|swa_utils)|optim\w*\.load_state_dict|_init_group|exp_avg|optimizer\.step|optimizer_step|_multi_tensor_"
+        r"torch/optim/(?!lr_scheduler|swa_utils)|optim\w*\.load_state_dict|_init_group|exp_avg|optimizer\W{1,3}step\b|optimizer_step|_multi_tensor_"
         r"|sharded_optim|bitsandbytes/optim/|initialize_optimizer_states|fp32_(?:groups|partitions|masters?)"
         r"|zero/stage\w+\.py in (?:__init__|step|_optimizer_step|unscale\w+)$|distrib_optimizer\.py|clip_grad"
         r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in (?:step\w*|update|_?init\w*_state\w*)$"
@@ -69,7 +69,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
     ),
     (
         Activity.WEIGHT_SYNC,
-        r"sharding_manager|_model_to_vllm|get_per_tensor_param|gather_full|\bupdate_weights?(?:_(?:from|via|by)_\w+)?\b|sync_weights|weight_sync"
+        r"sharding_manager|weights_manager|_model_to_vllm|get_per_tensor_param|gather_full|\bupdate_weights?(?:_(?:from|via|by)_\w+)?\b|sync_weights|weight_sync"
         r"|update_weight\w*(?:/\w+)*\.py in |reload_weights|sync_model_weights|weight_transfer|weight_update|"
         + _in(
             r"(?:async_)?(?:update|reload|refit|refresh)_(?:\w+_)?(?:weights?|adapters?|lora|state_dict|bucket)\w*",
@@ -83,8 +83,8 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
     ),
     (
         Activity.GATHERING,
-        r"partition_parameters\.py in (?:_all_?gather|__enter__|_allgather)\w*|GatheredParameters|_unshard_params"
-        r"|full_tensor|summon_full_params|consolidated_16bit_state_dict|state_dict_utils\.py|checkpoint/state_dict\.py|"
+        r"partition_parameters\.py in (?:_?all_?gather|__enter__)\w*|GatheredParameters|_unshard_params"
+        r"|full_tensor|summon_full_params|unshard_param_utils\.py|consolidated_16bit_state_dict|state_dict_utils\.py|checkpoint/state_dict\.py|"
         + _in(r"\w*state_dict(?<!load_state_dict)\w*", "redistribute", r"gather_\w*(?:params?|parameters|weights)"),
     ),
     (
@@ -167,8 +167,14 @@ _PROSE = tuple(
         (Activity.MODEL_LOAD, r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"),
         (Activity.OPTIMIZER, r"\boptimi[sz]er(?:'s)? (?:states?|steps?)\b|\boptimizer\.step\b"),
         (Activity.BACKWARD, r"\bbackward(?: pass| step|\(\)|\b)"),
-        (Activity.CHECKPOINT, r"\bsav(?:e|ing) (?:\w{1,20} ){0,3}(?:checkpoints?|ckpt|models?|weights)\b"),
+        (
+            Activity.CHECKPOINT,
+            r"\bsav(?:e|ing) (?:\w{1,20} ){0,3}(?:checkpoints?|ckpt|models?|weights)\b"
+            r"|\b(?:checkpoint|ckpt|model) saving\b",
+        ),
+        (Activity.GRAPH_CAPTURE, r"\bcaptur\w{0,4} (?:\w{1,20} ){0,3}graphs?\b"),
         (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the |vLLM )?(?:executor|engine)\b"),
+        (Activity.FORWARD, r"\b(?:during|on|in|at) (?:[\w-]{1,20} ){0,3}prefill\b|\bprefill failed\b"),
     )
 )
 """Activities in the words of a message."""

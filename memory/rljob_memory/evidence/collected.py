@@ -112,6 +112,9 @@ class CollectedEvidence:
     siblings: tuple[str, ...] | None = None
     """Names of the other processes of its container that use a GPU; None if unknown."""
 
+    reported_growth: str = ""
+    """A sentence beside the log that reports a growth of GPU memory; empty if there is none."""
+
     barrier_on_gpu_0: bool = False
     """True if a rank warned that it uses GPU 0 for a barrier."""
 
@@ -165,6 +168,7 @@ class EvidenceBuilder:
     gpu_use: list[tuple[int, int]] = field(default_factory=list)
     siblings: tuple[str, ...] | None = None
     largest_free_block_bytes: int | None = None
+    reported_growth: str = ""
     barrier_on_gpu_0: bool = False
     host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
@@ -282,6 +286,7 @@ class EvidenceBuilder:
             gpu_processes={gpu: tuple(processes) for gpu, processes in self.gpu_processes.items()},
             gpu_use=tuple(self.gpu_use),
             siblings=self.siblings,
+            reported_growth=self.reported_growth,
             barrier_on_gpu_0=self.barrier_on_gpu_0,
             host=self.host,
             plan=plan,

@@ -140,7 +140,17 @@ _ENGINE_ACTIVITIES = frozenset(
     {Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE, Activity.ENGINE_STEP}
 )
 _ACTIVITIES_ON_THE_GPU = frozenset(
-    {Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS, Activity.SAMPLING, Activity.KV_CACHE, Activity.GRAPH_CAPTURE}
+    {
+        Activity.FORWARD,
+        Activity.BACKWARD,
+        Activity.LOGITS,
+        Activity.SAMPLING,
+        Activity.KV_CACHE,
+        Activity.GRAPH_CAPTURE,
+        Activity.OPTIMIZER,
+        Activity.WEIGHT_SYNC,
+        Activity.WAKE,
+    }
 )
 _ENGINE_KINDS = frozenset(
     {
@@ -190,12 +200,15 @@ class Failure:
     retried: bool = False
     """The program reported another try with less memory just below."""
 
+    in_gpu_code: bool = False
+    """Its stack has frames of a library that computes on GPUs. Not set if the message shows the memory that ran out."""
+
     @property
     def is_of_the_gpu(self) -> bool:
         """True if a request of a program for GPU memory failed, also if only its words name the GPU."""
         if self.kind is FailureKind.UNFAMILIAR:
-            of_a_pass = self.activity in _ACTIVITIES_ON_THE_GPU and not names_the_host(self.text)
-            return of_a_pass or names_a_device(self.text)
+            of_its_work = self.in_gpu_code or self.activity in _ACTIVITIES_ON_THE_GPU
+            return (of_its_work and not names_the_host(self.text)) or names_a_device(self.text)
         return self.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER)
 
     @property

@@ -23,7 +23,7 @@ from rljob_memory.evidence.consequences import other_reason, secondary_name
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 from rljob_memory.evidence.frames import call_of, code_of, frames_of
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
-from rljob_memory.evidence.mentions import reported_shortage
+from rljob_memory.evidence.mentions import reported_growth, reported_shortage
 from rljob_memory.evidence.program_facts import note_programs
 from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
 from rljob_memory.evidence.unfamiliar import is_no_shortage, is_unfamiliar_failure
@@ -53,6 +53,7 @@ _ENGINE_CODE = re.compile(
     r"-packages/vllm/|/vllm/(?:v1|worker|engine|executor|model_executor)/|/sglang/srt/"
     r"|/(?:text_generation_server|lorax_server|tensorrt_llm|lmdeploy)/"
 )
+_GPU_CODE = re.compile(r"[/\\](?:torch|vllm|sglang|deepspeed|accelerate|megatron|bitsandbytes|fairscale)[/\\]")
 _ENGINE_LINE = re.compile(
     r"\b(?:text_generation|lorax)(?:_(?:client|server|launcher|router)\b|\.errors\.)|\[TensorRT-LLM\]|\[TRT-LLM\]|/tensorrt_llm/"
     r"|\[TM\]\[|/turbomind/|\bggml_\w+:|\bllama_(?:model|kv|new|init|context|decode)\w*: |\bgraph_reserve: "
@@ -129,6 +130,8 @@ class LogReader:
             self._note_retry(line.number)
         writer = self._writer(line.writer)
         log_facts.note_engine_seen(self._builder, line)
+        if not self._builder.reported_growth:
+            self._builder.reported_growth = reported_growth(line.text) or ""
         note_programs(self._builder, line)
         writer.clock = line.clock or writer.clock
         if (time := marked_time(line.text)) is not None:
@@ -286,15 +289,27 @@ class LogReader:
     def _explain_by_a_cut_traceback(self) -> None:
         """Give failures of the GPU without an activity that of a traceback whose own message is missing.
 
-        The ranks of a job do the same work, and their outputs are posted in any order.
+        The ranks of a job do the same work, and their outputs are posted in any order. A stack is more precise than the
+        words of a title.
         """
         cut = [tuple(writer.traceback) for writer in self._writers.values() if writer.traceback_is_cut]
         cut.extend(tuple(writer.calls) for writer in self._writers.values() if writer.calls)
         stack = next((stack for stack in cut if activity_of(stack)), ())
+        if not stack:
+            return
+        role = "rollout" if any(_ENGINE_CODE.search(frame) for frame in stack) else None
+        in_gpu_code = any(_GPU_CODE.search(frame) for frame in stack)
         for place, failure in enumerate(self._builder.failures):
-            if stack and failure.source == self._source and failure.activity is None and failure.is_of_the_gpu:
-                role = "rollout" if any(_ENGINE_CODE.search(frame) for frame in stack) else None
-                self._builder.failures[place] = replace(failure, activity=activity_of(stack), role=failure.role or role)
+            if failure.source != self._source or (failure.activity is not None and failure is not self._mentioned):
+                continue
+            in_words = failure.kind is FailureKind.UNFAMILIAR
+            if failure.is_of_the_gpu or in_words:
+                self._builder.failures[place] = replace(
+                    failure,
+                    activity=activity_of(stack),
+                    role=failure.role or role,
+                    in_gpu_code=in_words and in_gpu_code,
+                )
 
     def _activity(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Activity | None:
         found = activity_of(tuple(writer.traceback)) or activity_of_text(line.text)

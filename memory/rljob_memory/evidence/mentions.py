@@ -35,6 +35,13 @@ _SHORTAGE = _any_of(
     r"memoria (?:insuficiente|agotada)",
     r"speicher reicht nicht|nicht genügend \w*speicher",
 )
+_GROWTH = _any_of(
+    r"\b(?:gpu|cuda|vram|device) memory leak\w*|\bleak\w* (?:of )?(?:gpu|cuda|vram|device) memory\b",
+    r"\b(?:memory|vram)(?: usage| use| consumption)? (?:slowly |steadily |gradually |constantly |just |always ){0,2}"
+    r"(?:creeps?|accumulates?|climbs?|(?:keeps?|slowly|steadily|gradually|constantly) (?:grow|increas|ris|climb)\w*)\b",
+    r"\b(?:accumulat\w+|increas\w+|grow\w*) (?:gpu |cuda )?(?:memory|vram)\b.{0,40}\b(?:each|every|per)\b"
+    r" (?:\w+ )?(?:step|batch|iteration|epoch|run|call|loop)",
+)
 _FOREIGN = re.compile(r"[^\x00-\u024f]")
 """Letters beyond Latin: their languages report without the verbs below."""
 _REPORT = _any_of(
@@ -47,7 +54,9 @@ _NO_REPORT = _any_of(
     r"\b(?:avoid|prevent|mitigat|reduc|risk|potential|handl|catch|retr(?:y|ie)|skip|recover)\w*",
     r"\b(?:likely|possibl[ey]|if|unless|whether|may|might|could|would|should|in case|without|helps?|caught|fallback)\b",
     r"\bcan (?:\w+ly |also |still )?(?:cause|lead|result|trigger|happen|occur|be)\b",
-    r"\b(?:falling back|usually|typically|often|sometimes|please|e\.g|tips?|hint)\b",
+    r"\b(?:falling back|usually|typically|often|sometimes|please|e\.g|tips?|hint|troubleshooting)\b",
+    # a guide, which lists problems with their solutions
+    r"^#{2,6} |^\W{0,4}problem\W",
     r"\b(?:no|not|never) (?:more )?(?:\w+ )?(?:OOM|out of)",
     r"\b(?:fix\w*|add\w*|support\w*|solve\w*|address\w*|closes?) (?:\S+ ){0,3}(?:OOM|out[ -]of[ -])",
     r"防止|避免|如果|可能|是否|建议|通常|避け|防ぐ|방지|чтобы избежать",
@@ -76,6 +85,15 @@ def reported_shortage(text: str) -> str | None:
     if not _SHORTAGE.search(text) or _CODE.search(text):
         return None
     return next((part.strip() for part in _SENTENCES.split(text) if _is_report(part)), None)
+
+
+def reported_growth(text: str) -> str | None:
+    """The sentence of `text` that reports a growth of GPU memory from step to step; None if there is none."""
+    text = text[:_LONGEST_TEXT]
+    if not ("emory" in text or "VRAM" in text or "vram" in text) or not _GROWTH.search(text):
+        return None
+    found = (part.strip() for part in _SENTENCES.split(text))
+    return next((part for part in found if _GROWTH.search(part) and not _NO_REPORT.search(part)), None)
 
 
 def _is_report(sentence: str) -> bool:

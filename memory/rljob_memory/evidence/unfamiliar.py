@@ -45,7 +45,7 @@ _ONLY_MENTIONED = (
     r"\b(?:in case|when|unless|without|likely)\b",
     r"\bpossibl[ey]\b",
     r"\b(?:usually|typically|often|generally) (?:due|caused|happens?|occurs?|means?|indicates?)\b",
-    r"\b(?:tips?|hint):",
+    r"\b(?:tips?|hint):|\btroubleshooting\b",
     # the program handled it
     r"\b(?:handl(?:er|ing|e)|caught)\b",
     r"\b(?:catch|retry|retrie|skip|recover)",

@@ -30,7 +30,8 @@ def gpu_memory_limit(failure: Failure, evidence: CollectedEvidence, ledger: Ledg
         return None
     if device.total_bytes and device.allowed_bytes >= _BELOW_THE_GPU * device.total_bytes:
         return None
-    held = device.reserved_bytes if device.reserved_bytes is not None else device.allocated_bytes
+    known = (device.reserved_bytes, device.allocated_bytes, device.process_bytes)
+    held = next((nbytes for nbytes in known if nbytes is not None), None)
     if held is None or held + device.requested_bytes < _AT_THE_LIMIT * device.allowed_bytes:
         return None
     had_room = device.free_bytes is not None and device.free_bytes >= device.requested_bytes

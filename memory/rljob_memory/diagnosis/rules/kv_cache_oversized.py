@@ -68,7 +68,7 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence, ledger: Le
                 f"Beside its KV cache the engine had too little memory left {_doing(failure)}",
             )
         case FailureKind.ALLOCATOR:
-            return _by_its_graphs(failure, evidence, ledger)
+            return _by_its_graphs(failure, evidence, ledger) or _by_its_start(failure, evidence)
         case _:
             return None
 
@@ -85,6 +85,21 @@ def _by_its_graphs(failure: Failure, evidence: CollectedEvidence, ledger: Ledger
         0.45,
         f"The process holds {human_bytes(device.private_pool_bytes)} of CUDA graphs, as engines do; beside its KV "
         f"cache {human_bytes(device.requested_bytes)} more did not fit",
+    )
+
+
+def _by_its_start(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
+    """The log has an engine's start, nothing else shows the program, and nothing was trained."""
+    cache, device = evidence.engine.kv_cache_bytes, failure.device
+    if failure.activity or failure.role or failure.steps_done or evidence.shows_a_trainer or evidence.series:
+        return None
+    if not cache or device is None:
+        return None
+    return Diagnosis(
+        FailureClass.KV_CACHE_OVERSIZED,
+        0.5,
+        f"Beside its KV cache of {human_bytes(cache)} the engine had too little memory left: "
+        f"{human_bytes(device.requested_bytes)} more did not fit",
     )
 
 

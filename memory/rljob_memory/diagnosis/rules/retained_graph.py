@@ -38,10 +38,10 @@ _GROWS_IN_HEALTH = re.compile(r"load|init|creat|build|shard|layer|warm|max|peak"
 
 
 def retained_graph(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
-    if failure.kind not in _OF_THE_GPU | {FailureKind.NO_MESSAGE}:
+    if failure.kind not in _OF_THE_GPU | {FailureKind.NO_MESSAGE} and not failure.is_of_the_gpu:
         return None
     if not ledger.growths:
-        return _collected(failure)
+        return _collected(failure) or _reported(evidence)
     growth, series = max(
         ledger.growths, key=lambda pair: (pair[1].measure is Measure.TENSORS, pair[0].trend.growth_bytes)
     )
@@ -97,6 +97,15 @@ def _collected(failure: Failure) -> Diagnosis | None:
     more = human_bytes(failure.device.requested_bytes)
     return Diagnosis(
         FailureClass.RETAINED_GRAPH, 0.55, f"Results of all batches are collected on the GPU; {more} more did not fit"
+    )
+
+
+def _reported(evidence: CollectedEvidence) -> Diagnosis | None:
+    """A person saw the growth, and wrote so beside the log. That outranks the place where the last request failed."""
+    if not evidence.reported_growth:
+        return None
+    return Diagnosis(
+        FailureClass.RETAINED_GRAPH, 0.65, f"The text reports that GPU memory grows: “{evidence.reported_growth[:160]}”"
     )
 
 

@@ -23,7 +23,8 @@ _WHAT = {
 
 
 def weight_sync_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
-    if failure.kind not in (FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.NCCL, FailureKind.ENGINE_WAKE):
+    of_the_gpu = failure.is_of_the_gpu or failure.kind in (FailureKind.NCCL, FailureKind.ENGINE_WAKE)
+    if not of_the_gpu:
         return None
     if failure.kind is FailureKind.ENGINE_WAKE:
         # While the engine wakes, its own memory fails; the copies are at most in the way.
