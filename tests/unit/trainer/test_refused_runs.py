@@ -44,7 +44,7 @@ def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(
     manifest.write_text(MANIFEST.replace("engineArgs: {enforce_eagerly: true}", "kvCacheDtype: Fp8"))
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
     printed = " ".join(capsys.readouterr().out.split())
-    assert "rollout.kvCacheDtype: expected Auto, since vLLM on the CPU has no 8-bit floating point" in printed
+    assert "rollout.kvCacheDtype: expected Auto, because vLLM on the CPU has no 8-bit floating point" in printed
     assert "reading the model" not in printed
 
 
