@@ -32,7 +32,7 @@ def test_unknown_engine_arguments_are_refused_first(tmp_path: Path, capsys: pyte
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.BAD_INPUT
     printed = " ".join(capsys.readouterr().out.split())
     assert (
-        "engineArgs.enforce_eagerly: is no engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
+        "engineArgs.enforce_eagerly: is not an engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
         in (printed)
     )
 
