@@ -32,6 +32,15 @@ def source(result: Result, *, versions: bool = True) -> str:
     return f"`{command}`, {', '.join([result['date'], result['device'], *packages])}.\n"
 
 
+def sentence(note: str) -> str:
+    """A note as a sentence: with a capital, or with its first word as code if that is the name of a file."""
+    first, space, rest = note.partition(" ")
+    if ".yaml" in first:
+        name = first.rstrip(",")
+        return f"`{name}`{first[len(name) :]}{space}{rest}."
+    return f"{note[0].upper()}{note[1:]}."
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"{_line(header)}|{'---|' * len(header)}\n{''.join(map(_line, rows))}"
 

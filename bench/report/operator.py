@@ -53,7 +53,7 @@ def large(result: Result) -> str:
     peak = row["peak_bytes"]
     rows = [
         ("jobs, of two pods each", f"{row['jobs']:,}"),
-        ("of these pending, since no node fits", f"{row['pending_jobs']:,}"),
+        ("of these pending, because no node fits", f"{row['pending_jobs']:,}"),
         ("nodes, simulated by KWOK", f"{row['nodes']:,}"),
         ("all pods created, half of the jobs `Running`", f"after {row['start_seconds'] / 60:.0f} minutes"),
         ("nodes cordoned and uncordoned, then", f"{row['node_changes'] / row['seconds']:.0f} a second"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.harness.recovery_rows import GIB
 from bench.report import markdown
-from bench.report.markdown import Result, facts, source
+from bench.report.markdown import Result, facts, sentence, source
 
 _PARTS_OF_A_START = {
     "reading": "model and task",
@@ -65,7 +65,7 @@ def recovery_time(result: Result) -> str:
         for row in result["rows"]
         if not row["arm"].startswith("first start") or row["arm"] == shown
     ]
-    note = f"{result['note'][0].upper()}{result['note'][1:]}.\n"
+    note = f"{sentence(result['note'])}\n"
     header = ("recovery by", "seconds", "of these")
     return f"{source(result, versions=False)}{note}\n{markdown.table(header, rows)}"
 
@@ -79,7 +79,7 @@ def ranks_recover(result: Result) -> str:
         arms = (found.get("restart", found.get("killed")), found.get("live"))
         cells = (f"{row['seconds_lost']:.1f} s; {markdown.parts(row.get('parts', {}))}" if row else "–" for row in arms)
         lines.append((failure, *cells))
-    note = f"{result['note'][0].upper()}{result['note'][1:]}.\n"
+    note = f"{sentence(result['note'])}\n"
     header = ("rank 1 fails in", "processes restarted; parts", "live; parts")
     return f"{source(result, versions=False)}{note}\n{markdown.table(header, lines)}"
 

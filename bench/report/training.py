@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.report.markdown import Result, facts, gib, read, source, table
+from bench.report.markdown import Result, facts, gib, read, sentence, source, table
 
 _STAGING_BUFFERS_BYTES = 11 * 312475648
 """Buffers that the weight sync of the run in h200_step.json kept, one per step from the second on."""
@@ -84,7 +84,7 @@ def overhead(result: Result) -> str:
         for arm in (bare, ours)
     ]
     return (
-        f"{source(result)}{_sentence(result['note'])}\n"
+        f"{source(result)}{sentence(result['note'])}\n\n"
         f"{table(('median milliseconds', *phases, 'start-up'), rows)}\n"
         f"A step of `rljob run` takes **{ratio['step']:.2f}×** as long as a step of the bare loop.\n"
     )
@@ -98,7 +98,7 @@ def probe(result: Result) -> str:
         ("fastest step of a run without the probe", f"{1e6 * without['step_seconds']:.0f} µs"),
         ("difference with the probe", f"{1e6 * added['step_seconds']:.1f} µs"),
     ]
-    return f"{source(result)}{_sentence(result['note'])}\n{facts(rows)}"
+    return f"{source(result)}{sentence(result['note'])}\n\n{facts(rows)}"
 
 
 def telemetry(result: Result) -> str:
@@ -128,10 +128,6 @@ def telemetry(result: Result) -> str:
         size = f"snapshot of {snapshot['json_bytes'] / 1024:.1f} KiB"
         rows.append(("failed request with its snapshot and without, including torch's retries", f"{times} ({size})"))
     return f"On one {result['device']}, torch {result['versions']['torch']}:\n\n{facts(rows)}"
-
-
-def _sentence(note: str) -> str:
-    return f"{note[0].upper()}{note[1:]}.\n"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -54,7 +54,8 @@ class AlgorithmSpec(ApiModel):
     """AdamW: decay rate of the mean of the squared gradients."""
 
     weight_decay: float = Field(default=0.01, ge=0, le=1, json_schema_extra=immutable())
-    """AdamW: weight decay of the matrices. Norms, biases and embeddings, with a tied output layer, do not decay."""
+    """AdamW: weight decay of the matrices. Norms, biases and embeddings (including a tied output layer) do not
+    decay."""
 
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, json_schema_extra=immutable())
     """Maximum norm of the gradient. A larger gradient is scaled down to it."""
@@ -85,15 +86,15 @@ class AlgorithmSpec(ApiModel):
     """Correction for the difference between the token probabilities of the engine and of the policy."""
 
     max_staleness: Literal[0, 1] = Field(default=0, json_schema_extra=immutable())
-    """0: responses are generated with the policy's latest weights. 1: with those of one step before, so that the
-    engines generate the next step while the policy learns from the present one. It requires topology Disaggregated, and
+    """0: responses are generated with the policy's latest weights. 1: with the weights of the previous step, so the
+    engines generate the next step while the policy learns from the current one. 1 requires topology Disaggregated and
     importance sampling."""
 
     partial_rollout_prompts: int = Field(default=0, ge=0, le=65_535, json_schema_extra=immutable())
-    """Prompts that a step may leave with unfinished responses: the engines generate for that many more than
-    promptsPerStep. The step takes promptsPerStep of them as soon as these are complete. The responses to the others
-    continue in the next step, with its weights. 0: every step waits for its longest response. It requires
-    maxStaleness: 1."""
+    """Number of prompts that a step may leave with unfinished responses: the engines generate for that many more
+    prompts than promptsPerStep. The step takes the first promptsPerStep prompts to be complete. The responses to the
+    others continue in the next step, with its weights. 0: every step waits for its longest response. Values above 0
+    require maxStaleness: 1."""
 
     temperature: float = Field(default=1.0, ge=0.01, le=10, json_schema_extra=immutable())
     """Sampling temperature of rollouts. The loss uses the same temperature."""
@@ -134,14 +135,14 @@ class AlgorithmSpec(ApiModel):
             cel="self.partialRolloutPrompts == 0 || self.maxStaleness == 1",
             holds=lambda algorithm: algorithm.partial_rollout_prompts == 0 or algorithm.max_staleness == 1,
             field="partialRolloutPrompts",
-            message="requires maxStaleness: 1, since unfinished responses continue with other weights: "
+            message="requires maxStaleness: 1, because unfinished responses continue with other weights: "
             "write maxStaleness: 1 and topology: Disaggregated, or partialRolloutPrompts: 0",
         ),
         Rule(
             cel="self.partialRolloutPrompts < self.promptsPerStep",
             holds=lambda algorithm: algorithm.partial_rollout_prompts < algorithm.prompts_per_step,
             field="partialRolloutPrompts",
-            message="must be less than promptsPerStep, since each step completes those that the step before has left: "
+            message="must be less than promptsPerStep, because each step completes the prompts that the previous step left: "
             "write a quarter of promptsPerStep, or 0",
         ),
         Rule(

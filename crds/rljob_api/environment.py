@@ -43,7 +43,7 @@ class KeyRef(ApiModel):
     """Key in it."""
 
     optional: bool = False
-    """If true, pods start without the variable while there is no such object or key."""
+    """If true, pods start without the variable if the object or the key does not exist."""
 
 
 class VariableSource(ApiModel):
@@ -107,7 +107,7 @@ class ObjectRef(ApiModel):
     """Name of the Secret or ConfigMap."""
 
     optional: bool = False
-    """If true, pods start without the variables while there is no such object."""
+    """If true, pods start without the variables if the object does not exist."""
 
 
 class VariablesSource(ApiModel):

@@ -105,15 +105,16 @@ class RLJobSpec(ApiModel):
     """If true, the job saves a checkpoint and its pods terminate. Set it back to false to resume the job."""
 
     retry: int = Field(default=0, ge=0, le=2**31 - 1)
-    """Raise it to resume a failed job without another change of its spec. Any change but of suspend and
-    ttlSecondsAfterFinished resumes a failed job too."""
+    """Raise it to resume a failed job without another change of its spec. Any change except to suspend and
+    ttlSecondsAfterFinished also resumes a failed job."""
 
     queue_name: QueueName | None = None
     """Kueue LocalQueue that admits the job. Absent: the job does not use Kueue."""
 
     gang: Literal["Auto", "Volcano", "Native", "Disabled"] = "Auto"
-    """Gang scheduler, which places all pods of the job or none. Native: Kubernetes' own. Auto: the one that the cluster
-    has. Disabled: pods are placed one by one."""
+    """Gang scheduling, which places all pods of the job or none. Volcano: by Volcano. Native: by the default scheduler;
+    the operator releases a partly placed job. Auto: Volcano if it is installed, otherwise Native. Disabled: pods are
+    placed one by one."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seconds after which a finished job is deleted. Absent: the job is kept."""
@@ -128,14 +129,14 @@ class RLJobSpec(ApiModel):
             cel="self.rollout.quantization == 'Disabled' || self.policy.gpusPerReplica > 0",
             holds=lambda spec: spec.rollout.quantization == "Disabled" or spec.policy.gpus_per_replica > 0,
             field="rollout.quantization",
-            message="requires GPUs, since vLLM on the CPU has no 8-bit floating point: write Disabled, or "
+            message="requires GPUs, because vLLM on the CPU has no 8-bit floating point: write Disabled, or "
             "gpusPerReplica: 1",
         ),
         Rule(
             cel="self.rollout.kvCacheDtype == 'Auto' || self.policy.gpusPerReplica > 0",
             holds=lambda spec: spec.rollout.kv_cache_dtype == "Auto" or spec.policy.gpus_per_replica > 0,
             field="rollout.kvCacheDtype",
-            message="requires GPUs, since vLLM on the CPU has no 8-bit floating point: write Auto, or "
+            message="requires GPUs, because vLLM on the CPU has no 8-bit floating point: write Auto, or "
             "gpusPerReplica: 1",
         ),
         Rule(
@@ -146,7 +147,7 @@ class RLJobSpec(ApiModel):
                 or spec.algorithm.importance_sampling.mode != "Disabled"
             ),
             field="algorithm",
-            message="importanceSampling.mode must not be Disabled if the engine computes in 8 bits, since its token "
+            message="importanceSampling.mode must not be Disabled if the engine computes in 8 bits, because its token "
             "probabilities differ from the policy's: write Truncate, or remove rollout.quantization and kvCacheDtype",
         ),
         Rule(
@@ -155,8 +156,8 @@ class RLJobSpec(ApiModel):
                 spec.algorithm.max_staleness == 0 or spec.algorithm.importance_sampling.mode != "Disabled"
             ),
             field="algorithm",
-            message="importanceSampling.mode must not be Disabled with maxStaleness: 1, since the responses come from "
-            "weights of one step before: write Truncate, or maxStaleness: 0",
+            message="importanceSampling.mode must not be Disabled with maxStaleness: 1, because the responses come from the "
+            "weights of the previous step: write Truncate, or maxStaleness: 0",
         ),
         Rule(
             cel="!has(self.queueName) || self.gang != 'Volcano'",

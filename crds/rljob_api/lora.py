@@ -33,8 +33,8 @@ class LoraSpec(ApiModel):
     decoder layers."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1, json_schema_extra=immutable())
-    """Probability with which an input of an adapter is dropped in training. The engine has no dropout, so that its
-    log-probabilities differ from the policy's if it is above 0."""
+    """Probability with which an input of an adapter is dropped in training. The engine has no dropout, so its
+    log-probabilities differ from the policy's if this is above 0."""
 
     export: Literal["Merged", "Adapter"] = "Merged"
     """Model that is written when the job completes. Merged: the whole model, with the adapters added to its weights.

@@ -55,8 +55,8 @@ class MemoryPlan(ApiModel):
     the whole job. SwitchSegments: allocated in each sync, with expandable segments switched off."""
 
     policy_gpus: int | None = Field(default=None, ge=1, le=1024)
-    """GPUs of the policy in all pods, one for each rank; without GPUs, its ranks. Absent: as in spec.policy. More than
-    there, if the policy has grown (recovery.maxGpus)."""
+    """GPUs of the policy in all pods, one for each rank; without GPUs, its ranks. Absent: the number in spec.policy. It
+    is larger than that number if the policy has grown (recovery.maxGpus)."""
 
     host_memory_bytes: PositiveCount | None = Field(alias="hostMemory", default=None)
     """Memory limit of a worker's container, in bytes. Absent: the limit in its pod template."""

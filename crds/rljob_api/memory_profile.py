@@ -42,7 +42,8 @@ class MemoryProfile(ApiModel):
 
     adapter_policy_bytes: Count = 0
     """Weights, gradients and optimizer state of one rank if the job trained adapters (policy.lora) of the default rank,
-    in bytes. 0: it trains adapters, or unknown."""
+    in bytes. 0: the job already trains adapters, or unknown."""
+
     policy_weight_bytes: Count = 0
     """Weights of one rank that policyOffload moves to host memory, without a reference model, in bytes. 0: unknown."""
 

@@ -29,9 +29,9 @@ class ModelSpec(ApiModel):
 
     cache: ModelCache | None = None
     """Volume that keeps a downloaded hf:// model for other jobs, and compiled code if requested. Absent: both are kept
-    on the checkpoints' volume, for the pods and attempts of this job. A model that is complete there is used without
-    asking the hub. rljob run ignores it: HF_HOME applies."""
+    on the checkpoints' volume, for the pods and attempts of this job. A complete model in it is used without contacting
+    the hub. rljob run ignores it: HF_HOME applies."""
 
     dtype: Dtype = "Auto"
     """Data type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The
-    policy always keeps float32 master weights, except of weights that policy.lora freezes."""
+    policy always keeps float32 master weights, except for weights that policy.lora freezes."""

@@ -65,6 +65,6 @@ class ModelCache(ApiModel):
     """Directory on the claim. Absent: its root."""
 
     compiled: bool = False
-    """If true, code that torch, Triton and vLLM compile is kept on the claim for other jobs. Whoever can write to the
-    claim can then run code in the pods of these jobs. If false, it is kept with the checkpoints, for the attempts of
-    this job."""
+    """If true, code that torch, Triton and vLLM compile is kept on the claim for other jobs. Anyone who can write to
+    the claim can then run code in the pods of these jobs. If false, it is kept with the checkpoints, for the attempts
+    of this job."""

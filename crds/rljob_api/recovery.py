@@ -13,7 +13,7 @@ class RecoverySpec(ApiModel):
     plan) separately."""
 
     max_adjustments: int = Field(default=6, ge=0, le=100)
-    """Maximum changes of the memory plan before the job fails. Committed steps give changes back over time."""
+    """Maximum changes of the memory plan before the job fails. Committed steps reduce the count over time."""
 
     max_restarts: int = Field(default=3, ge=0, le=100)
     """Maximum restarts with the same plan before the job fails. RLJob restarts a job after failures that a change of
@@ -21,12 +21,13 @@ class RecoverySpec(ApiModel):
 
     phase_deadline_seconds: int = Field(default=600, ge=0, le=604_800)
     """Minimum time limit of a phase of a step, in seconds; ten times the median duration of the phase if that is more.
-    A process that exceeds it writes its stacks to its log and is restarted. The first phases of a process, in which it
-    compiles, and checkpoints have 6 times as long, and its start 12 times. 0: no limits."""
+    A process that exceeds it writes its stacks to its log and is restarted. The limit is 6 times as long for
+    checkpoints and for the first phases of a process, in which it compiles, and 12 times as long for its start. 0: no
+    limit."""
 
     max_gpus: int | None = Field(default=None, ge=1, le=1024)
     """Maximum GPUs to which RLJob may grow the policy if it runs out of memory and no change of a memory setting is
-    left. A rank without a GPU counts as one. The policy gets more pods like its present ones, up to the next power of
+    left. A rank without a GPU counts as one. The policy gets more pods like its current ones, up to the next power of
     two that divides algorithm.promptsPerStep. For RLJob's own trainer only. Absent: the policy never grows."""
 
     max_host_memory: Bytes | None = None

@@ -76,8 +76,8 @@ class RolloutSpec(ApiModel):
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=16, json_schema_extra=immutable())
     """GPUs per engine, which divide its weights and its KV cache among them. It must divide the GPUs of the pod, and
-    suit the model's attention heads and MLP. Without GPUs, for topology Disaggregated: processes of the one engine of
-    each pod."""
+    suit the model's attention heads and MLP. Without GPUs (topology Disaggregated only): number of processes of the
+    single engine of each pod."""
 
     max_concurrent_sequences: AutoOrCount = "Auto"
     """Maximum sequences that one engine generates at a time. Auto: its whole share of a step, at most 256."""

@@ -29,7 +29,7 @@ class Condition(ApiModel):
     """Reason for the status, in CamelCase."""
 
     message: str = Field(max_length=32768)
-    """Explanation of the status, with its numbers, and what to do."""
+    """Explanation of the status, with numbers and the required action."""
 
     last_transition_time: Timestamp
     """Time of the last change of the status."""

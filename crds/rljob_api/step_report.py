@@ -171,7 +171,7 @@ class PhaseSeconds(ApiModel):
 
 
 class StepReportStatus(ApiModel):
-    """Progress of a job, as its controller pod reports it. The operator writes `decision` alone."""
+    """Progress of a job, as its controller pod reports it. The operator writes only `decision`."""
 
     attempt: PositiveCount | None = None
     """Attempt that reports."""
@@ -211,7 +211,7 @@ class StepReportStatus(ApiModel):
     """Changes of the memory plan that the trainer made without the operator, oldest first."""
 
     memory_pressure: MemoryPressure | None = None
-    """Projection that memory will run out. Absent: no sign of it."""
+    """Projection that memory will run out. Absent: no failure is projected."""
 
     last_evidence: Evidence | None = None
     """Observations about the latest out-of-memory failure."""

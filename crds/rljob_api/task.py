@@ -63,11 +63,11 @@ class TaskSpec(ApiModel):
 
     reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
     """Python function that returns the reward of a response, as module:function; it must be importable from the
-    manifest's directory, in pods from task.files. Optional for digits and reasoning-gym, which have their own."""
+    manifest's directory; in pods, from task.files. Optional for digits and reasoning-gym, which have their own."""
 
     files: TaskFiles | None = Field(default=None, json_schema_extra=immutable())
-    """Source of reward modules and data files in pods. Relative paths and Python modules are looked up there first, as
-    beside the manifest by rljob run, which ignores this field."""
+    """Source of reward modules and data files in pods. Pods look up relative paths and Python modules there first.
+    rljob run ignores this field and looks beside the manifest."""
 
     answer: AnswerSpec | None = Field(default=None, json_schema_extra=immutable())
     """Extraction of the answer from a response. Absent: the answer is the whole response without surrounding white

@@ -74,7 +74,7 @@ def run(
             "--output",
             "-o",
             metavar="DIR",
-            help="Output directory, also to resume from. Default: runs/NAME-OF-THE-JOB.",
+            help="Output directory, from which the same command resumes. Default: runs/NAME-OF-THE-JOB.",
         ),
     ] = None,
     device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs if there are any, otherwise the CPU.")] = (
@@ -124,7 +124,7 @@ def validate(
     manifests: Annotated[
         list[str],
         typer.Argument(
-            metavar="MANIFEST", help="RLJob manifests, also with several documents. - reads standard input."
+            metavar="MANIFEST", help="RLJob manifests, with one or more documents each. - reads standard input."
         ),
     ],
     schema_only: Annotated[
@@ -132,10 +132,11 @@ def validate(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", metavar="", help="Treat warnings as errors.")] = False,
 ) -> None:
-    """Check manifests: the schema, suspicious values, and all that a job needs. Prints each finding with its line.
+    """Check manifests: the schema, suspicious values, and everything that a job needs. Print each finding with its
+    line.
 
-    Reads the model's configuration and tokenizer, every line of the data set and the engine arguments, and calls the
-    reward function once, in a process of its own.
+    Read the model's configuration and tokenizer, every line of the data set and the engine arguments, and call the
+    reward function once, in a separate process.
 
     \b
     Exit codes:
@@ -186,16 +187,19 @@ def diagnose(
     ] = None,
     pod: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Read the logs and the end of a pod by kubectl. Repeatable."),
+        typer.Option(
+            metavar="NAME", help="Read the logs and the termination status of a pod through kubectl. Repeatable."
+        ),
     ] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Read those of all pods of a job of any kind, by kubectl.")
+        str | None, typer.Option(metavar="NAME", help="Read those of all pods of a job of any kind, through kubectl.")
     ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of --pod and --job.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", metavar="", help="Print also the ledger of the GPU and what was recognized.")
+        bool,
+        typer.Option("--explain", metavar="", help="Also print the memory ledger of the GPU and the recognized facts."),
     ] = False,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", metavar="", help="Exit with 1 if an out-of-memory failure was found.")
@@ -238,7 +242,10 @@ def fetch(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="New directory. Default: runs/JOB/PATH.")
     ] = None,
     path: Annotated[
-        str, typer.Option(metavar="PATH", help="Directory of the run, such as checkpoints; . is all of it.")
+        str,
+        typer.Option(
+            metavar="PATH", help="Directory of the run to fetch, such as checkpoints; . fetches the whole run."
+        ),
     ] = "model",
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Default: that of the context.")
@@ -250,7 +257,7 @@ def fetch(
         str | None, typer.Option(metavar="IMAGE", help="Image with tar and sleep. Default: that of the job's pods.")
     ] = None,
     print_pod: Annotated[
-        bool, typer.Option("--print-pod", metavar="", help="Print the manifest of the reader pod, and do nothing.")
+        bool, typer.Option("--print-pod", metavar="", help="Only print the manifest of the reader pod.")
     ] = False,
 ) -> None:
     """Fetch the trained model of a job from its volume in the cluster, through a small pod. Requires kubectl.

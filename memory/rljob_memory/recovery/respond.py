@@ -142,7 +142,7 @@ def _change(
         if ladder.reachable:
             return _changed(case, best(ladder.reachable, case.need_bytes), place, constraints)
         if ladder.rungs and constraints.is_supervised:
-            why = f"{ladder.rungs[0].family.name} would help, which takes more than this process can do"
+            why = f"{ladder.rungs[0].family.name} would help, but this process cannot make that change"
             return _give_up(GiveUpReason.LEFT_TO_SUPERVISOR, why, case)
         if ladder.pinned and case.failure_class in _ONLY_OWN_REMEDY:
             break

@@ -191,7 +191,8 @@ def _notices(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[Ev
                 "Warning",
                 "CheckpointVolumeNotShared",
                 "spec.checkpoint.volume is an emptyDir, which is deleted with its pod, so a restarted job begins at "
-                "step 1; name a volume that all pods share, or remove the field to use a claim made by the operator",
+                "step 1; name a volume that all pods share, or remove the field to use a claim that the operator "
+                "creates",
             )
         )
     return notices

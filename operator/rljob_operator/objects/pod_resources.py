@@ -24,7 +24,7 @@ def refuse_gpus(attempt: JobAttempt, pod: dict[str, Any], path: str) -> None:
         for resource in (*limits, *requests):
             if resource in attempt.settings.gpu_resources or resource.startswith("nvidia.com/"):
                 raise InvalidTemplate(
-                    f"{path}.spec: the container {container['name']} asks for {resource}, and the controller never "
+                    f"{path}.spec: the container {container['name']} requests {resource}, but the controller never "
                     "uses a GPU; write it under spec.policy, or remove it"
                 )
 

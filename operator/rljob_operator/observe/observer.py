@@ -221,4 +221,4 @@ class Observer:
 
 
 def _waiting_for(pod: str) -> str:
-    return f"pod {pod} of a deleted job of this name is being deleted; waiting for its end"
+    return f"pod {pod} of a deleted job of this name is being deleted; waiting for it to terminate"

@@ -96,8 +96,8 @@ def growth_note(view: JobView) -> str:
         return ""
     before = PodLayout.of(view.job.spec).policy_ranks
     return (
-        f"; the policy has grown from {before} to {view.layout.policy_ranks} GPUs, since its memory ran out "
-        "(recovery.maxGpus): to return to its former size, suspend the job, remove maxGpus and resume it"
+        f"; the policy has grown from {before} to {view.layout.policy_ranks} GPUs because it ran out of "
+        "memory (recovery.maxGpus): to return to its former size, suspend the job, remove maxGpus and resume it"
     )
 
 
@@ -113,7 +113,7 @@ def _lacking_gpus(view: JobView) -> str | None:
             return f"no node has {group.gpus} {resource}: {has}; lower {group.role}.gpusPerReplica, or add a node"
     wanted, total = sum(view.layout.worker_gpus), sum(node.gpus for node in nodes)
     if wanted > total:
-        return f"the job asks for {wanted} {resource}, all usable nodes together have {total}: add nodes"
+        return f"the job requests {wanted} {resource}, but all usable nodes together have {total}: add nodes"
     return None
 
 

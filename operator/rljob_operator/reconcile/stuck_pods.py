@@ -142,7 +142,7 @@ class Termination:
             return f"its node {pod.node} has been unreachable since {_time(since)}"
         if pod.node in self.nodes:
             return f"the kubelet of its node {pod.node} reports"
-        return f"its node {pod.node} does not exist any more" if self.nodes else f"its node is {pod.node}"
+        return f"its node {pod.node} no longer exists" if self.nodes else f"its node is {pod.node}"
 
     def _advice(self, pod: ObservedPod) -> str:
         look = f"kubectl describe pod --namespace {self.namespace} {pod.name}"

@@ -85,7 +85,7 @@ def _read(directory: Path) -> bytes:
     except OSError as error:
         raise NoCertificate(
             f"expected {CERTIFICATE_FILE} and {KEY_FILE} in {directory}: {error.strerror}; mount a Secret of type "
-            "kubernetes.io/tls there, or leave --metrics-certificate away for a self-signed certificate"
+            "kubernetes.io/tls there, or omit --metrics-certificate for a self-signed certificate"
         ) from error
 
 
@@ -96,7 +96,7 @@ def _self_signed() -> bytes:
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCertificate(
             f"expected the program openssl to make a self-signed certificate, found an error: {error}; install it, "
-            "give a certificate by --metrics-certificate, or set --no-metrics-tls behind a service mesh"
+            "provide a certificate with --metrics-certificate, or set --no-metrics-tls behind a service mesh"
         ) from error
     return made.stdout
 

@@ -92,7 +92,7 @@ def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
     failed = condition(stays, "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "RestartsExhausted"), status(stays)
     assert HELD in failed["message"]
-    assert "To continue: its node cannot be left, since no other is known to have room" in failed["message"]
+    assert "To continue: no other node is known to have room" in failed["message"]
     assert changes(stays) == [("processes", "ForeignProcess")]
     assert "JobFailed" in event_reasons(jobs, "stays")
 

@@ -149,7 +149,7 @@ def test_a_checkpoint_under_another_step_s_name_is_not_used(store: CheckpointSto
     path.rename(path.with_name("step-000012"))
     found = store.latest_valid()
     assert found.checkpoint is None
-    assert "checkpoint.json is of step 10" in found.problems[0]
+    assert "checkpoint.json is for step 10" in found.problems[0]
 
 
 def test_a_checkpoint_ahead_of_the_ledger_is_not_used(store: CheckpointStore) -> None:

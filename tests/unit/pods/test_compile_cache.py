@@ -104,7 +104,7 @@ def test_code_that_others_may_have_written_is_not_used(saved: Path, monkeypatch:
     monkeypatch.undo()
     link = file.with_name("link.tar")
     link.symlink_to(file)
-    assert distrust(link) == "it is no regular file"
+    assert distrust(link) == "it is not a regular file"
 
 
 def test_a_damaged_file_or_an_unwritable_volume_costs_only_the_cache(saved: Path) -> None:

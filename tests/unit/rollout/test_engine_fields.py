@@ -71,8 +71,8 @@ def test_values_of_the_right_type_are_accepted(name: str, value: Any) -> None:
         ("block_size", True, "expected int | None, found True"),
         ("swap_space", "4GB", "expected float, found '4GB'"),
         ("mode", "slow", "expected Literal['fast', 'exact'] | None, found 'slow'"),
-        ("enforce_eagerly", True, "is no engine argument of the installed vLLM: did you mean enforce_eager?"),
-        ("zzz", True, "is no engine argument of the installed vLLM: remove it"),
+        ("enforce_eagerly", True, "is not an engine argument of the installed vLLM: did you mean enforce_eager?"),
+        ("zzz", True, "is not an engine argument of the installed vLLM: remove it"),
     ],
 )
 def test_unknown_names_and_wrong_types_are_found(name: str, value: Any, message: str) -> None:

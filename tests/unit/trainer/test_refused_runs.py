@@ -32,7 +32,7 @@ def test_unknown_engine_arguments_are_refused_first(tmp_path: Path, capsys: pyte
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.BAD_INPUT
     printed = " ".join(capsys.readouterr().out.split())
     assert (
-        "engineArgs.enforce_eagerly: is no engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
+        "engineArgs.enforce_eagerly: is not an engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
         in (printed)
     )
 
@@ -44,7 +44,7 @@ def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(
     manifest.write_text(MANIFEST.replace("engineArgs: {enforce_eagerly: true}", "kvCacheDtype: Fp8"))
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
     printed = " ".join(capsys.readouterr().out.split())
-    assert "rollout.kvCacheDtype: expected Auto, since vLLM on the CPU has no 8-bit floating point" in printed
+    assert "rollout.kvCacheDtype: expected Auto, because vLLM on the CPU has no 8-bit floating point" in printed
     assert "reading the model" not in printed
 
 

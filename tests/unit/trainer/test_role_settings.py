@@ -93,7 +93,7 @@ def test_8_bits_are_refused_where_the_engine_or_the_gpu_has_none(
     rollout: dict[str, str], field: str, default: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = spec(rollout=rollout)
-    with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default}, since vLLM on the CPU has no 8-bit"):
+    with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default}, because vLLM on the CPU has no 8-bit"):
         require_eight_bits(wanted, "cpu", None)
     with pytest.raises(BadInput, match=rf"rollout\.{field}: expected {default} on a GPU of compute capability 8\.0"):
         require_eight_bits(wanted, "cuda", (8, 0))

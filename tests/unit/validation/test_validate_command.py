@@ -90,7 +90,7 @@ def test_a_memory_limit_below_the_prediction_is_a_warning(folder: Path) -> None:
         ("Tokens: 4", "Tokens: 900000", "algorithm.maxPromptTokens", "the maximum length of the model, found 900008"),
         ("hidden=64", "hiden=64", "model.uri", "hiden"),
         ("random:", "oci:", "model.uri", "expected an image as oci://registry/name:tag"),
-        ("spec:\n", "spec:\n  rollout: {engineArgs: {foo: 1}}\n", "rollout.engineArgs.foo", "no engine argument"),
+        ("spec:\n", "spec:\n  rollout: {engineArgs: {foo: 1}}\n", "rollout.engineArgs.foo", "not an engine argument"),
         (
             "spec:\n",
             "spec:\n  policy: {lora: {targets: [query]}}\n",

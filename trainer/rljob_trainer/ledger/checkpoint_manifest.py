@@ -105,7 +105,7 @@ def find_wrong_size(checkpoint: Path, step: int) -> str | None:
     except (OSError, ValidationError) as error:
         return f"{MANIFEST_NAME} is corrupt ({type(error).__name__})"
     if manifest.step != step:
-        return f"{MANIFEST_NAME} is of step {manifest.step}"
+        return f"{MANIFEST_NAME} is for step {manifest.step}"
     damages = (find_file_damage(checkpoint / name, name, digest, read=False) for name, digest in manifest.files.items())
     return next((damage for damage in damages if damage), None)
 
@@ -128,7 +128,7 @@ def find_file_damage(path: Path, name: str, expected: FileDigest, *, read: bool 
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
     except ValueError:  # a null character
-        return f"{name!r} is no name of a file"
+        return f"{name!r} is not a file name"
     return None
 
 

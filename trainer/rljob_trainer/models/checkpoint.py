@@ -195,7 +195,9 @@ def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"cannot read the weights in {file}, it is truncated or no safetensors file: {error}") from error
+        raise BadInput(
+            f"cannot read the weights in {file}, it is truncated or not a safetensors file: {error}"
+        ) from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:

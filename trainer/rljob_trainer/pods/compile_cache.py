@@ -149,7 +149,7 @@ def distrust(file: Path) -> str | None:
     """The reason why code in `file` is not to be run; None if only this user can have written it."""
     found = file.lstat()
     if not stat.S_ISREG(found.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if found.st_uid != os.geteuid():
         return f"user {found.st_uid} owns it, not {os.geteuid()}"
     if found.st_mode & stat.S_IWOTH:

@@ -53,7 +53,7 @@ def can_pack(model_dir: Path, device: str, dtype: torch.dtype) -> bool:
     except (OSError, ValueError):
         return False  # the error is reported when the model is read
     if config.model_type not in PACKED_KINDS or not set(getattr(config, "layer_types", None) or ()) <= _ATTENDING:
-        log.info("sequences are padded: the kind of the model was not tested packed", kind=config.model_type)
+        log.info("sequences are padded: packing was not tested with this kind of model", kind=config.model_type)
         return False
     if device == "cpu":
         return True

@@ -131,8 +131,8 @@ def _exhaust_host_memory() -> NoReturn:
     limit_bytes, machine_bytes = host_memory().host_limit_bytes, psutil.virtual_memory().total
     if limit_bytes >= machine_bytes:
         raise BadInput(
-            "expected a container with a memory limit for a fault of class HostMemory, found none, so that the kernel "
-            "might kill another program of this machine; set a limit, or choose another class"
+            "expected a container with a memory limit for a fault of class HostMemory, found none: the kernel might "
+            "kill another program of this machine; set a limit, or choose another class"
         )
     held = []
     while True:

@@ -92,7 +92,7 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
         if _TOO_SLOW not in str(error):
             raise
         raise WorkerLost(
-            f"expected Ray to start within {_RAYLET_SECONDS} seconds, it did not; this machine is too busy: try again"
+            f"expected Ray to start within {_RAYLET_SECONDS} seconds, it did not; the machine may be too busy: retry"
         ) from None
 
 

@@ -79,7 +79,7 @@ def engine_args_problems(args: Mapping[str, Any], fields: Mapping[str, str]) -> 
         if name not in fields:
             close = get_close_matches(name, fields, n=2)
             hint = f"did you mean {' or '.join(close)}?" if close else "remove it"
-            found[name] = f"is no engine argument of the installed vLLM: {hint}"
+            found[name] = f"is not an engine argument of the installed vLLM: {hint}"
         elif not _matches(value, fields[name]):
             found[name] = f"expected {fields[name]}, found {value!r:.100}"
     return found

@@ -54,7 +54,7 @@ def forms_not_installed(spec: RLJobSpec) -> Mapping[str, str]:
         values = installed_values(setting.argument)
         if values is not None and setting.vllm_value not in values:
             found[setting.field] = (
-                f"expected a form that the installed vLLM has, found {setting.value} ({setting.argument}="
+                f"expected a form that the installed vLLM supports, found {setting.value} ({setting.argument}="
                 f"{setting.vllm_value}); write {setting.default}, or install the vLLM of RLJob's requirements"
             )
     return found
@@ -81,7 +81,7 @@ def unsupported_eight_bits(spec: RLJobSpec, device: Device, capability: tuple[in
     for setting in requested_eight_bits(spec):
         if device == "cpu":
             found[setting.field] = (
-                f"expected {setting.default}, since vLLM on the CPU has no 8-bit floating point, "
+                f"expected {setting.default}, because vLLM on the CPU has no 8-bit floating point, "
                 f"found {setting.value}; write {setting.default}, or train on a GPU"
             )
         elif capability is not None and capability < _CAPABILITY:

@@ -76,7 +76,7 @@ def _batches(spec: RLJobSpec) -> Iterator[Finding]:
         elif micro_batch < sequence:
             message = (
                 f"{micro_batch} is less than a prompt and a response can have ({sequence} tokens); a longer sequence "
-                "is a micro-batch of its own"
+                "gets its own micro-batch"
             )
             yield _warning(("memory", "microBatchTokens"), message)
     sequences = spec.rollout.max_concurrent_sequences
@@ -102,4 +102,4 @@ def _unknown_pod_fields(spec: dict[str, Any]) -> Iterator[Finding]:
             if name not in _POD_FIELDS:
                 close = get_close_matches(name, _POD_FIELDS, n=1)
                 hint = f"did you mean {close[0]}?" if close else "remove it"
-                yield _warning((role, "template", "spec", name), f"is no field of a Kubernetes PodSpec: {hint}")
+                yield _warning((role, "template", "spec", name), f"is not a field of a Kubernetes PodSpec: {hint}")

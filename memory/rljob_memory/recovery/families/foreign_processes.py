@@ -37,7 +37,7 @@ def _excluded_nodes(case: Case) -> Change | None:
 def _only_node(case: Case) -> str | None:
     if case.constraints.node is not None or not case.on_gpu or case.constraints.available_level(_LEVEL) is None:
         return None
-    return "its node cannot be left, since no other is known to have room: end the other process there, or add a node"
+    return "no other node is known to have room: stop the other process on its node, or add a node"
 
 
 def _held_bytes(case: Case) -> int | None:

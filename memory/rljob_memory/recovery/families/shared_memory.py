@@ -44,7 +44,7 @@ def _bound(case: Case) -> str | None:
         return f"/dev/shm has {human_bytes(before)}: make it larger on this machine (docker run --shm-size)"
     enough = text_of("shared_memory_bytes", _wanted(before, case.need_bytes))
     if most is None or before >= most:
-        return f"/dev/shm has {human_bytes(before)}, all that it may have: write recovery.maxSharedMemory: {enough}"
+        return f"/dev/shm has {human_bytes(before)}, its maximum: write recovery.maxSharedMemory: {enough}"
     return None
 
 

@@ -284,10 +284,7 @@ def test_a_foreign_process_on_the_only_node_is_explained() -> None:
         [stranger] * 2, FIRST_PLAN, constraints(IN_THE_OPERATOR, node=None, supported_settings=frozenset())
     )
     assert isinstance(end, Restart)
-    assert (
-        "its node cannot be left, since no other is known to have room: end the other process there"
-        in explanation_of(end)
-    )
+    assert "no other node is known to have room: stop the other process on its node" in explanation_of(end)
 
 
 def test_host_memory_is_raised_at_once_to_what_is_predicted() -> None:

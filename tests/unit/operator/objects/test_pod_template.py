@@ -148,10 +148,10 @@ REFUSED_IN_THE_CONTROLLER: list[tuple[Object, str]] = [
     ({"spec": {"serviceAccountName": "mine"}}, "the controller may patch its StepReport by it"),
     ({"spec": {"automountServiceAccountToken": False}}, "the controller reports its steps with the token"),
     (with_container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), "NVIDIA_VISIBLE_DEVICES is set by"),
-    (with_container(resources={"limits": {"nvidia.com/gpu": 1}}), "asks for nvidia.com/gpu, and the controller never"),
+    (with_container(resources={"limits": {"nvidia.com/gpu": 1}}), "requests nvidia.com/gpu, but the controller never"),
     (
         {"spec": {"initContainers": [{"name": "x", "resources": {"requests": {"nvidia.com/mig-1g.5gb": 1}}}]}},
-        "the container x asks for nvidia.com/mig-1g.5gb",
+        "the container x requests nvidia.com/mig-1g.5gb",
     ),
     ({"spec": {"affinity": {"nodeAffinity": []}}}, "affinity.nodeAffinity: expected an object, found a list"),
     ({"spec": {"affinity": "x"}}, "spec.affinity: expected an object, found a value"),

@@ -123,8 +123,8 @@ def test_a_cluster_without_so_many_gpus_is_named() -> None:
     cluster.settle()
     waiting = cluster.condition(ConditionType.SCHEDULED)
     assert (waiting.status, waiting.reason) == ("False", "Unschedulable")
-    assert "the job asks for 2 nvidia.com/gpu, all usable nodes together have 1: add nodes" in waiting.message
-    assert "the policy has grown from 1 to 2 GPUs, since its memory ran out" in waiting.message
+    assert "the job requests 2 nvidia.com/gpu, but all usable nodes together have 1: add nodes" in waiting.message
+    assert "the policy has grown from 1 to 2 GPUs because it ran out of memory" in waiting.message
 
 
 @pytest.mark.parametrize("recovery", [{}, {"maxGpus": 2}])

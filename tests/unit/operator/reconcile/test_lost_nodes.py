@@ -128,7 +128,7 @@ def test_a_pod_is_not_removed_unless_its_node_is_unreachable(since: str | None) 
     cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="rollout-1 died while generating", step=3)
     pass_time(cluster, 4_000)
     assert list(cluster.pods) == [ROLLOUT_1]
-    said = "does not exist any more" if since == "gone" else "the kubelet of its node lost-node reports"
+    said = "no longer exists" if since == "gone" else "the kubelet of its node lost-node reports"
     assert said in cluster.condition(STALLED).message
 
 

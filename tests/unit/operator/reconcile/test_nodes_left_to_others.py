@@ -99,10 +99,7 @@ def test_where_no_other_node_is_left_the_job_says_so_in_the_end() -> None:
         "Tried: generation 2 (step 1, startup, ForeignProcess): restarting processes, the memory plan is unchanged"
         in failed.message
     )
-    assert (
-        "To continue: its node cannot be left, since no other is known to have room: end the other process there"
-        in failed.message
-    )
+    assert "To continue: no other node is known to have room: stop the other process on its node" in failed.message
 
 
 @pytest.mark.parametrize(

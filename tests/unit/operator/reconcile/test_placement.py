@@ -106,7 +106,7 @@ def test_more_gpus_than_the_cluster_has_are_said_with_the_numbers() -> None:
     cluster.settle()
     cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
     cluster.settle()
-    assert "the job asks for 16 nvidia.com/gpu, all usable nodes together have 8" in scheduled(cluster)[2]
+    assert "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8" in scheduled(cluster)[2]
 
 
 def test_otherwise_the_scheduler_is_quoted() -> None:
