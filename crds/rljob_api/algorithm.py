@@ -142,8 +142,8 @@ class AlgorithmSpec(ApiModel):
             cel="self.partialRolloutPrompts < self.promptsPerStep",
             holds=lambda algorithm: algorithm.partial_rollout_prompts < algorithm.prompts_per_step,
             field="partialRolloutPrompts",
-            message="must be less than promptsPerStep, because each step completes the prompts that the previous step left: "
-            "write a quarter of promptsPerStep, or 0",
+            message="must be less than promptsPerStep, because each step completes the prompts that the "
+            "previous step left: write a quarter of promptsPerStep, or 0",
         ),
         Rule(
             cel="self.partialRolloutPrompts == 0 || !self.ignoreEndOfSequence",

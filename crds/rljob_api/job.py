@@ -156,8 +156,8 @@ class RLJobSpec(ApiModel):
                 spec.algorithm.max_staleness == 0 or spec.algorithm.importance_sampling.mode != "Disabled"
             ),
             field="algorithm",
-            message="importanceSampling.mode must not be Disabled with maxStaleness: 1, because the responses come from the "
-            "weights of the previous step: write Truncate, or maxStaleness: 0",
+            message="importanceSampling.mode must not be Disabled with maxStaleness: 1, because the responses come "
+            "from the weights of the previous step: write Truncate, or maxStaleness: 0",
         ),
         Rule(
             cel="!has(self.queueName) || self.gang != 'Volcano'",
