@@ -158,11 +158,11 @@ def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Ku
         "exhausted": ("AdjustmentsExhausted", "generation 2 (step 2, update, ActivationSpike)"),
         "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 800 MiB stays: write "),
     }
-    for name, (reason, told) in words.items():
+    for name, (reason, message_part) in words.items():
         job = jobs.wait("rljob", name, finished, PATIENCE_SECONDS)
         failed = condition(job, "Failed")
         assert (failed["status"], failed["reason"]) == ("True", reason), status(job)
-        assert told in failed["message"]
+        assert message_part in failed["message"]
         assert status(job)["lastOutOfMemory"]["diagnosis"]["class"] in ("ActivationSpike", "HostMemory")
 
 

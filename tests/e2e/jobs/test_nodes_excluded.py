@@ -60,7 +60,7 @@ def changes(found: Object) -> list[tuple[str, str]]:
     return [(change["remedy"]["setting"], change["diagnosis"]["class"]) for change in made]
 
 
-def test_a_job_that_meets_a_strangers_process_goes_to_another_node(jobs: Kubectl) -> None:
+def test_a_job_avoids_the_node_of_a_foreign_process(jobs: Kubectl) -> None:
     jobs.apply(job("moves", stranger_on="cpu-node", affinity=rather_on("cpu-node")))
     found = jobs.wait("rljob", "moves", finished, ENDED_WITHIN_SECONDS)
 
@@ -77,9 +77,9 @@ def test_a_job_that_meets_a_strangers_process_goes_to_another_node(jobs: Kubectl
     kept_off = {"key": "metadata.name", "operator": "NotIn", "values": ["cpu-node"]}
     assert required["nodeSelectorTerms"] == [{"matchFields": [kept_off]}]
 
-    told = event_reasons(jobs, "moves")
-    assert told.count("PlanChanged") == 2
-    assert told.index("OutOfMemory") <= told.index("PlanChanged") < told.index("JobCompleted")
+    reasons = event_reasons(jobs, "moves")
+    assert reasons.count("PlanChanged") == 2
+    assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("JobCompleted")
 
 
 def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
