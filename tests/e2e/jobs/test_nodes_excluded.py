@@ -1,4 +1,4 @@
-"""A stranger's process holds the GPU of a node: the job goes elsewhere, or says that there is no elsewhere."""
+"""A foreign process holds the GPU of a node: the job moves to another node, or reports that there is none."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def job(name: str, stranger_on: str, *, gpus: int = 0, **pod_spec: Any) -> Objec
 
 
 def rather_on(node: str) -> Object:
-    """So that fresh processes come to the same node: its scheduler decides otherwise by chance."""
+    """Node preference that keeps fresh processes on the same node; the scheduler would choose a node at random."""
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     preference = {"weight": 100, "preference": {"matchExpressions": [there]}}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}

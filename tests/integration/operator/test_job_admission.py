@@ -274,7 +274,7 @@ WHOLE = (
     ),
     job("with-claim", checkpoint={"size": "1Gi", "storageClassName": "fast"}),
 )
-"""Two jobs that together have every field that can only stay as it is, the optional ones included."""
+"""Two jobs that together have every immutable field, including the optional ones."""
 
 OTHERS: dict[str, Any] = {
     "spec.topology": "Colocated",

@@ -1,4 +1,4 @@
-"""A topology has no code for what it does not need."""
+"""Each topology calls only the operations that it needs."""
 
 from __future__ import annotations
 

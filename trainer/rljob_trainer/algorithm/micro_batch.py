@@ -24,7 +24,7 @@ compile again for a length that is not the model's width."""
 Number = TypeVar("Number", np.int64, np.float32)
 
 _MICRO_BATCH_COST = 32
-"""Fixed cost of a micro-batch besides its tokens, as a fraction of its token budget. An estimate."""
+"""Divisor of the token budget: the fixed cost of a micro-batch in tokens, besides its own tokens. An estimate."""
 
 
 @dataclass(frozen=True, slots=True)
