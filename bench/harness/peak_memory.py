@@ -19,7 +19,7 @@ def growth_of_peak(work: Callable[[], object]) -> int:
 
 
 def reset_peak() -> int:
-    """Begin the peak of the resident set anew. Returns the resident set, in bytes."""
+    """Reset the peak of the resident set. Returns the current resident set, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return status_bytes("VmRSS")
 

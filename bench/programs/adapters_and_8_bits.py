@@ -174,8 +174,8 @@ def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
     steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
     row: dict[str, Any] = {"whole_seconds": whole_seconds}
     if summary.exists():
-        told = json.loads(summary.read_text())
-        row |= {"start_up_seconds": told.get("startup_seconds"), "message": told.get("exit_reason")}
+        summary_json = json.loads(summary.read_text())
+        row |= {"start_up_seconds": summary_json.get("startup_seconds"), "message": summary_json.get("exit_reason")}
     if plans := [line["plan"] for line in lines if line["kind"] == "attempt"]:
         row["plan"] = plans[0]
     if not steps:

@@ -1,12 +1,13 @@
-"""Seconds, host memory and bytes read of writing a checkpoint and resuming from it, beside the way of before.
+"""Seconds, host memory and bytes read when a checkpoint is written and resumed from, compared with the previous method.
 
     python -m bench.programs.checkpoints [--layers N] [--repeats N] [--output DIR]
 
 Records `bench/results/checkpoints.json`. One policy rank on a CPU, with bfloat16 weights (168M parameters by default, a
-checkpoint of 2 GB), random moments and remainders. `pieces`: as RLJob writes and loads. `whole`: as it did before: one
-file, whose checksum was read back, and a resume that read the file twice and held float32 masters of all weights. The
-arms take turns; medians. Files are in the directory for temporary files: with TMPDIR=/dev/shm, no disk matters. Fails
-unless both give back the same bits. Takes two minutes on two cores, 6 GB of memory and 5 GB of space.
+checkpoint of 2 GB), random moments and remainders. `pieces`: as RLJob writes and loads. `whole`: the previous method:
+one file, which was read again for its checksum, and a resume that read the file twice and held float32 masters of all
+weights. The arms alternate; results are medians. Files are in the directory for temporary files: with TMPDIR=/dev/shm,
+the disk has no influence. Fails unless both methods restore the same bits. Takes two minutes on two cores, 6 GB of
+memory and 5 GB of space.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m bench.programs.memory_rollout_role [--shape 0.6b|8b]
 
 Records `bench/results/memory_rollout_role.json`; rows of the other shape that it already has are kept. The trainer's
-own engine runs in this process. Then the policy's module in float32 is created beside it, and AdamW's moments, as in
-trainers whose rollout workers load the actor. 0.6B takes about 60 s on an H200. The last arm of 8B needs about 115 GiB
-of GPU memory (calculated); on a smaller GPU it is recorded as failed, with its error.
+own engine runs in this process. Then the policy's float32 module and AdamW's moments are created in the same process,
+as in trainers whose rollout workers load the actor. 0.6B takes about 60 s on an H200. The last arm of 8B needs about
+115 GiB of GPU memory (calculated); on a smaller GPU it is recorded as failed, with its error.
 """
 
 from __future__ import annotations

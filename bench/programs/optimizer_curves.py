@@ -137,7 +137,8 @@ def rows_of(
 
 
 def verdict(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """Largest difference of each arm's mean reward from float32's with the same seed, beside the noise of the seeds."""
+    """Largest difference of each arm's mean reward from that of float32 with the same seed, compared with the noise of
+    seeds."""
     rewards = {row["arm"]: row[key] for row in rows}
     reference = rewards.pop(REFERENCE)
     noise = max(abs(one - other) for one, other in combinations(reference, 2))

@@ -1,4 +1,4 @@
-"""Seconds of a step whose engines take prompts from a queue, beside those of another checkout of RLJob.
+"""Seconds of a step whose engines take prompts from a queue, compared with another checkout of RLJob.
 
     python -m bench.programs.rollout_queue --before CHECKOUT [--rounds N] [--smoke]
 

@@ -94,9 +94,9 @@ def _run(program: Program, log: Path) -> int | None:
 
 
 def adopt_orphans() -> None:
-    """Have the kernel give this process the orphans among its descendants, so that it finds and kills them.
+    """Make this process the parent of orphaned descendants, so that it can find and kill them.
 
-    Jobs of a program run in sessions of their own, and would hold the GPU of the next program.
+    Jobs of a program run in separate sessions, and would otherwise hold the GPU during the next program.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -78,7 +78,7 @@ BLOCKS: Mapping[str, Render] = {
 """Renderers by the name of the result, and of the block if there are several."""
 
 UNRECORDED = {"topologies": "two GPUs", "tensor_parallel": "two GPUs"}
-"""Results that may be missing, with the machine that they need. Their blocks say so until they are recorded."""
+"""Results that may be missing, with the machine that they need. Until they are recorded, their blocks state this."""
 
 _BLOCK = re.compile(r"<!-- from bench/results/(\w+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
 

@@ -1,4 +1,5 @@
-"""Blocks on the operator: many jobs at once, beside KubeRay, ten thousand jobs, one job alone, real kubelets."""
+"""Blocks on the operator: a thousand jobs at once, comparison with KubeRay, ten thousand jobs, a single job, real
+kubelets."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LINES: dict[str, tuple[str, Any]] = {
     "bfloat16 weights": ("#009e73", "-"),
     "bfloat16 weights and moments": ("#0072b2", "-"),
 }
-"""Colour and dashes. An arm that equals another is dotted, so that both are seen."""
+"""Colour and dashes. An arm that equals another is dotted, so that both are visible."""
 _OTHER = ("#e0a100", "-")
 
 

@@ -1,4 +1,4 @@
-"""Blocks on training speed: a step beside TRL, a task that is learned, the overhead of RLJob and of its probe."""
+"""Blocks on training speed: a step compared with TRL, a learned task, the overhead of RLJob and of its probe."""
 
 from __future__ import annotations
 

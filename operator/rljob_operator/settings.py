@@ -121,7 +121,7 @@ class OperatorSettings(BaseModel):
 
     shared_account: Annotated[bool, Group.PODS] = False
     """Use one ServiceAccount for the controllers of all jobs of a namespace, instead of one for each job, and a
-    ValidatingAdmissionPolicy that lets each controller pod write its own StepReport only. Without that policy, which
+    ValidatingAdmissionPolicy that lets each controller pod write only its own StepReport. Without that policy, which
     the chart creates, the jobs of a namespace could write each other's reports."""
 
     pod_labels: Annotated[Labels, Group.PODS] = Field(default={})

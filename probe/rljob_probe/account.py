@@ -126,7 +126,7 @@ def _tensors(caches: Any) -> list[Any]:
 
 
 def _other_processes() -> str:
-    """Other processes of the container that have a GPU open: children and siblings, not strangers."""
+    """Other processes of the container that have a GPU open: children and siblings, no foreign processes."""
     names = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and _has_gpu_open(entry):

@@ -13,7 +13,7 @@ from rljob_trainer.rollout_batch import Completion
 
 
 class EngineHost(ColocatedEngine):
-    """Builds one engine after another in one process: importing vLLM is what takes long."""
+    """Builds one engine after another in one process, because importing vLLM takes long."""
 
     def __init__(self) -> None:
         self._llm = None
@@ -31,7 +31,7 @@ class EngineHost(ColocatedEngine):
 
 
 def perturb(policy: torch.nn.Module, seed: int) -> None:
-    """Change every weight, so that an engine which keeps its former ones is noticed."""
+    """Change every weight, so that a test fails if an engine keeps its old weights."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -1,4 +1,4 @@
-"""The cluster comes and goes cleanly, whatever happens in between. These tests end it; after them it is up again."""
+"""The cluster starts and stops cleanly, also after failures. These tests stop it and start it again."""
 
 from __future__ import annotations
 

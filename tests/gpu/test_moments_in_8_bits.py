@@ -1,4 +1,4 @@
-"""Moments in 8 bits on a GPU: the same bits wherever the state is and however it is cut, and the time of a step."""
+"""Moments in 8 bits on a GPU: bit-identical for any place and bucketing of the state; the time of a step."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _PORTS_OF_A_POD = 300
 
 @dataclass
 class PodProcess:
-    """One pod: its process, which is the init of what it starts, and what it leaves behind."""
+    """One pod: its process, which is the init process of its children, and its files."""
 
     directory: Path
     process: subprocess.Popen[bytes]
@@ -73,7 +73,8 @@ class PodProcess:
 
 @dataclass
 class Pods:
-    """Makes the pods of one attempt after another. `variables`: those of the controller's pod beside the contract's."""
+    """Creates the pods of one attempt after another. `variables`: environment of the controller's pod beyond the
+    contract."""
 
     directory: Path
     manifest: Path
@@ -198,7 +199,7 @@ class Attempt:
 
 
 def _own_address() -> str:
-    """This machine's address, by which Ray knows it whatever it is told. Nothing is sent."""
+    """This machine's address, which Ray uses regardless of its options. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])

@@ -1,7 +1,7 @@
-"""Policy ranks as processes of their own, without Ray: what the tests of the policy drive.
+"""Policy ranks in separate processes, without Ray, for the tests of the policy.
 
-The processes are forked from a server that has imported torch and transformers once, so that a test of four ranks pays
-for neither four times.
+The processes are forked from a server that has imported torch and transformers once, so that a test of four ranks does
+not import them four times.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PolicyProcesses:
         return [pipe.recv() for pipe in self._pipes]
 
     def rejoin(self, *, undo_update: bool) -> None:
-        """Form the group of the ranks anew, as the controller does after a failure."""
+        """Form a new group of the ranks, as the controller does after a failure."""
         address = PolicyProcesses(self._pipes[:1]).call("rendezvous")[0]
         self.run(_rejoin, *address, undo_update)
 

@@ -1,4 +1,4 @@
-"""The policy's process sees its GPU, the controller none. Ray is told of a GPU that need not be there."""
+"""The policy's process sees its GPU, the controller none. Ray is started with a GPU that need not exist."""
 
 from __future__ import annotations
 

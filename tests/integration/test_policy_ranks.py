@@ -1,4 +1,4 @@
-"""Any number of ranks, in any micro-batches, learns what one plain loop over the sequences learns."""
+"""Any number of ranks and micro-batches gives the same update as one plain loop over the sequences."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Room to give up: what is worked out for so small a model has nothing left to shrink."""
+    """A plan with settings to reduce: the plan computed for so small a model has none."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text(json.dumps(FIRST_PLAN))
     return path

@@ -1,4 +1,4 @@
-"""However a run is stopped, the same command goes on at the first uncommitted step and ends with the same bits."""
+"""After any kind of stop, the same command resumes at the first uncommitted step, with a bit-identical result."""
 
 from __future__ import annotations
 

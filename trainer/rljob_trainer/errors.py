@@ -21,7 +21,7 @@ class TrainerError(Exception):
     """The failure of memory in that process, from its exception. None if it left no exception."""
 
     given_up: bool = False
-    """True if recovery gave up, and the message explains what was tried and what a person can change."""
+    """True if recovery gave up, and the message lists the changes that were tried and those that a person can make."""
 
     evidence: Evidence | None = None
     """Evidence of an out-of-memory failure; None for other failures, and until it was gathered."""

@@ -105,7 +105,7 @@ def rendezvous_entries(attempt: JobAttempt, group: WorkerGroup, index: int) -> E
 
 
 def _from_label(variable: str, label: str) -> dict[str, Any]:
-    """A reference, so that the pods of two attempts have the same spec."""
+    """A field reference instead of a value, so that the pods of two attempts have the same spec."""
     return _from_pod(variable, f"metadata.labels['{label}']")
 
 
@@ -114,7 +114,7 @@ def _from_pod(variable: str, field: str) -> dict[str, Any]:
 
 
 _BY_THE_ALLOCATOR = "expandable_segments"
-"""torch reads this one by itself, from PYTORCH_CUDA_ALLOC_CONF."""
+"""torch reads this setting itself, from PYTORCH_CUDA_ALLOC_CONF."""
 
 
 def plan_variables(plan: MemoryPlan | None, supported_settings: Collection[str]) -> dict[str, str]:

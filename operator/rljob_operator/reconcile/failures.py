@@ -27,10 +27,11 @@ from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, No
 from rljob_operator.reconcile.view import JobView
 
 CONTROLLER_GRACE_SECONDS = 20.0
-"""When a worker ends, the controller notices, ends too, and reports more about the cause. It has this long to do it."""
+"""Seconds that the controller has to notice a terminated worker, exit too, and report more about the cause."""
 
 WORKER_GRACE_SECONDS = 20.0
-"""When the controller only knows that it lost a worker, the end of that worker's pod shows why. It has this long."""
+"""Seconds that the pod of a lost worker has to terminate and show the cause, if the controller only reports the
+loss."""
 
 LIVE_WORKER_GRACE_SECONDS = 5.0
 """The same, if the controller waits to be restarted: the worker's pod may have lost nothing but one process."""
@@ -118,7 +119,7 @@ def _reported_by_trainer(view: JobView) -> AttemptResult | None:
 
 
 def _with_exit_code_of_message(end: ContainerTermination, view: JobView) -> ContainerTermination:
-    """Another trainer has exit codes of its own: if it failed, the message of the probe names the cause."""
+    """Another trainer has its own exit codes: if it failed, the message of the probe names the cause."""
     if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
         return end
     reported = end.message.exit_code

@@ -25,8 +25,8 @@ def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
 def half_placed_seconds_left(view: JobView) -> float | None:
     """Seconds until the pods of a partially scheduled job are deleted; None if none or all are scheduled.
 
-    Counted from the last pod that was scheduled, or created. Not for pods that were created for Kueue or Volcano,
-    whatever the spec says by now, and not without a gang.
+    Counted from the last pod that was scheduled, or created. Not for pods that were created for Kueue or Volcano, even
+    if the spec has changed since, and not without a gang.
     """
     if view.spec.gang == "Disabled" or any(pod.in_group for pod in view.pods):
         return None

@@ -111,7 +111,7 @@ def _set_refused_condition(reason: ConditionReason, message: str, view: JobView,
 
 
 def _set_left_behind_condition(message: str, view: JobView, draft: StatusDraft) -> None:
-    """Garbage collection takes seconds. After a minute, somebody has to look."""
+    """Garbage collection takes seconds. After a minute, a person has to act."""
     assert view.attempt is not None
     if elapsed_seconds(view.attempt.start_time, view.now) < _GARBAGE_COLLECTED_WITHIN_SECONDS:
         draft.condition(ConditionType.SCHEDULED, False, ConditionReason.WAITING_FOR_PODS, message)

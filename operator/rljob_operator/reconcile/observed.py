@@ -59,7 +59,7 @@ class ObservedPod:
     created_at: datetime
     node: str | None = None
     scheduled_at: datetime | None = None
-    """When the condition PodScheduled became true."""
+    """Time at which the condition PodScheduled became true."""
     ready: bool = False
     started: bool = False
     """The container `rljob` runs or has run."""
@@ -83,9 +83,9 @@ class ObservedPod:
     failed_init_container: ContainerFailure | None = None
     """Init container that failed and is not restarted."""
     failed_sidecar: ContainerFailure | None = None
-    """Container beside `rljob` that failed and is not restarted."""
+    """Container other than `rljob` that failed and is not restarted."""
     evicted: str | None = None
-    """Message of the kubelet if it evicted the pod for exceeding a limit of its own, such as that of a volume."""
+    """Message of the kubelet if it evicted the pod for exceeding one of its own limits, such as that of a volume."""
     disruption: str | None = None
     """Reason of the condition DisruptionTarget (PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager,
     TerminationByKubelet, …), or NodeLost, NodeShutdown from the pod's own reason."""
@@ -127,7 +127,8 @@ class ObservedNode:
     restarts_in_place: bool = False
     """Its kubelet supports restart rules that restart all containers of a pod."""
     unreachable_since: datetime | None = None
-    """When its kubelet stopped reporting (condition Ready is Unknown); None if it reports, that it is ready or not."""
+    """Time at which its kubelet stopped reporting (condition Ready is Unknown); None if the kubelet reports, ready or
+    not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class Observed:
     status_wait_seconds: float = 0.0
     """Seconds until a write of the status that only reports may be made; 0: now."""
     objects_check_seconds: float | None = None
-    """Seconds until the objects beside the pods are looked up, in case somebody has deleted one; 0: now."""
+    """Seconds until the objects beside the pods are looked up, in case one was deleted; 0: now."""
     volcano_installed: bool = False
     kueue_installed: bool = False
     fresh_token: str = ""

@@ -15,7 +15,7 @@ from rljob_operator.settings import OperatorSettings
 
 WITHOUT_WORKERS_SECONDS = 20
 """Grace period of a controller that has lost a worker: it cannot commit, and may need minutes to notice. Also that of a
-worker whose node is unreachable: nobody waits for it."""
+worker whose node is unreachable, because nothing waits for it."""
 
 
 def delete_before_next_attempt(

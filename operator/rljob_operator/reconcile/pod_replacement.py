@@ -64,7 +64,7 @@ def record_replacements(lost: frozenset[str], view: JobView, draft: StatusDraft)
 
 
 def delete_lost(lost: frozenset[str], view: JobView) -> Desired:
-    """Delete what is left of lost pods, so that their successors can have their names."""
+    """Delete the remaining objects of lost pods, so that their replacements can have their names."""
     leaving = [pod for pod in view.pods if pod.name in lost]
     return delete_pods(leaving, Termination.of(view.observed, view.settings, view.now))
 

@@ -1,13 +1,14 @@
-"""Pods that do not terminate, usually because their node is lost: what may be done about them, and what to report.
+"""Pods that do not terminate, usually because their node is lost: removal by force, and reports.
 
-Only the kubelet of a node knows that the processes of a pod have ended. Until it reports that, or somebody removes the
-Node or taints it out of service, Kubernetes keeps the pod. The operator removes a pod by force only if its processes,
-should they still run, can do no harm:
+Only the kubelet of a node knows that the processes of a pod have ended. Until it reports that, or a person removes the
+Node or taints it out of service, Kubernetes keeps the pod. The operator removes a pod by force only if its processes
+can do no harm if they still run:
 
 - A worker writes only logs, and files in directories of its attempt that no other one reads. It exits by itself soon
   after its controller (`HEAD_GONE_SECONDS`), and the next attempt has another Ray cluster.
-- A controller commits steps. Only the lock of the volume, which some file systems do not have, keeps two of them apart.
-- What another trainer writes is unknown.
+- A controller commits steps. Only the lock on the volume, which some file systems do not support, keeps a second one
+  out.
+- The writes of another trainer are unknown.
 
 https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown
 """
@@ -25,7 +26,7 @@ from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.settings import OperatorSettings
 
 STUCK_SECONDS = 60.0
-"""Time that a kubelet has after the grace period, to kill what is left and to unmount volumes."""
+"""Seconds that a kubelet has after the grace period to kill remaining processes and to unmount volumes."""
 
 _CHECK_SECONDS = 60.0
 
@@ -52,7 +53,7 @@ class Termination:
         )
 
     def is_unreachable(self, pod: ObservedPod) -> bool:
-        """Nobody can stop the processes of the pod in order."""
+        """True if the pod's processes cannot be stopped gracefully, because its node is unreachable."""
         return self._unreachable_since(pod) is not None
 
     def is_stuck(self, pod: ObservedPod) -> bool:
@@ -134,7 +135,7 @@ class Termination:
         return f"{head}. {self._advice(pod)}"
 
     def _state_of_node(self, pod: ObservedPod) -> str:
-        """Its node, and what is known about it."""
+        """The node of the pod, and its known state."""
         if pod.node is None:
             return "it has no node"
         since = self._unreachable_since(pod)

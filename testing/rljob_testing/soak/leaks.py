@@ -119,7 +119,7 @@ def _surplus_folders(cluster: SoakCluster, node: Node) -> int:
 
 
 def _collect_garbage(cluster: SoakCluster, node: Node) -> None:
-    """Let containerd remove what it left when it was killed: it does so after it has removed a snapshot or a lease."""
+    """Make containerd collect garbage of an earlier kill, which it does after it has removed a snapshot or a lease."""
     _ctr(cluster, node, "snapshots", "prepare", _GARBAGE)
     with suppress(ClusterError):  # it may have been collected already
         _ctr(cluster, node, "snapshots", "remove", _GARBAGE)

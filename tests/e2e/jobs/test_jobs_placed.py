@@ -54,13 +54,13 @@ def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(jobs: Kubec
         digits("claim", checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "nowhere"}}}),
     )
 
-    def told(job: str, type_: str, words: str) -> None:
+    def expect_message(job: str, type_: str, words: str) -> None:
         jobs.wait("rljob", job, lambda found: words in condition(found, type_).get("message", ""))
 
-    told("gpus", "Scheduled", "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8")
-    told("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
-    told("image", "Running", "localhost/nobody/nothing:1")
-    told("secret", "Running", 'secret "nowhere" not found')
+    expect_message("gpus", "Scheduled", "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8")
+    expect_message("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
+    expect_message("image", "Running", "localhost/nobody/nothing:1")
+    expect_message("secret", "Running", 'secret "nowhere" not found')
     job = jobs.wait("rljob", "secret", holds("Failed", "PodCannotStart"), 120)
     assert 'secret "nowhere" not found' in condition(job, "Failed")["message"]
 

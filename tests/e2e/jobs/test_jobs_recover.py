@@ -1,4 +1,4 @@
-"""Jobs run out of memory, really or on purpose, and go on under a changed plan; or say what stands in the way."""
+"""Jobs run out of memory, by themselves or by an injected fault, and resume under a changed plan or explain why not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
 
 WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
-"""Ray ends a process before the kernel has to, unless it is told not to look."""
+"""Ray kills a process before the kernel has to, unless its memory monitor is disabled."""
 
 
 def worker(**pod_spec: Any) -> Object:
@@ -91,7 +91,7 @@ def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
 
 
 def apart_from_each_other(job: str) -> Object:
-    """A template of policy pods of which each needs a node of its own."""
+    """A template whose policy pods each need a separate node."""
     others = {"matchLabels": {labels.JOB_NAME: job, labels.ROLE: "policy"}}
     term = {"labelSelector": others, "topologyKey": "kubernetes.io/hostname"}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
@@ -158,11 +158,11 @@ def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Ku
         "exhausted": ("AdjustmentsExhausted", "generation 2 (step 2, update, ActivationSpike)"),
         "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 800 MiB stays: write "),
     }
-    for name, (reason, told) in words.items():
+    for name, (reason, message_part) in words.items():
         job = jobs.wait("rljob", name, finished, PATIENCE_SECONDS)
         failed = condition(job, "Failed")
         assert (failed["status"], failed["reason"]) == ("True", reason), status(job)
-        assert told in failed["message"]
+        assert message_part in failed["message"]
         assert status(job)["lastOutOfMemory"]["diagnosis"]["class"] in ("ActivationSpike", "HostMemory")
 
 

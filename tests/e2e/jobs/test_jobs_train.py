@@ -1,4 +1,4 @@
-"""Jobs train in pods, whatever happens to the operator, to the pods and to the nodes meanwhile."""
+"""Jobs train in pods, despite failures of the operator, the pods and the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stranger's process holds the GPU of a node: the job goes elsewhere, or says that there is no elsewhere."""
+"""A foreign process holds the GPU of a node: the job moves to another node, or reports that there is none."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def job(name: str, stranger_on: str, *, gpus: int = 0, **pod_spec: Any) -> Objec
 
 
 def rather_on(node: str) -> Object:
-    """So that fresh processes come to the same node: its scheduler decides otherwise by chance."""
+    """Node preference that keeps fresh processes on the same node; the scheduler would choose a node at random."""
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     preference = {"weight": 100, "preference": {"matchExpressions": [there]}}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
@@ -60,7 +60,7 @@ def changes(found: Object) -> list[tuple[str, str]]:
     return [(change["remedy"]["setting"], change["diagnosis"]["class"]) for change in made]
 
 
-def test_a_job_that_meets_a_strangers_process_goes_to_another_node(jobs: Kubectl) -> None:
+def test_a_job_avoids_the_node_of_a_foreign_process(jobs: Kubectl) -> None:
     jobs.apply(job("moves", stranger_on="cpu-node", affinity=rather_on("cpu-node")))
     found = jobs.wait("rljob", "moves", finished, ENDED_WITHIN_SECONDS)
 
@@ -77,9 +77,9 @@ def test_a_job_that_meets_a_strangers_process_goes_to_another_node(jobs: Kubectl
     kept_off = {"key": "metadata.name", "operator": "NotIn", "values": ["cpu-node"]}
     assert required["nodeSelectorTerms"] == [{"matchFields": [kept_off]}]
 
-    told = event_reasons(jobs, "moves")
-    assert told.count("PlanChanged") == 2
-    assert told.index("OutOfMemory") <= told.index("PlanChanged") < told.index("JobCompleted")
+    reasons = event_reasons(jobs, "moves")
+    assert reasons.count("PlanChanged") == 2
+    assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("JobCompleted")
 
 
 def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:

@@ -239,12 +239,12 @@ def test_pod_security_restricted_accepts_the_pods_of_an_accepted_job(api: ApiCli
         api.request("POST", "/api/v1/namespaces/team-a/pods", without_references(pod), params={"dryRun": "All"})
 
 
-@pytest.mark.parametrize(("spec", "told"), REFUSED.values(), ids=REFUSED)
-def test_the_policy_refuses(api: ApiClient, spec: Object, told: str) -> None:
+@pytest.mark.parametrize(("spec", "message_part"), REFUSED.values(), ids=REFUSED)
+def test_the_policy_refuses(api: ApiClient, spec: Object, message_part: str) -> None:
     with pytest.raises(ApiError) as refused:
         dry_run(api, spec)
     assert "ValidatingAdmissionPolicy 'rljob-system-rljob-operator-rljobs'" in refused.value.message
-    assert told in refused.value.message
+    assert message_part in refused.value.message
 
 
 POWERS = {

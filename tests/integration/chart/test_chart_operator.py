@@ -69,7 +69,7 @@ def test_it_runs_a_job_and_nothing_is_forbidden(command_line: CommandLine, opera
     operator.stop()
     operator.start()  # what it made it finds, or makes its own
     command_line.kubectl("delete", "rljob", "runs", "-n", "team-a", "--wait=false")
-    eventually(lambda: all("deletionTimestamp" in pod["metadata"] for pod in pods()), "its pods to be told to end")
+    eventually(lambda: all("deletionTimestamp" in pod["metadata"] for pod in pods()), "its pods to be deleted")
     command_line.kubectl("delete", "node", "gpu-node")
 
     requests = requests_by_resource_and_code(scrape(token_of(command_line, "prometheus", "team-b")))

@@ -189,14 +189,16 @@ def test_conflicting_fields_are_refused_and_the_advice_is_accepted(
 
 
 def test_every_rule_between_fields_is_enforced_by_the_api_server(api: ApiClient, namespace: str) -> None:
-    told = {message for _, invalid, _ in CONFLICTS for _, message in refused_job(api, namespace, job(**invalid)).causes}
-    told |= {message for name in ("a" * 49, "1st") for _, message in refused_job(api, namespace, job(name)).causes}
-    unheard = [rule["message"] for rule in RULES if not any(rule["message"] in message for message in told)]
-    assert unheard == []
+    messages = {
+        message for _, invalid, _ in CONFLICTS for _, message in refused_job(api, namespace, job(**invalid)).causes
+    }
+    messages |= {message for name in ("a" * 49, "1st") for _, message in refused_job(api, namespace, job(name)).causes}
+    unused = [rule["message"] for rule in RULES if not any(rule["message"] in message for message in messages)]
+    assert unused == []
 
 
 @pytest.mark.parametrize(
-    ("spec", "field", "told"),
+    ("spec", "field", "expected"),
     [
         ({"algorithm": {"steps": 0}}, "spec.algorithm.steps", "greater than or equal to 1"),
         ({"algorithm": {"steps": "many"}}, "spec.algorithm.steps", "must be of type integer"),
@@ -211,11 +213,11 @@ def test_every_rule_between_fields_is_enforced_by_the_api_server(api: ApiClient,
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(
-    api: ApiClient, namespace: str, spec: dict[str, Any], field: str, told: str
+    api: ApiClient, namespace: str, spec: dict[str, Any], field: str, expected: str
 ) -> None:
     refused = refused_job(api, namespace, job(**spec))
     assert field in refused.message
-    assert told in refused.message
+    assert expected in refused.message
 
 
 def test_an_unknown_field_is_refused_by_name(api: ApiClient, namespace: str) -> None:
@@ -272,7 +274,7 @@ WHOLE = (
     ),
     job("with-claim", checkpoint={"size": "1Gi", "storageClassName": "fast"}),
 )
-"""Two jobs that together have every field that can only stay as it is, the optional ones included."""
+"""Two jobs that together have every immutable field, including the optional ones."""
 
 OTHERS: dict[str, Any] = {
     "spec.topology": "Colocated",
@@ -323,9 +325,9 @@ def test_every_field_that_cannot_change_is_refused_when_it_does(api: ApiClient, 
             continue  # the only algorithm there is
         change, name = nested(path, other), stored["metadata"]["name"]
         refused = refusal(api.merge, "rljobs", name, change, namespace)
-        told = refused.message if refused else ""
-        if f"{path}: Invalid value" not in told or IMMUTABLE_MESSAGE not in told:
-            passed.append((path, told))
+        message = refused.message if refused else ""
+        if f"{path}: Invalid value" not in message or IMMUTABLE_MESSAGE not in message:
+            passed.append((path, message))
     assert passed == []
 
 

@@ -109,12 +109,12 @@ def test_only_the_token_of_the_controller_pod_writes_its_report(
 
 
 def test_a_write_of_the_status_changes_nothing_else(pod_client: ApiClient, api: ApiClient, namespace: str) -> None:
-    def told() -> dict[str, Any]:
+    def report() -> dict[str, Any]:
         names = ("finalizers", "ownerReferences", "labels", "annotations")
         metadata = api.get("stepreports", "job", namespace)["metadata"]
         return {name: metadata.get(name) for name in names}
 
-    before = told()
+    before = report()
     hostile = {
         "finalizers": ["example.com/forever"],
         "ownerReferences": [],
@@ -122,7 +122,7 @@ def test_a_write_of_the_status_changes_nothing_else(pod_client: ApiClient, api: 
         "annotations": {"a": "b"},
     }
     pod_client.merge("stepreports", "job", {"metadata": hostile, "status": {"step": 1}}, namespace, "status")
-    assert told() == before
+    assert report() == before
 
 
 def test_the_api_server_refuses_reports_beyond_the_bounds(pod_client: ApiClient, namespace: str) -> None:

@@ -74,9 +74,9 @@ def test_a_container_that_cannot_start_is_reported_and_given_up(
 
 def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubelet: SimulatedKubelet) -> None:
     job.create()
-    told = '0/2 nodes are available: persistentvolumeclaim "checkpoints" not found.'
+    message = '0/2 nodes are available: persistentvolumeclaim "checkpoints" not found.'
     for pod in job.wait_for_pods(2).values():
-        kubelet.unschedulable(pod, told)
+        kubelet.unschedulable(pod, message)
     eventually(lambda: '"checkpoints" not found' in messages(job), "the missing claim", context=lambda: messages(job))
 
 

@@ -209,8 +209,8 @@ def test_what_another_try_cannot_help_fails_at_once_in_the_trainers_words(
 def test_a_step_that_does_not_come_is_told_of_and_waited_for(job: WatchedJob) -> None:
     job.create().run()
     job.report(3, updateTime=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
-    told = job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEP_OVERDUE)
-    assert told["message"].startswith("step 4 (rollout) is overdue: the trainer has reported nothing since ")
+    overdue = job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEP_OVERDUE)
+    assert overdue["message"].startswith("step 4 (rollout) is overdue: the trainer has reported nothing since ")
     job.report(4, updateTime=datetime.now(UTC).isoformat())
     job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEPS_COMMITTED)
     assert len(job.attempts) == 1

@@ -1,4 +1,4 @@
-"""A series of benchmark programs: what it starts, what it kills, and what it does not repeat."""
+"""A series of benchmark programs: it starts each, kills leftover processes, and does not repeat successful programs."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_jobs_are_counted_by_topology_and_worker_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"outcomes": [outcome("a", [1, 2], ended="Failed", message="too little memory")]}, "too little memory"),
         ({"outcomes": [outcome("a", [1, 2], ended="Running")]}, "had not ended"),
@@ -120,9 +120,9 @@ def test_jobs_are_counted_by_topology_and_worker_pods() -> None:
         ({"after": Footprint(100 * MEBIBYTE, 130 * MEBIBYTE)}, "the operator's memory grew"),
     ],
 )
-def test_each_problem_is_reported(changes: dict[str, Any], told: str) -> None:
+def test_each_problem_is_reported(changes: dict[str, Any], expected: str) -> None:
     [problem] = problems(soak(**changes))
-    assert told in problem
+    assert expected in problem
 
 
 def test_a_fault_lasts_until_all_disturbed_jobs_commit_again() -> None:
@@ -138,12 +138,12 @@ def test_a_fault_after_the_last_step_delays_nothing() -> None:
 
 def test_the_block_shows_a_recorded_soak() -> None:
     script = {"script": "bench/programs/soak.py", "versions": {}}
-    told = block({"rows": [row(soak())], "date": "2026-01-01", "device": "two cores", **script})
-    assert "`python -m bench.programs.soak`, 2026-01-01, two cores." in told
-    assert "| **complete** | **2 of 2 jobs** |" in told
-    assert "| steps, each committed once | 6 |" in told
-    assert "| Colocated, 1 policy | 2 | 2 | 6 | 2 |" in told
-    assert "| `KillKubelet` | 1 | 9 | 9 |" in told
-    assert "| `Live` | 2 | 2 | 2 |" in told
-    assert "networks | none |" in told
-    assert "2 × `WorkerLost`" in told
+    text = block({"rows": [row(soak())], "date": "2026-01-01", "device": "two cores", **script})
+    assert "`python -m bench.programs.soak`, 2026-01-01, two cores." in text
+    assert "| **complete** | **2 of 2 jobs** |" in text
+    assert "| steps, each committed once | 6 |" in text
+    assert "| Colocated, 1 policy | 2 | 2 | 6 | 2 |" in text
+    assert "| `KillKubelet` | 1 | 9 | 9 |" in text
+    assert "| `Live` | 2 | 2 | 2 |" in text
+    assert "networks | none |" in text
+    assert "2 × `WorkerLost`" in text

@@ -128,9 +128,9 @@ def test_unknown_ports_of_the_api_server_lock_no_operator_out(render: Render) ->
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_the_torch_version_is_the_one_locked_for_the_trainers_image(render: Render, device: str) -> None:
-    told = environment(render(trainer={"device": device}))
-    assert told["RLJOB_OPERATOR_TRAINER_TORCH_VERSION"] == locked_torch(REQUIREMENTS / f"trainer-{device}.txt")
-    assert told["RLJOB_OPERATOR_TRAINER_IMAGE"].endswith(f"-{device}")
+    variables = environment(render(trainer={"device": device}))
+    assert variables["RLJOB_OPERATOR_TRAINER_TORCH_VERSION"] == locked_torch(REQUIREMENTS / f"trainer-{device}.txt")
+    assert variables["RLJOB_OPERATOR_TRAINER_IMAGE"].endswith(f"-{device}")
 
 
 def test_a_long_release_name_leaves_every_name_within_63_characters(render: Render) -> None:

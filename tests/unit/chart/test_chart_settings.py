@@ -118,10 +118,10 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
 
 def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) -> None:
     [container] = the(render(**EVERY_LIST_SET), "Deployment")["spec"]["template"]["spec"]["containers"]
-    told = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(container)}
+    variables = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(container)}
     known = {option.name for option in options()}
-    assert told <= known
-    assert known - told == {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port"}
+    assert variables <= known
+    assert known - variables == {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port"}
 
 
 EVERY_LIST_SET: dict[str, Any] = {

@@ -43,7 +43,7 @@ def test_helm_lint_finds_nothing(helm: Helm, values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "told"),
+    ("assignment", "message"),
     [
         ("trainer.devise=cpu", "at '/trainer': additional properties 'devise' not allowed"),
         ("replica=2", "additional properties 'replica' not allowed"),
@@ -56,10 +56,10 @@ def test_helm_lint_finds_nothing(helm: Helm, values: dict[str, Any]) -> None:
         ("serviceMonitor.enabled=true,metrics.enabled=false", "serviceMonitor.enabled needs metrics.enabled"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(helm: Helm, assignment: str, told: str) -> None:
+def test_a_wrong_value_is_refused_by_name(helm: Helm, assignment: str, message: str) -> None:
     result = helm("template", "rljob", str(CHART), "--set", assignment)
     assert result.returncode != 0
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_schema_and_default_values_have_the_same_keys() -> None:

@@ -55,8 +55,8 @@ def test_it_shows_the_latest_changes_of_the_plan() -> None:
     changes: list[LedgerRecord] = [plan_change_record(generation, seconds=38.0) for generation in range(2, 9)]
     text = printed([step_record(1), *changes], ExitCode.COMPLETE)
     assert "2 earlier ones not shown" in text
-    told = "microBatchTokens 4096 → 2048, after ActivationSpike at step 1, recovered in 38.0 s"
-    assert " ".join(text.split()).count(told) == 5
+    line = "microBatchTokens 4096 → 2048, after ActivationSpike at step 1, recovered in 38.0 s"
+    assert " ".join(text.split()).count(line) == 5
 
 
 def test_the_reason_is_printed_unchanged() -> None:

@@ -43,13 +43,13 @@ def test_without_a_repository_the_revision_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "told"),
+    ("origin", "recorded"),
     [
         ("https://forge.example/rljob.git", "https://forge.example/rljob.git"),
         ("https://user:token@forge.example/rljob.git", ""),
         ("/home/someone/rljob", ""),
     ],
 )
-def test_only_a_public_address_is_recorded_as_the_source(repository: Path, origin: str, told: str) -> None:
+def test_only_a_public_address_is_recorded_as_the_source(repository: Path, origin: str, recorded: str) -> None:
     git(repository, "remote", "add", "origin", origin)
-    assert source(repository) == told
+    assert source(repository) == recorded

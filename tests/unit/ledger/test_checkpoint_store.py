@@ -57,7 +57,7 @@ def test_the_newest_checkpoint_is_found_with_its_metadata(store: CheckpointStore
 
 
 def test_a_writer_of_an_earlier_attempt_cannot_reach_the_new_files(store: CheckpointStore) -> None:
-    """On a node that nobody reaches it may still write; in pods, the controllers of both have the same process id."""
+    """It may still write on an unreachable node; in pods, both controllers have the same process id."""
     stale = store.begin(10)
     new_attempt = CheckpointStore(store.directory, keep=2)
     directory = new_attempt.begin(10)

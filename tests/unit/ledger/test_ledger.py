@@ -123,10 +123,10 @@ def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", committing, path], cwd=root, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     for _ in range(20):
-        told = int(process.stdout.readline())
+        reported = int(process.stdout.readline())
     process.kill()
-    told = max([told, *map(int, process.stdout.read().splitlines())])
+    reported = max([reported, *map(int, process.stdout.read().splitlines())])
     process.wait()
     with Ledger(path) as ledger:
-        assert told <= ledger.last_step <= told + 1
+        assert reported <= ledger.last_step <= reported + 1
         ledger.commit(step_record(ledger.next_step))

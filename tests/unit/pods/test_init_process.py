@@ -47,7 +47,7 @@ def test_it_exits_with_the_code_of_the_program(program: str, exit_code: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "expected"),
     [
         ("import os; os._exit(1)", "without an error message"),
         ("import sys; open(sys.argv[1], 'w').write('a word'); sys.exit(1)", "a word"),
@@ -55,7 +55,7 @@ def test_it_exits_with_the_code_of_the_program(program: str, exit_code: int) -> 
         ("import os; os.kill(os.getpid(), 9)", ""),
     ],
 )
-def test_a_controller_without_a_message_is_reported(program: str, told: str, tmp_path: Path) -> None:
+def test_a_controller_without_a_message_is_reported(program: str, expected: str, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     under_init = (
@@ -67,8 +67,8 @@ def test_a_controller_without_a_message_is_reported(program: str, told: str, tmp
     )
     variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
     subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=60, check=False)
-    if told:
-        assert told in log.read_text()
+    if expected:
+        assert expected in log.read_text()
     else:
         assert log.read_text() == ""
 

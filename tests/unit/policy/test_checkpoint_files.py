@@ -1,4 +1,4 @@
-"""Files of checkpoints: what several threads write is complete, or an error."""
+"""Checkpoint files that several threads write are complete, or writing fails."""
 
 from __future__ import annotations
 

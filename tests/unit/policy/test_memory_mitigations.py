@@ -27,16 +27,16 @@ NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Settings passed to the allocator, in order; `flush` stands for an emptied cache."""
-    told: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("flush"))
+    calls: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("flush"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: told.append("collect"))
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: calls.append("collect"))
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.setattr(expandable_segments, "torch_release", lambda _version: OLD_TORCH)
-    return told
+    return calls
 
 
 def expandable() -> ExpandableSegments:
@@ -67,43 +67,43 @@ def test_expandable_segments_use_large_pages_by_default_if_torch_can() -> None:
     assert settings("large_segment_size_mb:64", True) == f"large_segment_size_mb:64,{ON}"
 
 
-def test_expandable_segments_come_back_also_when_the_export_fails(told: list[str]) -> None:
+def test_expandable_segments_come_back_also_when_the_export_fails(calls: list[str]) -> None:
     def export() -> None:
         with expandable().disabled():
-            assert told == [ON, OFF, "flush"]
+            assert calls == [ON, OFF, "flush"]
             raise RuntimeError("engine died")
 
     with pytest.raises(RuntimeError, match="engine died"):
         export()
-    assert told[3:] == [ON]
+    assert calls[3:] == [ON]
 
 
-def test_nested_switches_restore_the_state_that_was(told: list[str]) -> None:
+def test_nested_switches_restore_the_state_that_was(calls: list[str]) -> None:
     segments = expandable()
     with segments.disabled():
         with segments.disabled():
             pass
         assert not segments.enabled, "the inner block must not switch on what the outer one needs off"
-    assert told == [ON, OFF, "flush", ON]
+    assert calls == [ON, OFF, "flush", ON]
 
 
-def test_nothing_is_set_if_segments_are_classic_already(told: list[str]) -> None:
+def test_nothing_is_set_if_segments_are_classic_already(calls: list[str]) -> None:
     with ExpandableSegments().disabled():
         pass
-    assert told == []
+    assert calls == []
 
 
-def test_the_state_at_the_start_is_that_of_the_environment(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_at_the_start_is_that_of_the_environment(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"max_split_size_mb:64,{ON}")
     segments = ExpandableSegments()
     assert segments.enabled
     with segments.disabled():
         pass
-    assert told == [f"max_split_size_mb:64,{OFF}", "flush", f"max_split_size_mb:64,{ON}"]
+    assert calls == [f"max_split_size_mb:64,{OFF}", "flush", f"max_split_size_mb:64,{ON}"]
 
 
 def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
-    told: list[str], monkeypatch: pytest.MonkeyPatch
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segments = expandable()
 
@@ -122,12 +122,12 @@ def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
     assert not classic.enabled
 
 
-def test_older_torch_is_set_by_its_own_variable(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_torch_is_set_by_its_own_variable(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     by_old_name: list[str] = []
     monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
     monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", by_old_name.append)
     ExpandableSegments().enable()
-    assert (told, by_old_name) == ([], [ON])
+    assert (calls, by_old_name) == ([], [ON])
 
 
 # --- weight export ---
@@ -144,30 +144,30 @@ def reserving(bucket_bytes: int) -> MemoryPlan:
     return memory_plan(sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
 
 
-def test_switching_uses_classic_memory_only_for_the_sync(told: list[str]) -> None:
+def test_switching_uses_classic_memory_only_for_the_sync(calls: list[str]) -> None:
     export = WeightExport(expandable(), largest_unit_bytes=10)
     export.arrange(memory_plan(weight_export="SwitchSegments"))
     with export.exporting():
-        assert told == [ON, OFF, "flush"]
-    assert told[3:] == ["collect", "flush", ON]
+        assert calls == [ON, OFF, "flush"]
+    assert calls[3:] == ["collect", "flush", ON]
     assert export.buffer is None
 
 
 def test_a_sync_from_a_reserved_buffer_neither_switches_nor_flushes(
-    told: list[str], monkeypatch: pytest.MonkeyPatch
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_export, "ReservedBuffer", lambda size: told.append("allocate") or KeptBuffer(size))
+    monkeypatch.setattr(weight_export, "ReservedBuffer", lambda size: calls.append("allocate") or KeptBuffer(size))
     export = WeightExport(expandable(), largest_unit_bytes=10)
     export.arrange(reserving(100))
-    assert told == [ON, OFF, "flush", "allocate", ON]
-    told.clear()
+    assert calls == [ON, OFF, "flush", "allocate", ON]
+    calls.clear()
     with export.exporting():
         pass
-    assert told == []
+    assert calls == []
 
 
 def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
-    told: list[str], monkeypatch: pytest.MonkeyPatch
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_export, "ReservedBuffer", KeptBuffer)
     export = WeightExport(ExpandableSegments(), largest_unit_bytes=30)
@@ -185,7 +185,7 @@ def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
 
 
 @pytest.fixture
-def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def caching(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that the fake allocator caches, besides 7 in use."""
     cached = [MIN_RELEASE_BYTES]
     monkeypatch.setattr(
@@ -196,22 +196,22 @@ def caching(told: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return cached
 
 
-def test_cached_memory_is_released_if_it_is_worth_a_flush(told: list[str], caching: list[int]) -> None:
+def test_cached_memory_is_released_if_it_is_worth_a_flush(calls: list[str], caching: list[int]) -> None:
     for cached, flushes in ((MIN_RELEASE_BYTES, ["flush"]), (MIN_RELEASE_BYTES - 1, [])):
         caching[0] = cached
         with cache_released_after(enabled=True):
             pass
-        assert told == flushes
-        told.clear()
+        assert calls == flushes
+        calls.clear()
 
 
-def test_cached_memory_is_kept_if_the_plan_requires_it(told: list[str], caching: list[int]) -> None:
+def test_cached_memory_is_kept_if_the_plan_requires_it(calls: list[str], caching: list[int]) -> None:
     with cache_released_after(enabled=False):
         pass
-    assert told == []
+    assert calls == []
 
 
-def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(told: list[str], caching: list[int]) -> None:
+def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(calls: list[str], caching: list[int]) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def phase() -> None:
@@ -223,16 +223,16 @@ def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(told: list[s
         phase()
     assert kept.value.__traceback__ is not None
     assert held[0]() is None
-    assert told == ["flush"]
+    assert calls == ["flush"]
 
 
-def test_emptying_the_cache_takes_effect_at_once(told: list[str], caching: list[int], tmp_path: Path) -> None:
+def test_emptying_the_cache_takes_effect_at_once(calls: list[str], caching: list[int], tmp_path: Path) -> None:
     """The engine that could not wake is restarted next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
     rank: Any = ExportingRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
     rank._loaded = SimpleNamespace(model=SimpleNamespace(chunk_tokens=0), update=SimpleNamespace(config=None))
     rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=8)
     rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))
-    assert told == []
+    assert calls == []
     rank.change_memory(hoarding.model_copy(update={"empty_cache": True}))
-    assert told == ["flush"]
+    assert calls == ["flush"]

@@ -1,4 +1,4 @@
-"""AdamW over float32 masters: the same update wherever its state is, and the update of torch's AdamW."""
+"""AdamW over float32 masters gives the same update as torch's AdamW, wherever its state is stored."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_updates_with_moments_in_8_bits_stay_near_those_of_float32() -> None:
 
 
 def test_second_moments_in_8_bits_decay() -> None:
-    """Those beside a larger one, too: rounded to nearest they would keep their part of it."""
+    """This includes moments next to a larger one: rounded to nearest, they would keep their fraction of it."""
     model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(16, 256))})
     optimizer = optimizer_of(model, moments="int8")
     for step in range(201):

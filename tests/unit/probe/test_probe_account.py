@@ -95,7 +95,7 @@ def test_an_engine_asleep_in_the_process_is_not_blamed(gpu_program: ProbedProgra
     assert FailureClass.ENGINE_NOT_ASLEEP not in {found.failure_class for found in diagnose(evidence)}
 
 
-def test_without_siblings_other_processes_are_strangers(gpu_program: ProbedProgram) -> None:
+def test_without_siblings_other_processes_are_foreign(gpu_program: ProbedProgram) -> None:
     evidence = evidence_of(gpu_program, f"import torch; torch.cuda.use(); {FAIL}")
     assert evidence.siblings == ()
     assert diagnose(evidence)[0].failure_class is FailureClass.FOREIGN_PROCESS

@@ -151,7 +151,7 @@ os.environ["RANK"] = "5"
 subprocess.run([sys.executable, "-c", "{child}"], cwd={str(gpu_program.directory)!r})
 os.environ["RANK"] = "0"
 subprocess.run([sys.executable, "-c", "pass"])
-assert not os.path.exists(os.environ["RLJOB_TERMINATION_LOG"]), "told by a process that has nothing to do with it"
+assert not os.path.exists(os.environ["RLJOB_TERMINATION_LOG"]), "written by an unrelated process"
 sys.exit(1)
 """
     ended = gpu_program.run(code)

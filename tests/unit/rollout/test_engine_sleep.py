@@ -18,13 +18,13 @@ class RecordingLLM:
     """Stands for vLLM and records its calls, in order."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.calls: list[object] = []
 
     def sleep(self, level: int) -> None:
-        self.told.append(level)
+        self.calls.append(level)
 
     def wake_up(self, tags: list[str]) -> None:
-        self.told.append(tags)
+        self.calls.append(tags)
 
 
 def engine(model_dir: Path, **settings: object) -> tuple[ColocatedEngine, RecordingLLM]:
@@ -57,14 +57,14 @@ def a_night(made: ColocatedEngine) -> None:
 def test_sleep_and_wake_have_no_effect_on_the_cpu_and_at_level_0(model_dir: Path, settings: dict[str, object]) -> None:
     made, llm = engine(model_dir, **settings)
     a_night(made)
-    assert llm.told == []
+    assert llm.calls == []
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_sleeps_at_its_level_and_wakes_each_part_once(model_dir: Path, level: int) -> None:
     made, llm = engine(model_dir, sleep_level=level)
     a_night(made)
-    assert llm.told == [level, ["weights"], ["kv_cache"]]
+    assert llm.calls == [level, ["weights"], ["kv_cache"]]
 
 
 def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path) -> None:

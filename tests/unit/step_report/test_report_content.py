@@ -53,9 +53,9 @@ def test_each_process_is_reported_with_the_phase_of_its_peaks() -> None:
 
 def test_of_too_many_processes_those_with_least_memory_are_reported() -> None:
     ranks = range(MAX_RANKS_REPORTED + 50)
-    told = memory_of_ranks({f"policy-{rank}": {"update": sample(free=1000 - rank)} for rank in ranks})
-    assert len(told) == MAX_RANKS_REPORTED
-    assert {entry.rank for entry in told} == set(range(50, MAX_RANKS_REPORTED + 50))
+    reported = memory_of_ranks({f"policy-{rank}": {"update": sample(free=1000 - rank)} for rank in ranks})
+    assert len(reported) == MAX_RANKS_REPORTED
+    assert {entry.rank for entry in reported} == set(range(50, MAX_RANKS_REPORTED + 50))
 
 
 def test_a_reward_that_is_not_a_number_is_omitted() -> None:

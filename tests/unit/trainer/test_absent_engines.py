@@ -1,4 +1,4 @@
-"""Engines whose pods are lost: the others go on, and the new engines join at a weight sync."""
+"""Engines whose pods are lost: the others continue, and the new engines join at a weight sync."""
 
 from __future__ import annotations
 

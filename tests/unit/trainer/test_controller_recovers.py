@@ -62,7 +62,7 @@ def echo(_record: dict[str, Any], completion: Completion) -> float:
     return sum(completion.token_ids) / 1024
 
 
-class Told(RunListener):
+class Listener(RunListener):
     def __init__(self) -> None:
         self.events: list[Any] = []
 
@@ -98,9 +98,11 @@ class Job:
     partial: int = 0
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
-    def attempt(self, roles: SimulatedRoles, kills: Callable[[], int] = lambda: 0) -> tuple[SimulatedRoles, Told, str]:
+    def attempt(
+        self, roles: SimulatedRoles, kills: Callable[[], int] = lambda: 0
+    ) -> tuple[SimulatedRoles, Listener, str]:
         """Run one attempt. Returns its roles, the calls of its listener, and its output."""
-        told, screen = Told(), io.StringIO()
+        listener, screen = Listener(), io.StringIO()
         display = RunDisplay(Console(file=screen, width=200), "job", STEPS)
         (self.directory / "checkpoints").mkdir(exist_ok=True)
         with Ledger(self.directory / "ledger.jsonl") as ledger:
@@ -123,7 +125,7 @@ class Job:
                 settings_under=cast(Any, lambda plan: plan),
                 oom_kills=kills,
                 display=display,
-                listener=told,
+                listener=listener,
             )
             controller = Controller(
                 settings=LoopSettings(
@@ -144,10 +146,10 @@ class Job:
                 recovery=recovery,
                 faults=FaultSchedule([], ledger, cast(Any, roles), display.warning),
                 deadlines=PhaseDeadlines(600, ledger.steps),
-                early_warning=EarlyWarning(STEPS, recovery.prevent, told, display.warning),
+                early_warning=EarlyWarning(STEPS, recovery.prevent, listener, display.warning),
                 export=lambda: self._export(roles),
                 display=display,
-                listener=told,
+                listener=listener,
                 stop=StopRequest(lambda _text: None),
                 attempt=record.attempt,
             )
@@ -156,7 +158,7 @@ class Job:
                     controller.run()
             finally:
                 self.printed = screen.getvalue()
-        return roles, told, self.printed
+        return roles, listener, self.printed
 
     def _export(self, roles: SimulatedRoles) -> None:
         (self.directory / "model").write_text(str(roles.weights))
@@ -196,13 +198,13 @@ def test_out_of_memory_failures_do_not_change_the_result(
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         job = Job(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
-        _, told, _ = job.attempt(SimulatedRoles(dict(failures), ranks))
+        _, listener, _ = job.attempt(SimulatedRoles(dict(failures), ranks))
         assert job.rewards == without_failure.rewards
         assert job.model == without_failure.model
-        changed = [generation for event, generation in told.events if event == "changed"]
+        changed = [generation for event, generation in listener.events if event == "changed"]
         assert changed == [record.change.generation for record in job.plan_changes]
         if changed:
-            assert told.events[-1] == ("recovered", changed[-1])
+            assert listener.events[-1] == ("recovered", changed[-1])
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -283,9 +285,9 @@ def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
 
 
 def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
-    roles, told, printed = Job(tmp_path).attempt(SimulatedRoles({"update 3": WHOLE}))
+    roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles({"update 3": WHOLE}))
     assert roles.updates == list(range(1, STEPS + 1))
-    assert [event for event, _ in told.events] == ["changed", "recovered"]
+    assert [event for event, _ in listener.events] == ["changed", "recovered"]
     assert "OutOfMemory: policy rank 0 in update, step 3: " in printed
     assert "PlanChanged: " in printed
     assert "Recovered: resumed at step 3 after " in printed
@@ -352,10 +354,10 @@ def test_a_change_is_recorded_before_it_takes_effect(tmp_path: Path) -> None:
         job.attempt(EndsAtTheChange({"update 3": WHOLE}))
     [record] = job.plan_changes
     assert record.change.seconds_to_recover is None
-    _, told, _ = job.attempt(SimulatedRoles({}))
+    _, listener, _ = job.attempt(SimulatedRoles({}))
     [record] = job.plan_changes
     assert record.change.seconds_to_recover is not None, "proved by the next attempt, which ran under its plan"
-    assert told.events == [("recovered", 2)]
+    assert listener.events == [("recovered", 2)]
 
 
 def test_a_fixed_plan_ends_the_attempt_with_evidence_and_advice(tmp_path: Path) -> None:

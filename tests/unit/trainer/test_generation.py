@@ -110,7 +110,7 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Run:
-    """A generation, with what it reports."""
+    """A generation, with its reports."""
 
     engines: list[SimulatedEngine]
     may_replace: bool = True
@@ -255,7 +255,7 @@ def test_two_generations_have_different_numbers() -> None:
 
 @pytest.mark.parametrize("lost", [(0,), (2,), (0, 1), (1, 2)])
 def test_the_lots_of_lost_engines_have_the_same_outcome(lost: tuple[int, ...]) -> None:
-    """The engine that generates a lot decides neither what a step learns from nor what it leaves."""
+    """The prompts that a step takes or leaves do not depend on which engine generates them."""
     held = [HeldGroup(unstarted(position, GROUP_SIZE), [position], 100 + position) for position in range(9)]
     lots = deal([], held, quota=6, lots=3)
 

@@ -42,7 +42,7 @@ def test_the_report_has_the_profile_the_plan_and_every_change_once() -> None:
     assert [(c.generation, c.seconds_to_recover) for c in report.plan_changes] == [(2, 1.0), (3, 2.5)]
 
 
-class Told(RunListener):
+class Listener(RunListener):
     def __init__(self) -> None:
         self.pressures: list[MemoryPressure | None] = []
 
@@ -65,17 +65,17 @@ def rising(step: int) -> Mapping[str, Mapping[Phase, MemorySample]]:
 
 
 def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
-    told, lines, asked = Told(), [], []  # type: ignore[var-annotated]
+    listener, lines, asked = Listener(), [], []  # type: ignore[var-annotated]
 
     def cannot_prevent(pressure: MemoryPressure, step: int) -> bool:
         asked.append((pressure.diagnosis.class_name, step))
         return False
 
-    warning = EarlyWarning(1_000, cannot_prevent, told, lines.append)
+    warning = EarlyWarning(1_000, cannot_prevent, listener, lines.append)
     for step in range(1, 15):
         warning.look(step, rising(step))
-    assert told.pressures[0] is None
-    assert told.pressures[-1] is not None
+    assert listener.pressures[0] is None
+    assert listener.pressures[-1] is not None
     warned = "MemoryPressure: policy rank 0 is projected to run out of memory"
     assert len([line for line in lines if line.startswith(warned) and "RetainedGraph" in line]) == 1
     assert asked
@@ -83,18 +83,18 @@ def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
 
 
 def test_a_change_resets_the_forecast() -> None:
-    told = Told()
+    listener = Listener()
     prevented: list[int] = []
 
     def prevent(_pressure: MemoryPressure, step: int) -> bool:
         prevented.append(step)
         return True
 
-    warning = EarlyWarning(1_000, prevent, told, lambda _line: None)
+    warning = EarlyWarning(1_000, prevent, listener, lambda _line: None)
     step = 0
     while not prevented:
         step += 1
         warning.look(step, rising(step))
     warning.look(step + 1, rising(step + 1))
-    assert told.pressures[-1] is None
+    assert listener.pressures[-1] is None
     assert prevented == [step + 1]

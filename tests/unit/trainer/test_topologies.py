@@ -1,4 +1,4 @@
-"""A topology has no code for what it does not need."""
+"""Each topology calls only the operations that it needs."""
 
 from __future__ import annotations
 
@@ -59,79 +59,79 @@ def test_only_colocated_processes_share_gpus_and_bundles() -> None:
 def test_a_sync_has_only_the_weights_of_an_engine_on_the_gpu(
     device: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     monkeypatch.setattr(colocated, "wait_for", lambda _calls, _doing: {})
     colocated_roles = roles_of(
         replace_rollout(settings("Colocated", device), sleep_level=2 if device == "cuda" else 0), PartClock()
     )
-    monkeypatch.setattr(colocated_roles.engines, "call", lambda method, *_: told.append(method))
-    monkeypatch.setattr(colocated_roles, "_of_all_ranks", lambda method, *_, **__: told.append(method))
+    monkeypatch.setattr(colocated_roles.engines, "call", lambda method, *_: calls.append(method))
+    monkeypatch.setattr(colocated_roles, "_of_all_ranks", lambda method, *_, **__: calls.append(method))
     colocated_roles.sync(0)
-    assert told == expected
+    assert calls == expected
     assert colocated_roles.engines_at == 0
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of roles that were made by `recording`."""
     monkeypatch.setattr(colocated, "wait_for", lambda _calls, _doing: {})
     return []
 
 
-def recording(told: list[str], device: str, monkeypatch: pytest.MonkeyPatch, *, policy_offload: bool = True) -> Any:
+def recording(calls: list[str], device: str, monkeypatch: pytest.MonkeyPatch, *, policy_offload: bool = True) -> Any:
     sleep_level = 2 if device == "cuda" else 0
     given = settings("Colocated", device, policy_offload=policy_offload)
     made = roles_of(replace_rollout(given, sleep_level=sleep_level), PartClock())
-    monkeypatch.setattr(made.engines, "call", lambda method, *_: told.append(method))
-    monkeypatch.setattr(made, "_of_all_ranks", lambda method, *_, **__: told.append(method))
+    monkeypatch.setattr(made.engines, "call", lambda method, *_: calls.append(method))
+    monkeypatch.setattr(made, "_of_all_ranks", lambda method, *_, **__: calls.append(method))
     for name in ("_begin_loading_policy", "_load_engines", "_finish_loading_policy"):
-        monkeypatch.setattr(made, name, lambda name=name: told.append(name.strip("_")))
+        monkeypatch.setattr(made, name, lambda name=name: calls.append(name.strip("_")))
     return made
 
 
-def test_a_policy_makes_room_before_the_kv_cache_wakes(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recording(told, "cuda", monkeypatch)
+def test_a_policy_makes_room_before_the_kv_cache_wakes(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recording(calls, "cuda", monkeypatch)
     made.sync(3)
-    assert told == ["sleep", "wake_weights", "sync", "offload_weights", "wake_kv_cache"]
+    assert calls == ["sleep", "wake_weights", "sync", "offload_weights", "wake_kv_cache"]
     assert made.engines_at == 3
-    told.clear()
-    recording(told, "cpu", monkeypatch).sync(3)
-    assert told == ["sync", "offload_weights"]
+    calls.clear()
+    recording(calls, "cpu", monkeypatch).sync(3)
+    assert calls == ["sync", "offload_weights"]
 
 
-def test_a_policy_makes_room_before_an_engine_starts(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recording(told, "cuda", monkeypatch)
+def test_a_policy_makes_room_before_an_engine_starts(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recording(calls, "cuda", monkeypatch)
     made.load()
-    assert told == [
+    assert calls == [
         "begin_loading_policy",
         "finish_loading_policy",
         "offload_weights",
         "load_engines",
         "finish_loading_policy",
     ]
-    told.clear()
+    calls.clear()
     made.engines.loaded = True  # the policy was lost: the engine sleeps, and has no KV cache
     made.load()
-    assert told == ["sleep", "begin_loading_policy", "finish_loading_policy", "load_engines", "finish_loading_policy"]
-    told.clear()
-    recording(told, "cuda", monkeypatch, policy_offload=False).load()
-    assert told == ["begin_loading_policy", "load_engines", "finish_loading_policy"], "side by side"
+    assert calls == ["sleep", "begin_loading_policy", "finish_loading_policy", "load_engines", "finish_loading_policy"]
+    calls.clear()
+    recording(calls, "cuda", monkeypatch, policy_offload=False).load()
+    assert calls == ["begin_loading_policy", "load_engines", "finish_loading_policy"], "side by side"
 
 
 def test_weights_return_beside_an_engine_that_sleeps(
-    told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = recording(told, "cuda", monkeypatch)
-    monkeypatch.setattr(made.policy, "call", lambda method, *_: told.append(method))
+    made = recording(calls, "cuda", monkeypatch)
+    monkeypatch.setattr(made.policy, "call", lambda method, *_: calls.append(method))
     monkeypatch.setattr(roles, "wait_for", lambda _calls, _doing: {})
     made.engines_at = 2
     made.load_checkpoint(tmp_path, 2)
     made.export_pretrained(tmp_path)
-    assert told == ["sleep", "load_checkpoint", "sleep", "export_pretrained"]
+    assert calls == ["sleep", "load_checkpoint", "sleep", "export_pretrained"]
     assert made.engines_at is None
-    told.clear()
+    calls.clear()
     made.start_checkpoint(tmp_path)  # which reads the weights in host memory
-    assert told == ["start_checkpoint"]
+    assert calls == ["start_checkpoint"]
 
 
 @pytest.mark.parametrize("module", [roles, disaggregated, engine, disaggregated_engine])

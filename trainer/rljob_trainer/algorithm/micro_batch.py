@@ -24,15 +24,15 @@ compile again for a length that is not the model's width."""
 Number = TypeVar("Number", np.int64, np.float32)
 
 _MICRO_BATCH_COST = 32
-"""A micro-batch costs as much as this part of its budget in tokens, beside its tokens. An estimate."""
+"""Divisor of the token budget: the fixed cost of a micro-batch in tokens, besides its own tokens. An estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """B completions with T response tokens in total. All arrays of [T] are parallel, completion after completion.
 
-    An empty micro-batch (B = 0) has T = 0 and one row with two padding tokens, so that a rank without a share still
-    takes part in the collectives.
+    An empty micro-batch (B = 0) has T = 0 and one row with two padding tokens, so that a rank without completions still
+    joins the collectives.
     """
 
     completions: list[int]
@@ -85,9 +85,9 @@ def micro_batches_of(
 ) -> list[MicroBatch]:
     """This rank's micro-batches of one update over `completions` of a scored batch. All ranks have the same number.
 
-    `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The weights in
-    the loss refer to all of `completions`, so that the gradient is the same; those of means refer to `processed`.
-    `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them.
+    `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The loss is
+    normalized over all `completions`, so the gradient does not depend on `processed`; means are normalized over
+    `processed`. `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them.
     """
     logprobs = [batch.rollout_logprobs[completion] for completion in completions]
     loss_weights = dict(zip(completions, token_weights(logprobs, aggregation), strict=True))
@@ -128,8 +128,8 @@ def completions_with_tokens(batch: RolloutBatch) -> list[int]:
 def with_gradient(batch: RolloutBatch, completions: Sequence[int], loss: LossConfig) -> list[int]:
     """The `completions` that contribute to the gradient of a scored batch.
 
-    Without a KL or entropy term, the loss of a completion is a multiple of its advantage: if that is 0, as it is in a
-    group with equal rewards, so is its gradient. If none contributes, the first is kept, so that there are metrics.
+    Without a KL or entropy term, the loss of a completion is a multiple of its advantage: if that is 0, as in a group
+    with equal rewards, its gradient is 0 as well. If none contributes, the first is kept, so that there are metrics.
     """
     if loss.kl_coefficient or loss.entropy_coefficient:
         return list(completions)
@@ -193,8 +193,8 @@ def plan_micro_batches(
 
     `lengths`: tokens of each sequence. A micro-batch of n sequences has n × (longest of them) ≤ `budget_tokens` tokens,
     padding included; if it is `packed`, the sum of their lengths. A sequence longer than the budget gets its own. Every
-    rank gets the same number of micro-batches, at least one, since each has collectives; empty ones fill up. The
-    longest come first, so that a step that does not fit into memory fails early.
+    rank gets the same number of micro-batches, at least one, because each has collectives; ranks with fewer get empty
+    ones. The longest come first, so that a step that does not fit in memory fails early.
     """
     divide = _balance if packed else _divide
     of_ranks = [divide(share, lengths, budget_tokens) for share in _deal(lengths, ranks)]
@@ -208,7 +208,8 @@ def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
 
 
 def _deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal the sequences to the ranks by decreasing length, back and forth, so that all get about the same tokens."""
+    """Deal the sequences to the ranks by decreasing length, back and forth, so that all get about the same number of
+    tokens."""
     order = sorted(range(len(lengths)), key=lambda sequence: (-lengths[sequence], sequence))
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for place, sequence in enumerate(order):

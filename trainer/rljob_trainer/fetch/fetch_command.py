@@ -141,11 +141,11 @@ def _stream(kubectl: Kubectl, pod: str, files: RunFiles, path: str, output: Path
         if problem is None and process.returncode == 0:
             return size
         errors.seek(0)
-        told = errors.read().decode(errors="replace").strip()
+        stderr = errors.read().decode(errors="replace").strip()
     shutil.rmtree(output, ignore_errors=True)
-    if "No such file" in told:
+    if "No such file" in stderr:
         raise ClusterError(_absent(path, files))
-    raise ClusterError(f"cannot fetch {path} of {files.job}: {told or problem}; try again")
+    raise ClusterError(f"cannot fetch {path} of {files.job}: {stderr or problem}; try again")
 
 
 def _absent(path: str, files: RunFiles) -> str:

@@ -150,7 +150,7 @@ def files_of_weights(directory: Path) -> dict[str, Path]:
 
 
 def has_only_bfloat16(directory: Path) -> bool:
-    """True if all weights are stored in bfloat16, so that reading them in it loses nothing."""
+    """True if all weights are stored in bfloat16, so reading them as bfloat16 is exact."""
     from safetensors import safe_open
 
     for file in weight_files(directory):

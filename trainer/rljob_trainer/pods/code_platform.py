@@ -1,4 +1,4 @@
-"""Everything that code compiled by torch, Triton and vLLM depends on, beside the program itself."""
+"""Properties of machine and packages on which code compiled by torch, Triton and vLLM depends."""
 
 from __future__ import annotations
 

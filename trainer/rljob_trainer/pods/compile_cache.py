@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LIMIT_BYTES = 2 << 30
-"""A larger file is not used again: new code is added to it for ever. A few hundred MB for each model are usual
-(assumed)."""
+"""Maximum size of the file. A larger file is not used, because code is only ever added to it. A few hundred MB per
+model are usual (assumed)."""
 
 KEPT_FILES = 8
 """The most recently used are kept, for other GPUs, versions and roles."""
@@ -54,9 +54,8 @@ class CompileCache:
         return {variable: str(self.directory / name) for variable, name in _VARIABLES.items()}
 
     def restore(self) -> str:
-        """Fill the directory from the file, and return a message for the log. Never raises `OSError`.
-
-        A directory that exists is left as it is: it survives a restart of the containers in place.
+        """Fill the directory from the file, and return a message for the log. Never raises `OSError`. An existing
+        directory is not changed: it has survived a restart of the containers in place.
         """
         if self.directory.exists():
             return f"compiled code: kept in {self.directory}"

@@ -114,7 +114,7 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def leave() -> None:
-    """Stop the raylet of this pod in order, so that the head knows at once that the node is gone."""
+    """Stop the raylet of this pod gracefully, so that the head knows at once that the node is gone."""
     processes = psutil.Process(os.getppid()).children(recursive=True)  # of the init process, which adopted it
     raylets = [process for process in processes if _is_raylet(process)]
     for raylet in raylets:

@@ -20,7 +20,7 @@ Copies = Sequence[tuple[Tensor, Tensor]]
 
 
 class Lanes(Protocol):
-    """Three queues. Each runs its items in order, beside the others; an item waits for the event `after`."""
+    """Three concurrent queues. Each runs its items in order; an item waits for the event `after`."""
 
     def fetch(self, copies: Copies, after: Any) -> Any:
         """Copy to the device. Returns the event of its completion."""
@@ -91,8 +91,8 @@ def stream_through(
     """Call `work(bucket, parts)` for each bucket, with its part of each array on `device`, and keep what it writes.
 
     `arrays`: one-dimensional, in host memory. `granularities`: elements of a bucket for each entry of an array, which
-    divide the bounds of the buckets; one if None. Returns when they hold the results. After an error the buckets before
-    the failing one may be changed, the others are not.
+    divide the bounds of the buckets; one if None. Returns when they hold the results. After an error, the buckets
+    before the failing one may have changed; the others have not.
     """
     elements = granularities or [1] * len(arrays)
     largest = max((bucket.stop - bucket.start for bucket in buckets), default=0)

@@ -1,7 +1,7 @@
 """The files of a checkpoint: a rank writes and reads several at a time, and each byte passes through it once.
 
-The format is that of torch's distributed checkpoints. Checksums are computed from the bytes on their way, so that a
-checkpoint that does not fit into the page cache is not read from the disk again for them.
+The format is that of torch's distributed checkpoints. Checksums are computed from the bytes as they are written or
+read, so a checkpoint that does not fit in the page cache is not read from disk a second time.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class ParallelWriter(FileSystemWriter):
 class VerifyingReader(FileSystemReader):
     """Reads what a rank needs, several files at a time.
 
-    Every file of the state is read as a whole by one rank, which compares its checksum: as a rule the one that needs
-    all of it. The other ranks read the items that they need of it.
+    One rank reads each file of the state completely and verifies its checksum, usually the rank that needs all of it.
+    The other ranks read only the items that they need.
     """
 
     def __init__(self, directory: Path, files: Mapping[str, FileDigest], rank: int, ranks: int) -> None:
@@ -174,7 +174,7 @@ class _HashedFile(io.RawIOBase):
 
 
 def _alone(tensor: Any) -> Any:
-    """`tensor` in memory of its own: `torch.save` writes all of the memory that a view belongs to."""
+    """A copy of `tensor` with its own storage: `torch.save` writes the whole storage of a view."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 

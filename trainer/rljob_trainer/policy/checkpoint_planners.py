@@ -1,4 +1,4 @@
-"""The state in pieces: what a checkpoint takes of host memory does not depend on the size of the model."""
+"""The state in pieces, so that the host memory for a checkpoint does not depend on the size of the model."""
 
 from __future__ import annotations
 

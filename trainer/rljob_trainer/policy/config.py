@@ -44,8 +44,8 @@ class PolicyConfig:
     device: Literal["cpu", "cuda"]
 
     dtype: Literal["float32", "bfloat16"]
-    """Of the forward and backward pass, of weights that are frozen beside adapters, and of the weights that are sent to
-    the engines or exported. Master weights and the sums of gradients are float32."""
+    """Data type of the forward and backward pass, of weights that are frozen beside adapters, and of the weights that
+    are sent to the engines or exported. Master weights and the sums of gradients are float32."""
 
     learning_rate: float
     """After the warm-up."""
@@ -82,12 +82,12 @@ class PolicyConfig:
     """Keep a copy of the state before each update in host memory, to undo an interrupted update of several ranks."""
 
     checkpoint_copy: bool = True
-    """Write checkpoints from a copy of the state in host memory, beside the next steps. Otherwise they are written from
-    where the state is, and the next optimizer step waits."""
+    """Write checkpoints from a copy of the state in host memory while the next steps run. If False, they are written
+    from the state itself, and the next optimizer step waits."""
 
     compile_ahead: bool = False
-    """Compile the layers while the model is loaded, beside the start of the engine, instead of in the first update.
-    Only for a single rank."""
+    """Compile the layers when the model is loaded, while the engine starts, instead of in the first update. Only for a
+    single rank."""
 
     copy_frozen_weights: bool = True
     """With `policy_offload`: keep a copy of weights that are not trained in host memory. Otherwise they are read from

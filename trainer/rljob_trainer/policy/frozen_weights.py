@@ -68,7 +68,7 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads pieces in several threads, each with a buffer of its own."""
+    """Reads pieces in several threads, each with its own buffer."""
 
     _headers: dict[Path, dict[str, _Stored]] = field(default_factory=dict)
     _own: threading.local = field(default_factory=threading.local)

@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor
 
 
 class Gradients:
-    """Sums of gradients by parameter.
-
-    Autograd adds up the gradients of float32 parameters by itself. A bfloat16 parameter would lose the small ones to
-    rounding: each of its gradients is added to a float32 sum and freed, as soon as the backward pass has produced it.
+    """Sums of gradients by parameter. Autograd accumulates the gradients of float32 parameters itself. With a bfloat16
+    parameter, small gradients would be lost to rounding: each of its gradients is added to a float32 sum and freed as
+    soon as the backward pass has produced it.
     """
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -47,7 +46,7 @@ class Gradients:
         return float(total)
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale the gradients so that their norm, which is `norm`, becomes at most `max_norm`."""
+        """Scale the gradients, whose norm is `norm`, to a norm of at most `max_norm`."""
         scale = max_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
         if scale < 1.0:
             torch._foreach_mul_(self.all(), scale)

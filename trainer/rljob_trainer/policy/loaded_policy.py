@@ -13,10 +13,9 @@ from rljob_trainer.policy.update import PolicyUpdate
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """All of it exists at all times, except for the memory of the weights, which may be in host memory.
-
-    `with_weights` gives the parts with their weights. Other access is for settings, process groups, and for what reads
-    weights in host memory as well (`MasterAdamW.weights_of`).
+    """All parts exist at all times, but the weights may be in host memory. `with_weights` returns the parts with their
+    weights on the device. Use the other members for settings, process groups, and code that can also read weights in
+    host memory (`MasterAdamW.weights_of`).
     """
 
     model: PolicyModel

@@ -41,8 +41,8 @@ class MomentType(Protocol):
     def keep(
         self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
     ) -> None:
-        """Write what `read` has returned, and the step has changed, to the state. `changed`: ranges of the bucket, of
-        whole parameters or whole blocks; the rest keeps its bits."""
+        """Write the arrays that `read` returned, as changed by the step, to the state. `changed`: ranges of the bucket,
+        of whole parameters or whole blocks; the rest keeps its bits."""
 
 
 def moment_type(name: Literal["float32", "bfloat16", "int8"], device: torch.device) -> MomentType:

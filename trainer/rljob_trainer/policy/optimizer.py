@@ -62,8 +62,8 @@ class _Bucket:
 class MasterAdamW:
     """AdamW (Loshchilov and Hutter 2019) over the trainable parameters of `model`, which must be on their device.
 
-    The same gradients give the same bits, wherever the state is. It exists from the start, so that a shortage of memory
-    shows then.
+    The same gradients give bit-identical results on the device and in host memory. The state is allocated at the start,
+    so a lack of memory shows at once.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ _TOLERANCE = 0.03
 """Largest difference of the kernel from attention in float32, relative to the largest value. bfloat16 has 8 bits."""
 
 _ASKS_FOR_SHARED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""True since torch 2.12. Before, the kernel takes fewer heads for keys and values without being told."""
+"""True since torch 2.12. Before, the kernel accepts fewer heads for keys and values without an argument."""
 
 log = structlog.get_logger()
 

@@ -291,8 +291,8 @@ class PolicyRank:
     def _trained_model(self) -> tuple[PolicyModel, dict[str, Tensor]]:
         """The model on its device, and the remainders of its masters.
 
-        FSDP shards float32 parameters, which are masters themselves. A single rank keeps trained weights in the compute
-        dtype, as frozen weights beside adapters always are.
+        FSDP shards float32 parameters, which are themselves the masters. A single rank keeps trained weights in the
+        compute dtype, as frozen weights beside adapters always are.
         """
         alone, lora = self.world_size == 1, self.config.lora
         lossless = alone and self._dtype == torch.bfloat16 and has_only_bfloat16(self.config.model_dir)

@@ -1,7 +1,7 @@
-"""A copy of the state before an update, in host memory, from which an interrupted update is undone.
+"""A copy of the state before an update, in host memory, used to undo an interrupted update.
 
-On a GPU the copy is made beside the forward and backward passes, which do not change the state; the first optimizer
-step waits for its end.
+On a GPU, the copy is made during the forward and backward passes, which do not change the state; the first optimizer
+step waits until it is complete.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StateSnapshot:
         self._steps = self._optimizer.steps
 
     def complete(self) -> None:
-        """Let the work that follows wait for the copy. Call it before the state changes."""
+        """Make subsequent work wait for the copy. Call it before the state changes."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         self._sources = []

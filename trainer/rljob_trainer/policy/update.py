@@ -85,9 +85,9 @@ class PolicyUpdate:
         }
 
     def rehearse(self) -> None:
-        """Run the passes of a micro-batch, for which layers and head are compiled. Changes nothing.
+        """Compile layers and head by running the passes of a micro-batch. Changes no state.
 
-        Only one layer of each kind runs, so that it takes little memory. The number of tokens is real, since the
+        Only one layer of each kind runs, so it takes little memory. The number of tokens is realistic, because the
         compiler chooses kernels by it.
         """
         micro_batch = rehearsal(self.config.memory.micro_batch_tokens, packed=self.model.packs)

@@ -1,7 +1,7 @@
 """Weights from safetensors files into a sharded model: each rank reads the rows of its own shards, and no others.
 
 The model is built on the meta device, which has shapes but no memory, and sharded there. Its shards are then allocated
-and filled in pieces. Host memory for that is a few pieces, however large the model is.
+and filled in pieces. This takes host memory for a few pieces, regardless of the size of the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Engines whose pod is lost, while the others go on: they start in its successor, and work from the next sync on."""
+"""Engines whose pod is lost while the others continue: they start in the replacement pod, and work from the next sync
+on."""
 
 from __future__ import annotations
 
@@ -26,16 +27,15 @@ Engine = tuple[str, ...]
 @dataclass(slots=True)
 class _Absence:
     since: float
-    """When the engine was lost, on a monotonic clock."""
+    """Time at which the engine was lost, on a monotonic clock, in seconds."""
     starting: Calls = field(default_factory=dict)
     """Calls that start the engine; empty until its pod is back."""
 
 
 class AbsentEngines:
-    """The engines that are left out of generation and weight syncs, because their pods are lost.
-
-    Ray reports a lost process before it knows that the node is lost. It would place a new process there, so that one is
-    started only once the node of the pod's successor answers.
+    """The engines that are excluded from generation and weight syncs because their pods are lost. Ray reports a lost
+    process before it knows that the node is lost, and would place a new process there. A new process is therefore
+    started only once the node of the replacement pod answers.
     """
 
     def __init__(

@@ -76,7 +76,8 @@ class Checkpointing:
             self._end_open()
 
     def keep_if_written(self) -> None:
-        """The ranks form their group anew: keep the checkpoint in progress if it is written, else drop it."""
+        """Keep the checkpoint in progress if it is written, otherwise drop it. Call it when the ranks form a new
+        group."""
         if self._writing is not None and self._naming is None:
             with suppress(TrainerError):
                 if self.roles.checkpoint_written():

@@ -1,7 +1,7 @@
 """Colocated roles: a policy rank and an engine take turns on each GPU. The engine sleeps while the policy learns.
 
-With `policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks bring them back
-when they need them: whatever needs them puts the engine to sleep first.
+With `policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks load them back
+when they need them; the caller puts the engine to sleep first.
 """
 
 from __future__ import annotations

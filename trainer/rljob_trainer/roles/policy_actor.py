@@ -20,10 +20,10 @@ from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 
 
 class PolicyActor(PolicyRank):
-    """The object of a policy process, as far as it is the same in every topology."""
+    """The object of a policy process: the part that all topologies share."""
 
     def change_memory(self, memory: MemoryPlan, checkpoint_copy: bool | None = None) -> None:
-        """Apply other memory settings after a failure, and free the memory that it left behind."""
+        """Apply other memory settings after a failure, and free the memory that the failure left allocated."""
         # The failure's traceback, which held tensors, is gone by now except for reference cycles.
         gc.collect()
         if self.config.device == "cuda":
@@ -33,7 +33,7 @@ class PolicyActor(PolicyRank):
     # --- injected faults ---
 
     def begin_phase(self, phase: str) -> None:
-        """Attribute the failure that follows to `phase`, as if the phase had failed by itself."""
+        """Attribute the next failure to `phase`, as if the phase itself had failed."""
         self._memory_log.begin_phase(self._step, phase)
 
     def fail(self, fail: Callable[[], NoReturn]) -> None:
@@ -73,7 +73,7 @@ class ColocatedPolicyActor(PolicyActor, ExportingRank):
 
 
 class DisaggregatedPolicyActor(PolicyActor):
-    """A rank with a GPU of its own. Rank 0 broadcasts the weights to the engines."""
+    """A rank with its own GPU. Rank 0 broadcasts the weights to the engines."""
 
     def __init__(self, rank: int, world_size: int, config: PolicyConfig) -> None:
         super().__init__(rank, world_size, config)

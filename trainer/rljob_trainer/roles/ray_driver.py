@@ -21,7 +21,7 @@ RAY_ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
 }
 _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
-    # An actor without a GPU must not see any: Ray leaves the variable alone unless told to set it.
+    # An actor without a GPU must not see any: Ray does not change the variable unless configured to.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     # All ranks are on this machine: their sockets need not be reachable from outside.
     "GLOO_SOCKET_IFNAME": "lo",

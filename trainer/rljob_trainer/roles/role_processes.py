@@ -73,7 +73,7 @@ class RoleProcesses:
 
     @property
     def working(self) -> list[tuple[str, ...]]:
-        """The units that take part in the work."""
+        """The units that are in use."""
         return [unit for unit in self.units if unit[0] not in self.absent]
 
     def start(self, environment: Mapping[str, str]) -> None:

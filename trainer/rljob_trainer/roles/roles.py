@@ -28,7 +28,7 @@ from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 class Roles(ABC):
     """Calls all actors of a role at once. Each method returns when all are done, or raises the first failure.
 
-    A topology decides where the processes run, which object each has, and what comes before and after a phase.
+    A topology defines the placement of the processes, the object in each, and the work before and after a phase.
     """
 
     policy_class: ClassVar[str]
@@ -98,7 +98,7 @@ class Roles(ABC):
             self.end("policy")  # it was constructed with the previous settings
 
     def rejoin_policy(self) -> None:
-        """Form the group of the policy ranks anew, after a failure that left their processes running.
+        """Form a new group of the policy ranks after a failure that left their processes running.
 
         Raises `TrainerError` if that fails.
         """

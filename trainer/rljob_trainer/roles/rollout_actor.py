@@ -17,7 +17,7 @@ from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
 
 class RolloutActor(RolloutEngine):
-    """The object of a rollout process, as far as it is the same in every topology: the engine, with its memory log."""
+    """The object of a rollout process, with its engine and memory log: the part that all topologies share."""
 
     def __init__(self, rank: int, config: RolloutConfig, output_dir: Path) -> None:
         # Takes seconds, in which the policy's processes import their libraries.
@@ -41,9 +41,8 @@ class RolloutActor(RolloutEngine):
         self._memory_log.record(self._step, "load")
 
     def generate_for_step(self, step: int, generation: int, work: EngineWork, sequences_left: int) -> Generated:
-        """Begin `work`, and return what is complete, together with work of earlier calls.
-
-        `generation`: work of another one that is not complete is dropped. `sequences_left`: as in `generate_groups`.
+        """Begin `work`, and return the groups that are complete, including those of earlier calls. `generation`:
+        incomplete work of any other generation is dropped. `sequences_left`: as in `generate_groups`.
         """
         self._step = step
         if generation != self._generation:
@@ -73,7 +72,7 @@ class RolloutActor(RolloutEngine):
     # --- injected faults ---
 
     def begin_phase(self, phase: str) -> None:
-        """Attribute the failure that follows to `phase`, as if the phase had failed by itself."""
+        """Attribute the next failure to `phase`, as if the phase itself had failed."""
         self._memory_log.begin_phase(self._step, phase)
 
     def fail(self, fail: Callable[[], NoReturn]) -> None:
@@ -99,4 +98,4 @@ class ColocatedRolloutActor(RolloutActor, ColocatedEngine):
 
 
 class DisaggregatedRolloutActor(RolloutActor, DisaggregatedEngine):
-    """An engine with GPUs of its own."""
+    """An engine with its own GPUs."""

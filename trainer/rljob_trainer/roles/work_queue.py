@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _SPARE = 8
-"""Beside the sequences that an engine generates at once, it has an eighth of them in reserve: it asks for more before
-it idles, and not at every response that ends."""
+"""Reserve of an engine, as a divisor of the sequences that it generates at once: it requests more before it idles, but
+not after every completed response."""
 
 
 @dataclass(slots=True)
@@ -58,10 +58,9 @@ class WorkQueue:
         return portions
 
     def portion(self, unfinished_sequences: int, engines: int) -> list[int]:
-        """The next items of an engine with that many unfinished sequences: the longest, as many as it has room for.
-
-        Of the items that wait, it gets no more than its share among all `engines`, so that none has a reserve while
-        another idles.
+        """The next items of an engine with that many unfinished sequences: the longest, as many as it has room for. It
+        gets at most its share of the waiting items among all `engines`, so that no engine has a reserve while another
+        idles.
         """
         count = min(self._room(unfinished_sequences), -(-len(self._waiting) // engines))
         taken, self._waiting = self._waiting[:count], self._waiting[count:]

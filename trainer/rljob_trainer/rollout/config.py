@@ -28,7 +28,7 @@ class RolloutConfig:
     """Maximum sequences that are generated concurrently."""
 
     kv_cache_bytes: int
-    """Size of the KV cache in each process. It is fixed, so that every attempt has the same."""
+    """Size of the KV cache in each process. It is fixed, so it is the same in every attempt."""
 
     max_response_tokens: int
 

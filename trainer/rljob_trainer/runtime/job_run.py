@@ -77,7 +77,7 @@ def _leave_out(settings: dict[str, Any], path: Sequence[str], value: Any) -> Non
 def changeable_settings(job: RLJob) -> frozenset[str]:
     """Settings of `identity` that may change nevertheless.
 
-    Every committed prompt is within the limit, so that another limit changes no committed step. If longer prompts are
+    Every committed prompt is within the limit, so a higher limit changes no committed step. If longer prompts are
     skipped, however, it would change the order of the others.
     """
     return frozenset({"algorithm.maxPromptTokens"} if job.spec.task.overlong_prompts == "Fail" else ())
@@ -90,7 +90,7 @@ class Outcome:
     exit_code: ExitCode
 
     message: str
-    """The outcome and what to do, for people."""
+    """The outcome and the required action, for people."""
 
     steps: int
     """Committed steps, over all attempts."""

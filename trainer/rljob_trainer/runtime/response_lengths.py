@@ -28,7 +28,7 @@ class ResponseLengths:
     def expected(self, prompts: Iterable[Prompt]) -> list[float]:
         """For each prompt, the mean length in the last epoch that had its item; otherwise that of all responses.
 
-        If nothing is known, all are equal. The estimate decides an order alone, and never what is generated.
+        If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
         """
         mean = self._tokens / self._responses if self._responses else 1.0
         return [self._of_item.get(prompt.index, mean) for prompt in prompts]

@@ -1,8 +1,9 @@
-"""The rollouts of a step while they are generated: all groups of its prompts, or a quota of those that engines hold.
+"""The rollouts of a step while they are generated: all groups of its prompts, or a quota of the groups that engines
+hold.
 
 With partial rollouts, the prompts of the job are one sequence: those of step 1, then those of step 2, and so on. For
-each step but the last, the engines hold `prompts_per_step + partial_rollout_prompts` groups: those that the step before
-has left, and new ones, whose prompts follow in the sequence. The step completes `prompts_per_step` of them
+each step but the last, the engines hold `prompts_per_step + partial_rollout_prompts` groups: those left by the previous
+step, and new ones, whose prompts follow in the sequence. The step completes `prompts_per_step` of them
 (`rollout.lots`). The last step leaves none, so that a job learns from the same prompts with and without partial
 rollouts.
 """

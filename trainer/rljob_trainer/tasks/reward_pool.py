@@ -1,4 +1,5 @@
-"""Computes rewards in processes of their own, so that a slow or hanging reward function stops neither job nor GPUs."""
+"""Computes rewards in separate processes, so that a slow or hanging reward function stops neither the job nor the
+GPUs."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ def _permutation(epoch: int, size: int, seed: int) -> np.ndarray[tuple[int], np.
 
 
 _LARGEST_SHUFFLED_SOURCE = 2**20
-"""Above this, an index is permuted by itself: to shuffle 2^31 of them takes 16 GiB, at every step."""
+"""Number of items above which each index is permuted separately: shuffling a list of 2^31 indices would take 16 GiB in
+every step."""
 
 _FEISTEL_ROUNDS = 6
 

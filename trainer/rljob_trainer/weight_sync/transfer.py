@@ -75,7 +75,7 @@ def layout(bucket: NamedTensors) -> dict[str, Any]:
 
 
 class EngineCalls:
-    """Calls all engines at once. An engine serves calls in order, so that they need not be awaited one by one."""
+    """Calls all engines at once. An engine serves calls in order, so callers need not await each call."""
 
     def __init__(self, engines: Sequence[Any]) -> None:
         self.engines = engines
@@ -86,7 +86,7 @@ class EngineCalls:
         self.begin_each(method, [arguments] * len(self.engines))
 
     def begin_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> None:
-        """As `begin`, with arguments of its own for each engine."""
+        """Like `begin`, with separate arguments for each engine."""
         self._pending.append(
             [getattr(engine, method).remote(*own) for engine, own in zip(self.engines, arguments, strict=True)]
         )

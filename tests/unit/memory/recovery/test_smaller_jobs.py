@@ -1,4 +1,4 @@
-"""Another job with adapters or smaller moments: what it would save, and what its remedies free."""
+"""The bytes that another job with adapters or smaller moments would save, and those that its remedies free."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def test_another_trainer_gets_what_is_pinned(setting: str, expected: str | None)
     assert "policy-environment.json" not in of_kind("ConfigMap", of)["data"]
 
 
-@pytest.mark.parametrize(("version", "told"), [("2.1", True), (None, False)])
-def test_another_trainers_torch_is_what_its_image_declares(version: str | None, told: bool) -> None:
+@pytest.mark.parametrize(("version", "is_reported"), [("2.1", True), (None, False)])
+def test_another_trainers_torch_is_what_its_image_declares(version: str | None, is_reported: bool) -> None:
     entry = {"name": CUDA, "value": "per_process_memory_fraction:0.9"}
     of = objects(job(trainer={"image": "verl:1", "torchVersion": version}, policy={"template": template(entry)}))
-    assert (("Warning", "AllocatorSettingDoubtful") in notes(of)) is told
+    assert (("Warning", "AllocatorSettingDoubtful") in notes(of)) is is_reported

@@ -1,4 +1,4 @@
-"""A policy that runs out of memory gets more pods; if they find no place, the job says so."""
+"""A policy that runs out of memory gets more pods; if no node has room for them, the job reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that is lost for good: its pods never terminate, the job reports it, and goes on where that is safe."""
+"""A permanently lost node: its pods never terminate; the job reports this, and continues if that is safe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEDULED, STALLED = ConditionType.SCHEDULED, ConditionType.STALLED
 
 
 def running(spec: dict[str, Any] = DISAGGREGATED, lost_pod: str = ROLLOUT_1, **cluster: Any) -> SimulatedCluster:
-    """A job that has committed 3 steps, with one pod on a node of its own, `lost-node`."""
+    """A job that has committed 3 steps, with one pod on a separate node, `lost-node`."""
     nodes = (CPU_NODE, GPU_NODE, replace(GPU_NODE, name="lost-node"))
     running = SimulatedCluster(spec=spec, nodes=nodes, **cluster)
     running.settle()

@@ -1,4 +1,4 @@
-"""A stranger's process holds the GPU: its node is left to it, where another node can take the pod."""
+"""If a foreign process holds the GPU, the job moves to another node that has room for the pod."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ FOUR_GPUS = ObservedNode("four-gpus", gpus=4, usable=True)
 WORKER = "demo-policy-0"
 
 
-def met_strangers(times: int, nodes: tuple[ObservedNode, ...], on: str = "gpu-node", **spec: Any) -> SimulatedCluster:
-    """A job of another trainer, whose pod ran out of memory so often, on node `on` each time."""
+def held_by_foreign_processes(
+    times: int, nodes: tuple[ObservedNode, ...], on: str = "gpu-node", **spec: Any
+) -> SimulatedCluster:
+    """A job of another trainer, whose pod ran out of memory `times` times, on node `on` each time."""
     given = {"policy": {"replicas": 1, "gpusPerReplica": 1}, **ENGINE_SLEEPS, **spec}
     cluster = SimulatedCluster(spec=job_spec(**given), nodes=nodes)
     for attempt in range(1, times + 1):
@@ -50,8 +52,8 @@ def met_strangers(times: int, nodes: tuple[ObservedNode, ...], on: str = "gpu-no
         cluster.ready()
         cluster.settle()
         words = {"time": cluster.now, "attempt": attempt, "role": "policy", "rank": 0, "step": 1, "message": STRANGER}
-        told = Evidence.model_validate(words)
-        cluster.end(WORKER, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=told)
+        reported = Evidence.model_validate(words)
+        cluster.end(WORKER, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=reported)
     cluster.settle()
     return cluster
 
@@ -67,7 +69,7 @@ def settings(cluster: SimulatedCluster) -> list[str]:
 
 
 def test_fresh_processes_first_and_then_the_node_is_left() -> None:
-    cluster = met_strangers(2, (CPU_NODE, GPU_NODE, FOUR_GPUS))
+    cluster = held_by_foreign_processes(2, (CPU_NODE, GPU_NODE, FOUR_GPUS))
     assert settings(cluster) == ["processes", "excludedNodes"]
     assert excluded(cluster) == ["gpu-node"]
     assert cluster.condition(ConditionType.RECOVERING).message.endswith("(adjustment 2 of 6)")
@@ -86,12 +88,12 @@ def test_fresh_processes_first_and_then_the_node_is_left() -> None:
     ids=["too few GPUs", "enough GPUs", "a GPU node's taint", "cordoned", "no GPUs wanted", "a taint of others"],
 )
 def test_a_node_is_left_only_where_another_one_takes_the_pod(gpus: int, other: ObservedNode, left: bool) -> None:
-    cluster = met_strangers(2, (GPU_NODE, other), policy={"replicas": 1, "gpusPerReplica": gpus})
+    cluster = held_by_foreign_processes(2, (GPU_NODE, other), policy={"replicas": 1, "gpusPerReplica": gpus})
     assert excluded(cluster) == (["gpu-node"] if left else [])
 
 
 def test_where_no_other_node_is_left_the_job_says_so_in_the_end() -> None:
-    cluster = met_strangers(3, (CPU_NODE, GPU_NODE), recovery={"maxRestarts": 1})
+    cluster = held_by_foreign_processes(3, (CPU_NODE, GPU_NODE), recovery={"maxRestarts": 1})
     failed = cluster.condition(ConditionType.FAILED)
     assert failed.reason == "RestartsExhausted"
     assert "98.38 GiB of the GPU's 139.80 GiB were held by other processes" in failed.message
@@ -119,17 +121,17 @@ def test_a_node_is_left_only_where_all_workers_find_room_without_it(
     topology = "Disaggregated" if "rollout" in spec else "Colocated"
     cluster = running(topology=topology, **spec)
     cluster.nodes = (CPU_NODE, GPU_NODE, *others)
-    stranger = {"class": "ForeignProcess", "confidence": 0.8, "message": "98.38 GiB were held by other processes"}
+    foreign = {"class": "ForeignProcess", "confidence": 0.8, "message": "98.38 GiB were held by other processes"}
     for attempt in (1, 2):
-        told = evidence(cluster, attempt=attempt, rank=0, diagnoses=[stranger])
-        cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out", step=3, evidence=told)
+        reported = evidence(cluster, attempt=attempt, rank=0, diagnoses=[foreign])
+        cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out", step=3, evidence=reported)
         cluster.next_attempt_runs()
     assert excluded(cluster) == (["gpu-node"] if left else [])
 
 
 def test_an_unsupported_setting_is_no_evidence_about_the_engine() -> None:
     trainer = {"image": "registry.example/trl:1", "supportedSettings": []}
-    cluster = met_strangers(1, (CPU_NODE, GPU_NODE), trainer=trainer, memory={})
+    cluster = held_by_foreign_processes(1, (CPU_NODE, GPU_NODE), trainer=trainer, memory={})
     last = status_of(cluster).last_out_of_memory
     assert last is not None
     assert "the plan lets the engine stay awake" not in last.diagnosis.message

@@ -1,4 +1,4 @@
-"""A step that does not come is told of, once, and left alone."""
+"""An overdue step is reported once; the operator does not intervene."""
 
 from __future__ import annotations
 

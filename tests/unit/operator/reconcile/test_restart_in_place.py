@@ -94,7 +94,7 @@ def test_a_rollout_pod_that_is_lost_meanwhile_ends_the_attempt() -> None:
 
 
 def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
-    """On a CPU the trainer keeps the engine awake, whatever is pinned: its plan is the one of the next attempt too."""
+    """On a CPU, the trainer keeps the engine awake despite the pinned setting; the next attempt has the same plan."""
     awake, on_a_cpu = (
         PLAN.model_copy(update={"rollout_sleep": "Disabled"}),
         FACTS.model_copy(update={"device_total_bytes": 0}),

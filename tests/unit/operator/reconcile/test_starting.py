@@ -1,4 +1,4 @@
-"""Pods that cannot start are told of at once, and end the job after a while."""
+"""Pods that cannot start are reported at once, and fail the job after a timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of the plan that the trainer made by itself are taken over, counted and told; and so is what it forecasts."""
+"""The operator adopts, counts and reports the trainer's own changes of the plan, and reports its forecasts."""
 
 from __future__ import annotations
 

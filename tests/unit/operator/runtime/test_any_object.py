@@ -99,7 +99,7 @@ class Stream:
 
 
 class HostileAnswers(Answers):
-    """Fails as told, for the hostile job."""
+    """Fails with the given error for the hostile job."""
 
     async def execute(self, desired: Desired, observation: Observation) -> None:
         if observation.observed.name != "honest":

@@ -28,7 +28,7 @@ SETTINGS = OperatorSettings(trainer_image="trainer:1", trainer_torch_version="2.
 
 
 class Answers(Executor):
-    """Fails as told, round after round; then succeeds."""
+    """Fails with the given errors, one per round; then succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
