@@ -47,7 +47,8 @@ def without(names: frozenset[str], view: JobView) -> JobView:
 
 
 def record_replacements(lost: frozenset[str], view: JobView, draft: StatusDraft) -> bool:
-    """Record the pods that are lost now, and those that are back. Returns True if nothing else may be done yet."""
+    """Record the pods that are lost now, and those that are back. Returns True if reconcile must not do anything else
+    yet."""
     assert view.attempt is not None
     known = view.attempt.replacing_pods
     ready = {pod.name for pod in view.pods if pod.ready and not pod.taken_by_cluster}

@@ -68,9 +68,8 @@ class CompileCache:
         return message
 
     def save_if_settled(self) -> str | None:
-        """Replace the file by the directory if there is new code and no process writes. Returns a message, if any.
-
-        Never raises `OSError`.
+        """Replace the file by the directory if there is new code and no process writes. Returns a message for the log,
+        or None. Never raises `OSError`.
         """
         try:
             content = frozenset(self._content())

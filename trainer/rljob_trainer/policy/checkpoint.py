@@ -102,7 +102,8 @@ class CheckpointWriter:
         return self._writing is None or self._writing.done()
 
     def finish(self) -> dict[str, FileDigest]:
-        """Return when the state is durable: the checksums of the files of this rank. Raises any error of writing it."""
+        """Wait until the state is durable. Returns the digests of this rank's files by name. Raises any error of
+        writing them."""
         writing, self._writing = self._writing, None
         return {} if writing is None else writing.result()
 

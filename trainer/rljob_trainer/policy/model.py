@@ -153,9 +153,10 @@ def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
 
 
 def to_compute_dtype(model: PolicyModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Cast trainable float32 parameters to `dtype`. Returns what rounding took away, by name (`float32_masters`).
+    """Cast trainable float32 parameters to `dtype`. Returns the remainder of each by name (`float32_masters.split`), in
+    the parameter's shape; empty for float32.
 
-    Of a parameter on the meta device, this is a meta tensor, for `load_weights` to fill.
+    For a parameter on the meta device, the remainder is a meta tensor, which `load_weights` fills.
     """
     remainders: dict[str, Tensor] = {}
     if dtype == torch.float32:

@@ -275,13 +275,13 @@ class PolicyRank:
         return self._checkpoint_writer.written()
 
     def finish_checkpoint(self) -> dict[str, FileDigest]:
-        """Return when the checkpoint in progress is durable: the checksums of the files of this rank."""
+        """Wait until the checkpoint in progress is durable. Returns the digests of this rank's files by name."""
         return self._checkpoint_writer.finish()
 
     def load_checkpoint(self, directory: Path) -> str | None:
         """Load policy and optimizer from a checkpoint, bit for bit.
 
-        Returns None, or a description of damage that was found on the way: load another one then.
+        Returns None, or a description of damage in the files; the caller must then load another checkpoint.
         """
         with self._cache_released_after():
             return checkpoint.load_checkpoint(self._optimizer, directory, self.rank, self.world_size)

@@ -104,7 +104,7 @@ class RemoteMethod:
 
 
 def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHandle:
-    """Start the role's process with `options` of Ray's actors. Returns before the process is up."""
+    """Start the role's process with `options` of Ray's actors. Returns before the process has started."""
     import ray
 
     return RoleHandle(ray.remote(RoleActor).options(**options).remote(name, role, log), name)

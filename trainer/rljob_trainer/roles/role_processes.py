@@ -81,9 +81,8 @@ class RoleProcesses:
         self._handles = {f"{self.role}-{rank}": self._spawned(rank, environment) for rank in range(self._ranks)}
 
     def replace(self, lost: str, environment: Mapping[str, str], *arguments: Any) -> tuple[str, ...]:
-        """Start new processes in place of a lost one and of those that work as one with it, which are killed.
-
-        Constructs their objects. Returns their names without waiting.
+        """Start new processes in place of a lost one and of the others of its unit, which are killed, and construct
+        their objects. Returns the names of the new processes without waiting.
         """
         import ray
 

@@ -66,7 +66,7 @@ class Roles(ABC):
     # --- start, change and stop ---
 
     def construct(self) -> dict[str, int]:
-        """Start the processes that are not up. Returns their process ids by actor name."""
+        """Start the processes that do not run. Returns their process ids by actor name."""
         settings = self.settings
         calls: Calls = {}
         with self.clock.part("processes"):
@@ -260,14 +260,14 @@ class Roles(ABC):
         return all(wait_for(self.policy.call("checkpoint_written"), "writing a checkpoint").values())
 
     def finish_checkpoint(self) -> dict[str, FileDigest]:
-        """Return when the checkpoint is durable: the checksums of the files that the ranks have written."""
+        """Wait until the checkpoint is durable. Returns the digests of the files of all ranks by name."""
         digests = wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
         return {name: digest for of_rank in digests.values() for name, digest in of_rank.items()}
 
     def load_checkpoint(self, directory: Path, step: int) -> str | None:
         """Load the checkpoint of `step` in `directory` into the policy.
 
-        Returns None, or a description of damage that was found on the way; `policy_at` is then None.
+        Returns None, or a description of damage in the files; `policy_at` is then None.
         """
         self.policy_at = None
         damages = wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")

@@ -34,7 +34,7 @@ class Requests:
         self._places[request_id] = place
 
     def step(self) -> list[tuple[int, Any]]:
-        """Generate one token of each running sequence. Returns the requests that ended: their places and outputs."""
+        """Generate one token of each running sequence. Returns the place and the output of each request that ended."""
         outputs = self._llm.llm_engine.step()
         return [(self._places.pop(output.request_id), output) for output in outputs if output.finished]
 
