@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -35,7 +36,10 @@ def repository(tmp_path: Path) -> Path:
 
 def run(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.programs.series", "series.txt", "--output", "logs", *options]
-    return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False, timeout=120)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, cwd=repository, env=variables, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def test_a_program_that_takes_too_long_does_not_keep_the_next_from_running(repository: Path) -> None:
