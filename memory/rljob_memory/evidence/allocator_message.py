@@ -6,6 +6,7 @@ Source: c10/cuda/CUDACachingAllocator.cpp, `malloc`. The hints after the numbers
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.sizes import SIZE, size_bytes
@@ -147,6 +148,17 @@ def parse_torn_message(text: str) -> DeviceMemory | None:
         private_pool_bytes=found["pools"],
         others=others,
     )
+
+
+def parse_broken_message(lines: Sequence[str]) -> DeviceMemory | None:
+    """The numbers of a complete message in lines that were broken between words or within one; None if it has none."""
+    return parse_allocator_message(" ".join(lines)) or parse_allocator_message("".join(lines))
+
+
+def parse_torn_lines(lines: Sequence[str]) -> DeviceMemory | None:
+    """As `parse_torn_message`, of lines that were broken between words or within one: from the reading with more."""
+    found = [device for text in (" ".join(lines), "".join(lines)) if (device := parse_torn_message(text))]
+    return max(found, key=lambda device: len(device.numbers()), default=None)
 
 
 def _size_of(pattern: re.Pattern[str], text: str) -> int | None:

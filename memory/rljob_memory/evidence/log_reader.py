@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -15,12 +15,12 @@ from rljob_memory.evidence.allocator_message import (
     LONGEST_MESSAGE_CHARACTERS,
     REMAINDER,
     START,
-    parse_allocator_message,
-    parse_torn_message,
+    parse_broken_message,
+    parse_torn_lines,
 )
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.consequences import other_reason, secondary_name
-from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.frames import call_of, code_of, frames_of
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
 from rljob_memory.evidence.mentions import reported_growth, reported_shortage
@@ -362,13 +362,13 @@ class LogReader:
     def _close_if_whole(self, writer: _Writer) -> None:
         lines = writer.open_message
         too_long = len(lines) >= MOST_MESSAGE_LINES or sum(map(len, lines)) > LONGEST_MESSAGE_CHARACTERS
-        if too_long or _joined(lines) is not None:
+        if too_long or parse_broken_message(lines) is not None:
             self._close_message(writer)
 
     def _close_message(self, writer: _Writer) -> None:
         if writer.open_failure is None:
             return
-        device = _joined(writer.open_message) or _torn(writer.open_message)
+        device = parse_broken_message(writer.open_message) or parse_torn_lines(writer.open_message)
         failure, below = replace(writer.open_failure, device=device), tuple(writer.traceback)
         writer.open_failure, writer.open_message = None, []
         self._add(writer, failure, writer.open_line)
@@ -383,17 +383,6 @@ def _match_across(line: LogLine) -> tuple[FailureKind, dict[str, int]] | None:
         if is_unfamiliar_failure(text, across):
             return FailureKind.UNFAMILIAR, {}
     return None
-
-
-def _joined(lines: Sequence[str]) -> DeviceMemory | None:
-    """The message in lines that were broken between words or within one."""
-    return parse_allocator_message(" ".join(lines)) or parse_allocator_message("".join(lines))
-
-
-def _torn(lines: Sequence[str]) -> DeviceMemory | None:
-    """The numbers that are left in lines that were broken between words or within one: from the reading with more."""
-    found = [device for text in (" ".join(lines), "".join(lines)) if (device := parse_torn_message(text))]
-    return max(found, key=lambda device: len(device.numbers()), default=None)
 
 
 def _is_engine(line: LogLine, traceback: Iterable[str]) -> bool:
