@@ -248,7 +248,7 @@ def test_the_policy_refuses(api: ApiClient, spec: Object, message_part: str) -> 
 
 
 POWERS = {
-    "run any image and command, also in sidecars": worker({"initContainers": [SIDECAR]}),
+    "run any image and command, including in sidecars": worker({"initContainers": [SIDECAR]}),
     "use any ServiceAccount of the namespace, and its token": worker(
         {"serviceAccountName": "default", "automountServiceAccountToken": True}
     ),
@@ -258,7 +258,7 @@ POWERS = {
         securityContext={"privileged": True, "runAsUser": 0, "runAsNonRoot": False}
     ),
     "use the host's network, processes, paths or ports": worker({"hostPID": True}),
-    "choose a node past the scheduler and its taints (`nodeName`)": worker({"nodeName": "control-plane-1"}),
+    "bypass the scheduler and taints (`nodeName`)": worker({"nodeName": "control-plane-1"}),
     "take any priority class, and so preempt other pods": worker({"priorityClassName": "system-node-critical"}),
     "carry labels that Services and NetworkPolicies select": {
         "policy": {"template": {"metadata": {"labels": {"app": "postgres"}}}}
