@@ -25,6 +25,7 @@ from rljob_memory.estimate import (
     policy_state_bytes,
     policy_update_bytes,
     policy_weight_bytes,
+    reference_bytes,
     reference_seconds,
     sleeping_engine_bytes,
     snapshot_bytes,
@@ -204,8 +205,12 @@ def _optimizer_offload_pays(
 
 def _host_holds(hardware: Hardware, model: ModelShape, workload: Workload, offload: _Offload, *, frozen: bool) -> bool:
     """True if the host has room for `offload`, with or without a copy of the weights that are not trained, and for the
-    copy from which checkpoints are written, which an offloaded optimizer's state does not need."""
-    needed = optimizer_bytes(model, workload) if offload.optimizer else snapshot_bytes(model, workload)
+    copy from which checkpoints are written, which an offloaded optimizer's state does not need. A reference model is
+    beside that state."""
+    if offload.optimizer:
+        needed = optimizer_bytes(model, workload) + reference_bytes(model, workload)
+    else:
+        needed = snapshot_bytes(model, workload)
     if frozen:
         of_a_rank = policy_weight_bytes(model, workload, optimizer_offload=offload.optimizer)
         needed += workload.policy_ranks * of_a_rank

@@ -193,6 +193,9 @@ def test_the_policys_weights_stay_where_that_gains_nothing() -> None:
     longer = replace(LONG_STEP, max_prompt_tokens=512)
     assert offloads(four, 47.5, longer), "weights that are trained"
     assert not offloads(four, 47.5, longer, 48, optimizer_offload="Enabled"), "the host holds no more than its state"
+    with_reference = replace(longer, max_response_tokens=2048, reference_model=True)
+    assert offloads(four, 34.5, with_reference, 60, optimizer_offload="Enabled")
+    assert not offloads(four, 34.5, with_reference, 55, optimizer_offload="Enabled"), "its reference is on the host"
 
 
 def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:
