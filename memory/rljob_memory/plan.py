@@ -170,12 +170,13 @@ def _offload(
     fused: bool,
     pinned: Mapping[str, Any],
 ) -> _Offload:
-    """The optimizer's state first: it is away from the GPU at all times."""
+    """The optimizer's state first: it is away from the GPU at all times. The weights give an engine no room that it
+    keeps in the update, even if `policyOffload` is pinned."""
 
     def seconds(offload: _Offload) -> float:
         return _step_seconds(hardware, model, workload, engine_sleeps, fused, offload)
 
-    weights = pinned.get("policy_offload", False)
+    weights = engine_sleeps and pinned.get("policy_offload", False)
     if (optimizer := pinned.get("optimizer_offload")) is None:
         optimizer = _optimizer_offload_pays(
             hardware, model, workload, *(seconds(_Offload(offload, weights)) for offload in (False, True))

@@ -198,6 +198,19 @@ def test_the_policys_weights_stay_where_that_gains_nothing() -> None:
     assert not offloads(four, 34.5, with_reference, 55, optimizer_offload="Enabled"), "its reference is on the host"
 
 
+def test_offloading_beside_an_engine_that_stays_awake_gives_no_room() -> None:
+    gpu = Hardware("cuda", 52 * GIB, 500 * GIB, "2.11.0")
+    apart = replace(LONG_STEP, topology="Disaggregated")
+    beside: dict[str, Any] = {"rollout_sleep": "Disabled"}
+    for step, settings in ((LONG_STEP, beside), (apart, {})):
+        pinned, without = (
+            first_plan(MemorySettings(policy_offload=offload, **settings), gpu, QWEN3_8B_ADAPTED, step)
+            for offload in ("Enabled", "Disabled")
+        )
+        assert pinned.policy_offload
+        assert pinned == without.model_copy(update={"policy_offload": True})
+
+
 def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:
     long = replace(SIXTEEN_GROUPS, max_response_tokens=32_768, policy_ranks=8, engines=8)
     eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
