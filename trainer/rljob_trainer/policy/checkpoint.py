@@ -78,6 +78,13 @@ class CheckpointWriter:
             self._write, _as_saved(optimizer, values), planner, ParallelWriter(directory, self._left), self._group
         )
 
+    def allow_copies(self, allowed: bool) -> None:
+        """Copy the state from now on, or no longer: the memory of the copy is then given back once it is written."""
+        if self.copies and not allowed:
+            self.wait_until_written()
+            self.release()
+        self.copies = allowed
+
     def release(self) -> None:
         """Give back the memory of the copy. Does nothing while a checkpoint is being written."""
         if self.written():
