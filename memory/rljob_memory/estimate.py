@@ -63,13 +63,13 @@ def policy_state_bytes(model: ModelShape, workload: Workload, *, optimizer_offlo
     a_parameter = 4 + 2 * workload.moment_bytes
     if optimizer_offload:
         a_parameter -= _offloaded_bytes_per_parameter(model, workload)
-    reference = _reference_bytes(model, workload, optimizer_offload=optimizer_offload)
+    reference = 0 if optimizer_offload else reference_bytes(model, workload)
     return (model.frozen_bytes + int(model.trained_parameters * a_parameter) + reference) // workload.policy_ranks
 
 
 def policy_weight_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:
     """The part of `policy_state_bytes` that `policyOffload` moves to host memory: weights, and the reference model."""
-    reference = _reference_bytes(model, workload, optimizer_offload=optimizer_offload)
+    reference = 0 if optimizer_offload else reference_bytes(model, workload)
     return (trained_weight_bytes(model, workload) + model.frozen_bytes + reference) // workload.policy_ranks
 
 
@@ -123,6 +123,12 @@ def snapshot_bytes(model: ModelShape, workload: Workload) -> int:
     return int((4 + 2 * workload.moment_bytes) * model.trained_parameters)
 
 
+def reference_bytes(model: ModelShape, workload: Workload) -> int:
+    """The reference model, all ranks together: on the GPUs, or in host memory with `optimizerOffload`. 0 if there is
+    none, or if it is the trained model without its adapters."""
+    return model.weight_bytes if workload.reference_model and not model.adapter_parameters else 0
+
+
 def trained_bytes(model: ModelShape, workload: Workload) -> int:
     """Trained weights that stay on the GPU with `optimizerOffload`, and their float32 gradients, all ranks together."""
     gradients = 4 * model.trained_parameters
@@ -138,9 +144,7 @@ def reference_seconds(model: ModelShape, workload: Workload, micro_batches: int)
     """Time that a reference model in host memory (`optimizerOffload`) adds to an update: each micro-batch takes it
     through the GPU. FSDP2 overlaps none of it on a single GPU, where it gathers nothing (torch 2.11,
     `FSDPParamGroup.wait_for_unshard`); on several it may."""
-    if not workload.reference_model or model.adapter_parameters:
-        return 0.0
-    return micro_batches * model.weight_bytes / workload.policy_ranks / _STREAM_BYTES_PER_SECOND
+    return micro_batches * reference_bytes(model, workload) / workload.policy_ranks / _STREAM_BYTES_PER_SECOND
 
 
 def _offloaded_bytes_per_parameter(model: ModelShape, workload: Workload) -> float:
@@ -149,12 +153,6 @@ def _offloaded_bytes_per_parameter(model: ModelShape, workload: Workload) -> flo
 
 def _splits_masters(model: ModelShape, workload: Workload) -> bool:
     return workload.policy_ranks == 1 and model.bytes_per_parameter == _BFLOAT16_BYTES
-
-
-def _reference_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:
-    """The reference model on the GPUs, all ranks together."""
-    on_gpu = workload.reference_model and not model.adapter_parameters and not optimizer_offload
-    return model.weight_bytes if on_gpu else 0
 
 
 def activation_bytes_per_token(model: ModelShape, *, checkpointing: bool, fused: bool = False) -> int:

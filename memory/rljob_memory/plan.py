@@ -25,6 +25,7 @@ from rljob_memory.estimate import (
     policy_state_bytes,
     policy_update_bytes,
     policy_weight_bytes,
+    reference_bytes,
     reference_seconds,
     sleeping_engine_bytes,
     snapshot_bytes,
@@ -169,12 +170,13 @@ def _offload(
     fused: bool,
     pinned: Mapping[str, Any],
 ) -> _Offload:
-    """The optimizer's state first: it is away from the GPU at all times."""
+    """The optimizer's state first: it is away from the GPU at all times. The weights give an engine no room that it
+    keeps in the update, even if `policyOffload` is pinned."""
 
     def seconds(offload: _Offload) -> float:
         return _step_seconds(hardware, model, workload, engine_sleeps, fused, offload)
 
-    weights = pinned.get("policy_offload", False)
+    weights = engine_sleeps and pinned.get("policy_offload", False)
     if (optimizer := pinned.get("optimizer_offload")) is None:
         optimizer = _optimizer_offload_pays(
             hardware, model, workload, *(seconds(_Offload(offload, weights)) for offload in (False, True))
@@ -204,8 +206,12 @@ def _optimizer_offload_pays(
 
 def _host_holds(hardware: Hardware, model: ModelShape, workload: Workload, offload: _Offload, *, frozen: bool) -> bool:
     """True if the host has room for `offload`, with or without a copy of the weights that are not trained, and for the
-    copy from which checkpoints are written, which an offloaded optimizer's state does not need."""
-    needed = optimizer_bytes(model, workload) if offload.optimizer else snapshot_bytes(model, workload)
+    copy from which checkpoints are written, which an offloaded optimizer's state does not need. A reference model is
+    beside that state."""
+    if offload.optimizer:
+        needed = optimizer_bytes(model, workload) + reference_bytes(model, workload)
+    else:
+        needed = snapshot_bytes(model, workload)
     if frozen:
         of_a_rank = policy_weight_bytes(model, workload, optimizer_offload=offload.optimizer)
         needed += workload.policy_ranks * of_a_rank

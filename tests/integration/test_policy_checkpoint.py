@@ -29,6 +29,7 @@ from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, describe, di
 from rljob_trainer.policy import checkpoint, checkpoint_files, checkpoint_planners
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.gradients import local
+from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.rank import PolicyRank
 
 
@@ -309,6 +310,35 @@ def write_slowly(_policy: PolicyRank) -> None:
         return resolve(planner, item)
 
     checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[method-assign]
+
+
+def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Path) -> None:
+    """Once the checkpoint that is being written from it is complete."""
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", learning_rate=1e-2)
+    with policy_processes(2, config) as policy:
+        policy.run(write_slowly)
+        at_checkpoint = weights_after(policy, 1)
+        policy.run(keep_a_copy)
+        policy.call("start_checkpoint", tmp_path / "first")
+        policy.call("change_memory", config.memory, True)
+        assert policy.run(keeps_a_copy) == [True, True]
+        assert policy.call("checkpoint_written") == [False, False]
+        policy.call("change_memory", config.memory, False)
+        assert policy.run(keeps_a_copy) == [False, False]
+        assert policy.call("checkpoint_written") == [True, True]
+        complete_checkpoint(policy, tmp_path / "first")
+        weights_after(policy, 2)
+        assert policy.call("load_checkpoint", tmp_path / "first") == [None, None]
+        assert weights_after(policy) == at_checkpoint
+
+
+def keep_a_copy(policy: PolicyRank) -> None:
+    """As on a GPU, where it is pinned."""
+    policy._checkpoint_writer._kept = HostArray(8, torch.uint8, pinned=False, purpose="a test", advice="ignore it")
+
+
+def keeps_a_copy(policy: PolicyRank) -> bool:
+    return policy._checkpoint_writer._kept is not None
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

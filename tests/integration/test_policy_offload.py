@@ -151,6 +151,22 @@ def test_a_checkpoint_is_written_from_host_memory(
         assert set(policy.call("weights_digest")) == {after}
 
 
+@pytest.mark.parametrize(("form", "ranks"), [("float32", 2), ("bfloat16", 1)])
+def test_a_checkpoint_is_complete_before_the_weights_return(tmp_path: Path, form: str, ranks: int) -> None:
+    config = replace(config_of(tmp_path, form), checkpoint_copy=False)
+    with policy_processes(ranks, config) as policy:
+        policy.call("update", scored_batch(1))
+        expected = policy.call("weights_digest")
+        offloaded(policy)
+        policy.call("start_checkpoint", tmp_path / "checkpoint")
+        complete_checkpoint(policy, tmp_path / "checkpoint")
+        assert not any(policy.run(bytes_on_device))
+        policy.call("update", scored_batch(2))
+        assert policy.call("weights_digest") != expected
+        policy.call("load_checkpoint", tmp_path / "checkpoint")
+        assert policy.call("weights_digest") == expected
+
+
 def test_weights_stay_until_a_checkpoint_is_written_from_them(tmp_path: Path) -> None:
     """As after a recovery: the checkpoint begins before the sync, and reads the device's weights as it is written."""
     config = config_of(tmp_path, "bfloat16")

@@ -6,21 +6,32 @@ The same processes then learn, bit for bit, what they learn without a failure.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 import torch
-from policy_processes import PolicyProcesses, policy_config, policy_processes, scored_batch, tiny_model
+from policy_processes import (
+    PolicyProcesses,
+    complete_checkpoint,
+    policy_config,
+    policy_processes,
+    scored_batch,
+    tiny_model,
+)
 from torch import nn
+from torch.distributed.checkpoint.planner import WriteItem
 
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.policy import rank
+from rljob_trainer.policy import checkpoint, checkpoint_planners, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 
 FAILING_RANK = 1
+SMALL_PIECE_BYTES = 256
 
 
 def out_of_memory() -> NoReturn:
@@ -30,6 +41,10 @@ def out_of_memory() -> NoReturn:
 def in_forward(policy: PolicyRank) -> None:
     """Between the gathering of a layer's parameters and their use, in the second micro-batch."""
     fail_in_call(policy, 2, lambda _output: out_of_memory())
+
+
+def in_first_forward(policy: PolicyRank) -> None:
+    fail_in_call(policy, 1, lambda _output: out_of_memory())
 
 
 def in_backward(policy: PolicyRank) -> None:
@@ -153,6 +168,45 @@ def test_failures_in_every_phase_change_no_bit_and_end_no_process(tmp_path: Path
             policy.rejoin(undo_update=False)
             assert (policy.run(updated, step)[0], state_of(policy)) == expected[step - 1]
         assert policy.run(process_id) == processes
+
+
+def write_for_a_minute(_policy: PolicyRank) -> None:
+    """In a policy process: longer than a rank that rejoins waits for an interrupted checkpoint."""
+    resolve = checkpoint_planners.SaveInPieces.resolve_data
+    checkpoint_planners.PIECE_BYTES = SMALL_PIECE_BYTES
+    checkpoint._LEAVE_SECONDS = 10.0
+
+    def slow(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
+        time.sleep(0.1 if checkpoint_planners.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
+        return resolve(planner, item)
+
+    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[method-assign]
+
+
+def write_fast(_policy: PolicyRank) -> None:
+    checkpoint_planners.PIECE_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied: bool) -> None:
+    config = config_of(tmp_path, checkpoint_copy=copied)
+    [_, expected] = without_failure(2, config, (1, 2))
+    with policy_processes(2, config) as policy:
+        policy.call("update", scored_batch(1))
+        policy.run(write_for_a_minute)
+        policy.call("start_checkpoint", tmp_path / "interrupted")
+        while len([*(tmp_path / "interrupted").glob("__*")]) < 2:
+            time.sleep(0.01)
+        policy.run(inject, in_first_forward)
+        assert isinstance(policy.outcomes(updated, 2)[FAILING_RANK], torch.OutOfMemoryError)
+        policy.rejoin(undo_update=True)
+        assert (policy.run(updated, 2)[0], state_of(policy)) == expected
+        assert not (tmp_path / "interrupted" / ".metadata").exists()
+        policy.run(write_fast)
+        policy.call("start_checkpoint", tmp_path / "saved")
+        complete_checkpoint(policy, tmp_path / "saved")
+        assert policy.call("load_checkpoint", tmp_path / "saved") == [None, None]
+        assert state_of(policy) == expected[1]
 
 
 def test_four_ranks_recover_from_a_failure_of_one(tmp_path: Path) -> None:

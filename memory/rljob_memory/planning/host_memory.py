@@ -20,6 +20,7 @@ from rljob_memory.estimate import (
     policy_state_bytes,
     policy_update_bytes,
     policy_weight_bytes,
+    reference_bytes,
     snapshot_bytes,
     trained_weight_bytes,
 )
@@ -191,9 +192,8 @@ def _policy(
     elif plan.optimizer_offload:
         state = optimizer_bytes(model, workload) // workload.policy_ranks
         yield HostUse("policy", "pinned optimizer state", ranks * state, "training")
-        if workload.reference_model and not model.adapter_parameters:
-            reference = model.weight_bytes // workload.policy_ranks
-            yield HostUse("policy", "reference model", ranks * reference, "training")
+        reference = reference_bytes(model, workload) // workload.policy_ranks
+        yield HostUse("policy", "reference model", ranks * reference, "training")
 
 
 def _offloaded_bytes(model: ModelShape, workload: Workload, plan: MemoryPlan, copies_frozen: bool) -> int:

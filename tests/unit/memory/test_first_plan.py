@@ -193,6 +193,22 @@ def test_the_policys_weights_stay_where_that_gains_nothing() -> None:
     longer = replace(LONG_STEP, max_prompt_tokens=512)
     assert offloads(four, 47.5, longer), "weights that are trained"
     assert not offloads(four, 47.5, longer, 48, optimizer_offload="Enabled"), "the host holds no more than its state"
+    with_reference = replace(longer, max_response_tokens=2048, reference_model=True)
+    assert offloads(four, 34.5, with_reference, 60, optimizer_offload="Enabled")
+    assert not offloads(four, 34.5, with_reference, 55, optimizer_offload="Enabled"), "its reference is on the host"
+
+
+def test_offloading_beside_an_engine_that_stays_awake_gives_no_room() -> None:
+    gpu = Hardware("cuda", 52 * GIB, 500 * GIB, "2.11.0")
+    apart = replace(LONG_STEP, topology="Disaggregated")
+    beside: dict[str, Any] = {"rollout_sleep": "Disabled"}
+    for step, settings in ((LONG_STEP, beside), (apart, {})):
+        pinned, without = (
+            first_plan(MemorySettings(policy_offload=offload, **settings), gpu, QWEN3_8B_ADAPTED, step)
+            for offload in ("Enabled", "Disabled")
+        )
+        assert pinned.policy_offload
+        assert pinned == without.model_copy(update={"policy_offload": True})
 
 
 def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:

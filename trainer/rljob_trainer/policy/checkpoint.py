@@ -8,6 +8,7 @@ learning rate and the random numbers of a step follow from its number.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -37,7 +38,7 @@ from rljob_trainer.policy.quantized_moments import MOMENTS
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", QUANTIZED: "int8"}
 """`policy.optimizer.moments` by the dtype of the saved moments."""
 _LEAVE_SECONDS = 20.0
-"""A write that its peers have left fails at once, unless it waits for the disk."""
+"""A write whose ranks have left their group fails at its next piece, unless it waits for the disk."""
 
 _STATE = "optimizer.state."
 """Prefix of the names of the optimizer's state in a checkpoint."""
@@ -55,6 +56,7 @@ class CheckpointWriter:
         self.in_place = False
         """The latest checkpoint is written from where the state is: `wait_until_written` before that changes."""
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
+        self._left = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # On a GPU the memory is kept: pinning it for each checkpoint would take longer than the copy.
         self._kept: HostArray | None = None
@@ -73,8 +75,15 @@ class CheckpointWriter:
         values = _in_place(optimizer) if memory is None else _staged(optimizer, memory)
         planner = SaveInPieces(optimizer, in_place=self.in_place)
         self._writing = self._executor.submit(
-            self._write, _as_saved(optimizer, values), planner, directory, self._group
+            self._write, _as_saved(optimizer, values), planner, ParallelWriter(directory, self._left), self._group
         )
+
+    def allow_copies(self, allowed: bool) -> None:
+        """Copy the state from now on, or no longer: the memory of the copy is then given back once it is written."""
+        if self.copies and not allowed:
+            self.wait_until_written()
+            self.release()
+        self.copies = allowed
 
     def release(self) -> None:
         """Give back the memory of the copy. Does nothing while a checkpoint is being written."""
@@ -82,8 +91,9 @@ class CheckpointWriter:
             self._kept = None
 
     def leave_group(self) -> None:
-        """Drop the process group, after a failure. A checkpoint in progress fails."""
+        """Drop the process group, after a failure. A checkpoint in progress fails: no rank completes it alone."""
         self._group = None
+        self._left.set()
 
     def renew_group(self) -> None:
         """Use a process group of a new default group, after `leave_group`. Collective. Drops the former checkpoint."""
@@ -91,6 +101,7 @@ class CheckpointWriter:
         if writing is not None and wait([writing], timeout=_LEAVE_SECONDS).not_done:
             raise RuntimeError(f"expected an interrupted checkpoint to end within {_LEAVE_SECONDS:.0f} s, it did not")
         self._group = dist.new_group(backend="gloo")
+        self._left = threading.Event()
 
     def wait_until_written(self) -> None:
         """Return when no checkpoint is being written. Its error, if any, is raised by `finish`."""
@@ -109,9 +120,8 @@ class CheckpointWriter:
 
     @staticmethod
     def _write(
-        state: dict[str, Any], planner: SaveInPieces, directory: Path, group: dist.ProcessGroup | None
+        state: dict[str, Any], planner: SaveInPieces, writer: ParallelWriter, group: dist.ProcessGroup | None
     ) -> dict[str, FileDigest]:
-        writer = ParallelWriter(directory)
         save(state, storage_writer=writer, planner=planner, process_group=group)
         return writer.digests
 

@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import io
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,9 +48,11 @@ class ParallelWriter(FileSystemWriter):
     (`thread_count`) lose their exceptions: a full disk would go unnoticed.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, abandoned: threading.Event | None = None) -> None:
+        """`abandoned`: once it is set, the next item raises `RuntimeError`."""
         super().__init__(directory)
         self._directory = directory
+        self._abandoned = abandoned or threading.Event()
         self.digests: dict[str, FileDigest] = {}
         """Checksums of the files that this rank has written."""
 
@@ -68,6 +71,10 @@ class ParallelWriter(FileSystemWriter):
         with (self._directory / name).open("wb") as file:
             hashed = _HashedFile(file)
             for item in items:
+                if self._abandoned.is_set():
+                    raise RuntimeError(
+                        f"the checkpoint {self._directory} is abandoned: a rank that writes it has failed"
+                    )
                 offset = hashed.nbytes
                 torch.save(_alone(planner.resolve_data(item)), cast(IO[bytes], hashed))
                 length = hashed.nbytes - offset
@@ -134,7 +141,8 @@ class VerifyingReader(FileSystemReader):
                         digest.update(piece)
                     file.seek(offset)
                     content = file.read(length)
-                    digest.update(content)
+                    if checks:
+                        digest.update(content)
                     try:
                         for item in wanted[offset] if failure is None else ():
                             _load(content, item, planner)

@@ -211,7 +211,7 @@ class PolicyRank:
             self._checkpoint_writer.release()
             self._loaded.optimizer.state.offload(enabled=offload)
         if checkpoint_copy is not None:
-            self._checkpoint_writer.copies = checkpoint_copy
+            self._checkpoint_writer.allow_copies(checkpoint_copy)
         model = self._loaded.model
         if checkpointing != self.config.memory.activation_checkpointing:
             checkpoint_activations(model, enabled=checkpointing)
