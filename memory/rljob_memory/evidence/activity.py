@@ -182,6 +182,8 @@ _CIRCUMSTANCE = re.compile(
     r"(?:out of memory|OOMs?)(?: errors?)?,? (?:when|while|during|on|in|at|after|before|with)\b(.{1,100})",
     re.IGNORECASE,
 )
+_MOST_CHARACTERS = 1_000
+"""Of the words before a shortage."""
 _REPORTS = tuple(
     (activity, re.compile(words, re.IGNORECASE))
     for activity, words in (
@@ -237,7 +239,7 @@ def activity_of(stack: Sequence[str]) -> Activity | None:
 def activity_of_text(text: str) -> Activity | None:
     """The activity that a message names before the shortage, or a title after it: `Capture cuda graph failed: CUDA out
     of memory`, `OOM when saving checkpoints`."""
-    before = text.partition("out of memory")[0]
+    before = text.partition("out of memory")[0][-_MOST_CHARACTERS:]
     after = _CIRCUMSTANCE.search(text)
     named = f"{before} {after[1]}" if after else before
     in_prose = (activity for activity, pattern in _PROSE if pattern.search(named))

@@ -128,7 +128,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"ray\.exceptions\.OutOfMemoryError|\bRayOutOfMemoryError\b|due to the node running low on memory"
         r"|NODE_OUT_OF_MEMORY"
-        r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
+        r"|\b[1-9]\d{0,6} Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
         # In a line that was broken before it, where none crashed for another reason: Ray reports no two zeros.
         r"|^\s*actors\) killed due to memory pressure \(OOM\), 0 Workers crashed"
         r"|exceeds the memory usage threshold of|Ray killed this worker"
