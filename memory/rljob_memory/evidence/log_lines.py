@@ -119,6 +119,7 @@ _TELLING = (
     b" 137",
     b"Assertion",
     b"peicher",
+    b"xecutable batch",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _FOREIGN_TELLING = tuple(
