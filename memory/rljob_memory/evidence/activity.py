@@ -55,7 +55,8 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"torch/optim/(?!lr_scheduler|swa_utils)|optim\w*\.load_state_dict|_init_group|exp_avg|optimizer\W{1,3}step\b|optimizer_step|_multi_tensor_"
         r"|sharded_optim|bitsandbytes/optim/|initialize_optimizer_states|fp32_(?:groups|partitions|masters?)"
         r"|zero/stage\w+\.py in (?:__init__|step|_optimizer_step|unscale\w+)$|distrib_optimizer\.py|clip_grad"
-        r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in (?:step\w*|update|_?init\w*_state\w*)$"
+        r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in "
+        r"(?:step\w*|update|__init__|_?init\w*_state\w*)$"
         r"|" + _in(r"(?:_?re)?(?:on)?_?load_\w*optim\w*", r"\w*optim\w*_to_\w+", r"_configure_(?:\w+_)?optimizer"),
     ),
     (
@@ -100,6 +101,9 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|peft/tuners/\S{1,60} in (?:update_layer|__init__)$"
         r"|(?:modeling|pipeline|model)\w*\.py in (?:to|cuda|half|float)$|nn/parallel/distributed\.py in __init__$"
         r"|_ddp_init_helper|_zero_init_param|_post_init_method|\b(?:\w+_)?load_(?:\w+_)?(?:checkpoint|state_dict)\("
+        r"|(?:model|linear|layer|module|weight)\w*\.py in load$"
+        r"|_flat_param\.py in (?:_init_flat_param\w*|flatten_tensors\w*)$"
+        r"|partition_parameters\.py in _?partition(?:_param)?$"
         r"|\bload_(?:pretrained_)?model\(|"
         + _in(
             r"\w*(?:load|resume|restore)_(?:\w+_)?(?:checkpoint|ckpt)\w*",
@@ -182,6 +186,8 @@ _CIRCUMSTANCE = re.compile(
     r"(?:out of memory|OOMs?)(?: errors?)?,? (?:when|while|during|on|in|at|after|before|with)\b(.{1,100})",
     re.IGNORECASE,
 )
+_MOST_CHARACTERS = 1_000
+"""Of the words before a shortage."""
 _REPORTS = tuple(
     (activity, re.compile(words, re.IGNORECASE))
     for activity, words in (
@@ -237,7 +243,7 @@ def activity_of(stack: Sequence[str]) -> Activity | None:
 def activity_of_text(text: str) -> Activity | None:
     """The activity that a message names before the shortage, or a title after it: `Capture cuda graph failed: CUDA out
     of memory`, `OOM when saving checkpoints`."""
-    before = text.partition("out of memory")[0]
+    before = text.partition("out of memory")[0][-_MOST_CHARACTERS:]
     after = _CIRCUMSTANCE.search(text)
     named = f"{before} {after[1]}" if after else before
     in_prose = (activity for activity, pattern in _PROSE if pattern.search(named))

@@ -42,7 +42,9 @@ _GPU_HEAD = re.compile(r"^\|\s{1,4}(\d{1,3}) {1,4}\S")
 """The line above, with the GPU's number and name."""
 _SHARED_GPU = re.compile(r"orig free=(\d{1,15}) total=(\d{1,15}) limit=\d{1,15} usage=(\d{1,15})")
 """HAMi's report of what is free on the GPU that it shares, and of the process's own use."""
-_SHORTAGE = re.compile(r"out ?of ?memory|\w(?:Error|Exception)\b", re.IGNORECASE)
+_SHORTAGE = re.compile(
+    r"out ?of ?memory|\w(?:Error|Exception)\b|\b(?:fail|unable to|cannot|can't|could not)", re.IGNORECASE
+)
 _LOADING = re.compile(
     r"[Ll]oading (?:\w{1,40} ){0,3}shards:.{0,60}?(?P<percent>\d{1,3})%"
     r"|(?P<begins>Starting to load model|Load weight begin)"

@@ -119,6 +119,7 @@ _TELLING = (
     b" 137",
     b"Assertion",
     b"peicher",
+    b"xecutable batch",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _FOREIGN_TELLING = tuple(
@@ -170,6 +171,9 @@ _BROKEN = re.compile(r"^.{2,240}[^\s.:;!?}\]>]\s{0,2}$")
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 
 
+_ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")
+_SERIOUS = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
+_LEVEL_CHARACTERS = 120
 _TIME_MARK = re.compile(r"^rljob (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z ")
 
 
@@ -202,6 +206,9 @@ class LogLine:
 
     is_engines_error: bool = False
     """It has the head of an error in vLLM's log."""
+
+    is_routine: bool = False
+    """Its program has logged it as information."""
 
     progress: Progress | None = None
 
@@ -299,7 +306,12 @@ def parse_line(raw: bytes, number: int = 0) -> LogLine:
         )
         is_engines_error |= match["level"] == "ERROR"
         text = text[match.end() :]
-    return LogLine(text, " ".join(writer), clock, rank, number, is_engines_error)
+    return LogLine(text, " ".join(writer), clock, rank, number, is_engines_error, _is_routine(head))
+
+
+def _is_routine(head: str) -> bool:
+    start = head[:_LEVEL_CHARACTERS]
+    return _ROUTINE.search(start) is not None and not _SERIOUS.search(start)
 
 
 def _clock(text: str) -> tuple[str, float] | None:

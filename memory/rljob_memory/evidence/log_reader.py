@@ -26,7 +26,7 @@ from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progres
 from rljob_memory.evidence.mentions import reported_growth, reported_shortage
 from rljob_memory.evidence.program_facts import note_programs
 from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
-from rljob_memory.evidence.unfamiliar import is_no_shortage, is_unfamiliar_failure
+from rljob_memory.evidence.unfamiliar import is_advice, is_no_shortage, is_unfamiliar_failure
 
 _MOST_WRITERS = 256
 _LONGEST_TRACEBACK = 120
@@ -42,7 +42,12 @@ _NEAR_LINES = 1_000
 """A traceback that ended so much earlier belongs to another failure, which the program survived."""
 
 _OF_THE_GPU = frozenset({FailureKind.ALLOCATOR, FailureKind.DRIVER})
-_RETRY = re.compile(r"\b(?:retrying (?:with|without|at|using|on)|falling back (?:to|on))\b", re.IGNORECASE)
+_RETRY = re.compile(
+    r"\b(?:retrying (?:with|without|at|using|on)|falling back (?:to|on)|attempting to recover"
+    r"|(?:skip(?:ping|ped)?|dropp(?:ing|ed)) (?:this |the |that )?(?:\w+ )?"
+    r"(?:batch|sample|step|example|micro-?batch))\b",
+    re.IGNORECASE,
+)
 _RAISE = re.compile(r"^raise \w")
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
 _ENGINE_WRITER = re.compile(
@@ -126,8 +131,14 @@ class LogReader:
             if not line.text:
                 return
         self._last_line = line.number
-        if _RETRY.search(line.text):
+        retries = _RETRY.search(line.text) is not None
+        if retries:
             self._note_retry(line.number)
+        self._read_text(line)
+        if retries:  # also what failed in the same line
+            self._note_retry(line.number)
+
+    def _read_text(self, line: LogLine) -> None:
         writer = self._writer(line.writer)
         log_facts.note_engine_seen(self._builder, line)
         if not self._builder.reported_growth:
@@ -146,7 +157,7 @@ class LogReader:
         if continued_message:
             self._continue_message(continued, line.text)
         in_traceback = self._follow_traceback(writer, line.number, line.text)
-        begins = START.search(line.text) or (not continued_message and self._begins_headless(line))
+        begins = _begins_message(line.text) or (not continued_message and self._begins_headless(line))
         if begins and CORRUPT_SIZE not in line.text and not is_no_shortage(line.text):
             self._close_message(writer)
             self._open_message(writer, line)
@@ -220,6 +231,8 @@ class LogReader:
             self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
         elif name := secondary_name(line.text):
             self._builder.secondary[name] += 1
+        elif line.is_routine or _RAISE.match(line.text.strip()):
+            return  # Words that no rule knows count neither in a report of success nor in code.
         elif CORRUPT_SIZE not in line.text and is_unfamiliar_failure(line.text):
             self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
         elif self._mentioned is None and (sentence := reported_shortage(line.text)):
@@ -373,6 +386,14 @@ class LogReader:
         writer.open_failure, writer.open_message = None, []
         self._add(writer, failure, writer.open_line)
         writer.traceback.extend(below)
+
+
+def _begins_message(text: str) -> bool:
+    """True if the text has the first words of a message of torch's allocator, and they are not those of advice."""
+    start = START.search(text)
+    if start is None:
+        return False
+    return bool(REMAINDER.search(text, start.start())) or not is_advice(text[: start.start()])
 
 
 def _match_across(line: LogLine) -> tuple[FailureKind, dict[str, int]] | None:

@@ -34,6 +34,9 @@ _PLAIN_BYTES = re.compile(
     re.IGNORECASE,
 )
 """`torch.cuda.memory_allocated()`, printed as it is: other sources of such numbers have units."""
+_MOST_PLAIN_CHARACTERS = 200
+_MOST_CHARACTERS_BEFORE = 400
+"""A number belongs to words that are so near: a pattern that looked through all of a long line would take minutes."""
 _UNIT_IN_TEXT = re.compile(rf"[_( ]({_UNIT})\b\)?")
 _PEAK = re.compile(r"max|peak", re.IGNORECASE)
 _STEP = re.compile(
@@ -88,7 +91,7 @@ def memory_figures(text: str) -> MemoryFigures | None:
     """The figures in a line of a log; None if it names no allocated memory with a unit."""
     if match := _DEEPSPEED.search(text):
         return MemoryFigures("", _sample(text, round(float(match[1]) * GIB), round(float(match[2]) * GIB)))
-    if match := _PLAIN_BYTES.search(text):
+    if match := _PLAIN_BYTES.search(text, max(len(text) - _MOST_PLAIN_CHARACTERS, 0)):
         words = _WORD.findall(text[: match.start("number")])[-_MOST_WORDS:]
         return MemoryFigures(" ".join(words), _sample(text, int(match["number"]), 0))
     if "lloc" not in text:
@@ -153,7 +156,8 @@ def _size(match: re.Match[str], text: str) -> int | None:
     """Bytes; None if neither the number, nor its name, nor the text before it has a unit. GB counts as GiB."""
     unit = match["unit"]
     if unit is None:
-        named = _UNIT_IN_TEXT.findall(text[: match.start("number")])
+        end = match.start("number")
+        named = _UNIT_IN_TEXT.findall(text, max(end - _MOST_CHARACTERS_BEFORE, 0), end)
         unit = named[-1] if named else None
     if unit is None:
         return None

@@ -18,11 +18,13 @@ _SHORTAGE = _any_of(
     rf"\b{_DEVICES}[ -]oom\b",
     r"\bout[ -]of[ -](?!range|bounds?|order|place)(?:\w+ ){0,2}memory\b",
     r"\bout of (?:cuda|vram|ram)\b",
-    r"\b(?:not enough|insufficient) (?:\w+ ){0,2}memory\b(?! (?:bandwidth|alignment|access))",
+    r"\b(?:not? enough|insufficient) (?:\w+ ){0,2}memory\b(?! (?:bandwidth|alignment|access))",
     r"\b(?:an?|the|this|with) memory errors?\b",
     rf"\b{_DEVICES} (?:memory|ram) (?:errors?|overflow\w*|explo\w+|exhaust\w+|shortage|blow\w*)\b",
     r"\b(?:memory|ram|vram) (?:(?:is|was|gets?|got|completely|totally) ){0,2}(?:full|exhausted|exceeded|used up)\b",
     r"\b(?:exceed\w*|exhaust\w*) (?:the |all |my )?(?:available |total )?(?:\w+ )?(?:memory|v?ram)\b",
+)
+_IN_OTHER_LANGUAGES = _any_of(
     # Chinese
     r"[显内]存(?:严重)?(?:不足|不够|溢出|爆|耗尽|超[限出])",
     r"爆[显内]?存|[显内]存被?(?:用|占)[满完]",
@@ -43,7 +45,7 @@ _GROWTH = _any_of(
     r" (?:\w+ )?(?:step|batch|iteration|epoch|run|call|loop)",
 )
 _FOREIGN = re.compile(r"[^\x00-\u024f]")
-"""Letters beyond Latin: their languages report without the verbs below."""
+"""Letters beyond Latin: their languages report without the verbs below, also of an `OOM`."""
 _REPORT = _any_of(
     r"\b(?:errors?|exceptions?|issues?|problems?|bugs?|crash\w*|fail\w*|killed|hits?|g[eo]t\w*|have|having|had|occur\w*)\b",
     r"\b(?:happen\w*|encounter\w*|r[au]n(?:s|ning)? (?:out|into)|throws?|rais\w+|caus\w+|leads?|goes|went|reports?)\b",
@@ -82,7 +84,7 @@ _LONGEST_TEXT = 2_000
 def reported_shortage(text: str) -> str | None:
     """The sentence of `text` that reports that memory ran out; None if there is none."""
     text = text[:_LONGEST_TEXT]
-    if not _SHORTAGE.search(text) or _CODE.search(text):
+    if not _names_a_shortage(text) or _CODE.search(text):
         return None
     return next((part.strip() for part in _SENTENCES.split(text) if _is_report(part)), None)
 
@@ -96,9 +98,13 @@ def reported_growth(text: str) -> str | None:
     return next((part for part in found if _GROWTH.search(part) and not _NO_REPORT.search(part)), None)
 
 
+def _names_a_shortage(text: str) -> bool:
+    return _SHORTAGE.search(text) is not None or _IN_OTHER_LANGUAGES.search(text) is not None
+
+
 def _is_report(sentence: str) -> bool:
-    if not _SHORTAGE.search(sentence) or _NO_REPORT.search(sentence):
+    if not _names_a_shortage(sentence) or _NO_REPORT.search(sentence):
         return False
-    if _FOREIGN.search(sentence) or len(sentence.split()) <= _LONGEST_WORDS:
+    if _FOREIGN.search(sentence) or _IN_OTHER_LANGUAGES.search(sentence) or len(sentence.split()) <= _LONGEST_WORDS:
         return "?" not in sentence
     return _REPORT.search(sentence) is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections import deque
 from collections.abc import Iterator
 from html import unescape
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 LONGEST_LINE_BYTES = 1 << 16
 """A longer one is read in pieces, so that a file without line ends takes no more memory."""
@@ -48,9 +49,38 @@ _CODE_AFTER_FRAME = re.compile(rb'^(File "[^"]{1,400}", line \d+, in [\w<>.]{1,1
 _ERROR_AFTER_CODE = re.compile(rb"\s(?=(?:\w{1,40}\.){0,5}\w{0,60}(?:Error|Exception)(?:: |\())")
 
 
+class _Lines(Protocol):
+    def readline(self, limit: int, /) -> bytes: ...
+
+
+class _Recoded:
+    """The lines of a text in UTF-16, as PowerShell writes the output of a program, in UTF-8."""
+
+    def __init__(self, start: bytes, stream: BinaryIO) -> None:
+        """`start`: bytes that have been read, with the mark of the byte order."""
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._stream = stream
+        self._text = self._decoder.decode(start)
+
+    def readline(self, limit: int, /) -> bytes:
+        while "\n" not in self._text and len(self._text) < limit and (more := self._stream.readline(limit)):
+            self._text += self._decoder.decode(more)
+        end = min(self._text.find("\n") + 1 or limit, limit)
+        line, self._text = self._text[:end], self._text[end:]
+        return line.encode("utf-8", "replace")
+
+
 def plain_lines(stream: BinaryIO) -> Iterator[bytes]:
     """The lines of `stream`, without changing those that need no change."""
-    ahead: deque[bytes] = deque()
+    first = stream.readline(LONGEST_LINE_BYTES)
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        yield from _plain(deque(), _Recoded(first, stream))
+    else:
+        yield from _plain(deque((first.removeprefix(codecs.BOM_UTF8),)), stream)
+
+
+def _plain(ahead: deque[bytes], stream: _Lines) -> Iterator[bytes]:
+    """`ahead`: lines that have been read before those of `stream`."""
     while raw := ahead.popleft() if ahead else stream.readline(LONGEST_LINE_BYTES):
         if b'File "' in raw or b'File \\"' in raw:
             raw = _whole_frame(raw, stream, ahead)
@@ -60,7 +90,7 @@ def plain_lines(stream: BinaryIO) -> Iterator[bytes]:
             yield raw
 
 
-def _whole_frame(raw: bytes, stream: BinaryIO, ahead: deque[bytes]) -> bytes:
+def _whole_frame(raw: bytes, stream: _Lines, ahead: deque[bytes]) -> bytes:
     """A frame that a terminal has broken, with the lines that complete it; otherwise the line as it is.
 
     `ahead`: lines that have been read after it, to which this adds.

@@ -23,7 +23,13 @@ _MEMORY_LOG_BYTES = 4 << 20
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
 """Folders of a directory that hold weights, pictures or code."""
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zX": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 
 
 class Unreadable(Exception):
@@ -89,8 +95,7 @@ def _read_file(builder: EvidenceBuilder, path: Path, name: str) -> None:
             start = stream.peek(4)[:4]
             if start[:2] in PICKLE_START:
                 _add_snapshot(builder, path, name)
-            elif start[:2] in _COMPRESSED:
-                kind = _COMPRESSED[start[:2]]
+            elif kind := next((kind for mark, kind in _COMPRESSED.items() if start.startswith(mark)), None):
                 raise Unreadable(f"{path}: expected a text or a snapshot, found a {kind} archive. Unpack it first.")
             else:
                 _read_text(builder, stream, path, name)

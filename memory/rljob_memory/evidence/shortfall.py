@@ -22,12 +22,12 @@ _GONE = (
     r"|overflow(?:ed|s)?\b|maxed out)"
 )
 _NONE_LEFT = (
-    r"(?:no (?:more|free|remaining|spare)|(?:ran |run |running )?out of|not enough|insufficient|too little|lack of"
-    r"|exhausted)"
+    r"(?:no (?:more|free|remaining|spare)|(?:ran |run |running )?out of(?! (?:range|bounds?|order|place))"
+    r"|not? enough|insufficient|too little|lack of|exhausted)"
 )
 _NO_FAILURE_OF = r"(?! (?:leak|fragment|profil|usage|growth|pressure|bandwidth|alignment|access|disk))"
 _CANNOT = r"(?:cannot|can't|can not|could not|unable to|fail\w* to)"
-_OBTAIN = r"(?:reserve|map|commit|obtain|get|acquire|grow|expand|extend|alloc\w*|fit|place|hold|satisfy)"
+_OBTAIN = r"(?:be )?(?:reserve|map|commit|obtain|get|acquire|grow|expand|extend|alloc\w*|fit|place|hold|satisfy)"
 
 
 def _any_of(*patterns: str) -> re.Pattern[str]:

@@ -50,6 +50,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.KV_CACHE_TOO_SMALL,
         r"No available memory for the cache blocks"
+        r"|Cannot auto-fit max_model_len: not enough"
         r"|Externally held weights on device .{0,60}exceed the desired GPU memory utilization",
     ),
     _signature(
@@ -92,6 +93,12 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Error while creating shared memory segment \S{1,200} \(size (?P<wanted_bytes>\d{1,15})\)",
     ),
     _signature(FailureKind.SHARED_MEMORY, r"Call to posix_fallocate failed ?: No space left on device"),
+    # vLLM, before it makes a segment
+    _signature(
+        FailureKind.SHARED_MEMORY,
+        r"(?:[Ii]nsufficient|[Nn]ot? enough|\b[Nn]o) (?:free |available )?(?:space|room)(?: left| available)? "
+        rf"(?:in|on|at) \W{{0,2}}/dev/shm\b(?:.{{0,80}}?: (?P<wanted>{SIZE}) required)?",
+    ),
     _signature(
         FailureKind.SHARED_MEMORY, r"No space left on device.{0,40}/dev/shm|/dev/shm.{0,200}No space left on device"
     ),
@@ -102,7 +109,10 @@ SIGNATURES: tuple[Signature, ...] = (
         # Both of these end in the errno of an earlier call.
         r"|unable to (?:write to file|allocate shared memory\(shm\) for file) </torch_[^>]{0,100}>",
     ),
-    _signature(FailureKind.SHARED_MEMORY, r"out of shared memory|insufficient shared memory \(shm\)"),
+    _signature(
+        FailureKind.SHARED_MEMORY,
+        r"\bout of shared memory|insufficient shared memory \(shm\)",
+    ),
     # A volume in memory that outgrew its limit: the kubelet evicts the pod.
     _signature(
         FailureKind.SHARED_MEMORY,
@@ -128,7 +138,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"ray\.exceptions\.OutOfMemoryError|\bRayOutOfMemoryError\b|due to the node running low on memory"
         r"|NODE_OUT_OF_MEMORY"
-        r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
+        r"|\b[1-9]\d{0,6} Workers \(tasks / actors\) killed due to memory pressure \(OOM\)|OOM kill reason: "
         # In a line that was broken before it, where none crashed for another reason: Ray reports no two zeros.
         r"|^\s*actors\) killed due to memory pressure \(OOM\), 0 Workers crashed"
         r"|exceeds the memory usage threshold of|Ray killed this worker"
@@ -167,7 +177,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.HOST,
         r"Detected [1-9]\d* oom[-_ ]kill event|killed by the cgroup out-of-memory handler"
         r"|Exceeded (?:job|step) memory limit|\bState\s*[:=]\s*OUT_OF_ME|\bOUT_OF_ME(?:MORY|\+)\s+\d+:\d+"
-        r"|: tasks? [\d,[\]-]{1,60}: Out Of Memory",
+        r"|: tasks? [\d,[\]-]{1,60}: Out Of Memory|\b(?:Ended|Failed|State|Reason)\b.{0,80}\bOUT_OF_ME(?:MORY)?\b",
     ),
     # The kubelet: eviction under pressure, and the kernel's killer outside of all containers.
     _signature(
@@ -217,10 +227,20 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.HOST, r"(?:WinError|os error) 1455|[Pp]aging file is too small|JavaScript heap out of memory"
     ),
+    # allocators of the host
+    _signature(
+        FailureKind.HOST, r"\b(?:je|tc|mi)malloc\b.{0,80}(?:out of memory|unable to alloc|\bfailed\b|== \(nil\))"
+    ),
     _signature(FailureKind.HOST, r"\bmemory allocation of (?P<wanted_bytes>\d{1,15}) bytes failed"),
     _signature(
         FailureKind.HOST,
         rf"requires more system memory \((?P<wanted>{SIZE})\) than is available(?: \((?P<free>{SIZE})\))?",
+    ),
+    # vLLM's swap space; NCCL on the host; Vertex AI
+    _signature(
+        FailureKind.HOST,
+        r"\bToo large swap space\b|Failed to (?:malloc|(?:CUDA|HIP) host alloc) (?P<wanted_bytes>\d{1,15}) bytes"
+        r"|\bReplicas? low on memory\b",
     ),
     _signature(FailureKind.HOST, r"java\.lang\.OutOfMemoryError|fatal error: runtime: out of memory"),
     # A limit on the process's share of the GPU: torch's, when it rejects a request early; HAMi's library.
@@ -251,6 +271,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.DRIVER,
         r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError(?:: \S|\W{0,2}$)|\bc10::(?:cuda::)?OutOfMemoryError\b",
     ),
+    _signature(FailureKind.DRIVER, r"No executable batch size found, reached zero"),  # accelerate, after every size
     # JAX and TensorFlow: XLA's allocator.
     _signature(
         FailureKind.DRIVER,
@@ -301,7 +322,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.KILLED,
         r"[Ee]xit[ _]?[Cc]ode\"?(?:\s*[:=]|\s+(?:is|of))?\s*\"?137\b|\bExited \(137\)"
-        r"|^(?:.{0,300}: line \d+: +\d+ )?Killed\b|^(?:[A-Z]{4,8} )?\W{1,6}Killed\W{0,6}$",
+        r"|^.{0,300}: line \d+: +\d+ Killed\b|^Killed(?:: ?9)?(?: {2,}\S.*)?\W{0,6}$"
+        r"|^(?:[A-Z]{4,8} )?\W{1,6}Killed\W{0,6}$",
     ),
 )
 

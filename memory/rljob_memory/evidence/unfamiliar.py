@@ -13,7 +13,7 @@ _MEMORY_RAN_OUT = (
     r"\bRESOURCE_EXHAUSTED\b.{0,100}(?:memory|alloc)",
     r"\b(?:cuda|gpu|hip|npu|tpu|device|host|ram) oom\b",
     r"\boom (?:error|exception|occurred|happened|killed)\b",
-    r"\b(?:not enough|insufficient) (?:\w+ ){0,3}memory\b(?! (?:bandwidth|alignment|access))",
+    r"\b(?:not? enough|insufficient) (?:\w+ ){0,3}memory\b(?! (?:bandwidth|alignment|access))",
     r"\bmemory (?:is |was )?exhausted\b",
     r"\bexhausted (?:\w+ )?memory\b",
     r"\b(?:cannot|can't|can not|could not|unable to|failed to|failure to) (?:\w+ ){0,2}allocate\b"
@@ -34,14 +34,14 @@ _AS_A_FAILURE = (
     r"\bevict(?:ed|ing)",
     r"\bkilling\b",
     r"\bpanic",
-    r"\b(?:cannot|could not|unable)\b",
+    r"\b(?:cannot|can't|can not|could not|unable)\b",
     r"^\W{0,4}\w{0,20} ?out of ",
 )
 _ONLY_MENTIONED = (
     # advice
     r"\bif (?!self|not\b)\w",
     r"\b(?:avoid|prevent|potential|risk)",
-    r"\b(?:may|might|can|would|could)\b(?! not)",
+    r"\b(?:may|might|can|would|could)\b(?! not|n?['’]t)",
     r"\b(?:in case|when|unless|without|likely)\b",
     r"\bpossibl[ey]\b",
     r"\b(?:usually|typically|often|generally) (?:due|caused|happens?|occurs?|means?|indicates?)\b",
@@ -53,8 +53,8 @@ _ONLY_MENTIONED = (
     r"\b(?:no|not) out of memory",
     # the loader's block for variables of threads, which has nothing to do with the amount of memory
     r"static TLS",
-    # a multiprocessor's shared memory: a kernel's tile is too large
-    r"shared memory, Required",
+    # a list of changes
+    r"\b(?:fix(?:e[sd])?|solve[sd]?|address(?:e[sd])?|closes?) (?:\S+ ){0,3}(?:OOM|out[ -]of[ -])",
 )
 
 _OF_A_DEVICE = re.compile(
@@ -65,11 +65,31 @@ _OF_THE_HOST = re.compile(
 )
 _OF_THE_GPU = re.compile(r"gpu|cuda|vram|显存", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"Tried to allocate (?:<|\{|\.\.\.|[XN]{1,3}\b)")
-_OTHER_LIMIT = re.compile(r"\bibv_\w+.{0,60}Cannot allocate memory")
-"""Locked memory, which InfiniBand registers: `ulimit -l`."""
+_OTHER_LIMIT = re.compile(
+    r"\bibv_\w+.{0,60}Cannot allocate memory|(?:\b(?:ERROR|FATAL):|errors\.OutOfMemory:) {1,2}out of shared memory"
+)
+"""Locked memory, which InfiniBand registers: `ulimit -l`. PostgreSQL's table of locks."""
 _NOT_SCHEDULED = re.compile(r"\b\d+/\d+ nodes are available|\bFailedScheduling\b")
 """The scheduler's reasons: what a pod requests, and no node has left."""
+_ON_THE_CHIP = re.compile(
+    r"\bmemory space (?!hbm)\w*mem\b|\bscoped vmem\b|out of resources?: (?:shared|tensor) memory"
+    r"|\bshared memory, Required",
+    re.IGNORECASE,
+)
+"""Memory of a multiprocessor or a core, of XLA's and Triton's kernels: a tile is too large."""
+_NOT_A_FAILURE = re.compile(
+    r"#retracted_req|\bnot (?:an? )?(?:failure|error)\b|\bOOMs: {0,12}0\b|^oom(?:_\w{1,10})? 0$", re.IGNORECASE
+)
+_HANDLING = re.compile(r"^\s*(?:except\b|(?:el)?if\b.{0,80}\bisinstance\()")
+"""Code that handles a shortage."""
+_ADVICE = re.compile(
+    r"\b(?:avoid|prevent|mitigat|troubleshoot)\w*\b|\bif (?:you|it|this|there|the|a)\b|\bin case\b|\btips?:"
+    r"|\b(?:may|might|can|could|fix(?:e[sd])?)\b(?! not|n?['’]t)",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile(r"`[^`]{0,60}(?:OOM|[Oo]ut[ _]?[Oo]f[ _]?[Mm]emory|137|Killed)[^`]{0,60}`")
+
+_NO_SHORTAGES = (_PLACEHOLDER, _OTHER_LIMIT, _NOT_SCHEDULED, _ON_THE_CHIP, _NOT_A_FAILURE, _HANDLING)
 
 
 def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
@@ -80,10 +100,16 @@ _RAN_OUT, _FAILURE, _MENTIONED = _any_of(_MEMORY_RAN_OUT), _any_of(_AS_A_FAILURE
 
 
 def is_no_shortage(text: str) -> bool:
-    """True if the line only looks like a shortage: documentation, a limit that has its errno, a pod without a node."""
+    """True if the line only looks like a shortage: documentation, code, a count of none, a pod without a node, the
+    memory on a chip."""
     if "`" in text and _QUOTED.search(text) and _MENTIONED.search(text):
         return True
-    return any(pattern.search(text) for pattern in (_PLACEHOLDER, _OTHER_LIMIT, _NOT_SCHEDULED))
+    return any(pattern.search(text) for pattern in _NO_SHORTAGES)
+
+
+def is_advice(before: str) -> bool:
+    """True if a sentence that begins with the words `before` tells how to avoid a shortage."""
+    return _ADVICE.search(before) is not None
 
 
 def names_a_device(text: str) -> bool:

@@ -23,7 +23,8 @@ _OF_ONE_REQUEST = re.compile(r"Cannot allocate memory|\bENOMEM\b|bad_alloc|\bMem
 _AFTER_GROWTH = 0.75
 _END = {FailureKind.KILLED: "killed by SIGKILL", FailureKind.LOST: "lost, perhaps killed by SIGKILL"}
 _OF_THE_HOST = re.compile(
-    r"\b(?:container|pod|replica|node|host|instance|system|ram|cpu(?![ -]?offload)|process|cgroup|job|kill)|内存",
+    r"(?<!/)\b(?:container|pod|replica|node|host|instance|system|ram|cpu(?![ -]?offload)|process|cgroup|job|kill"
+    r"|mlock|mmap)|内存",
     re.IGNORECASE,
 )
 

@@ -245,3 +245,16 @@ def test_a_traceback_in_a_json_line_gives_the_activity(tmp_path: Path) -> None:
     assert failure is not None
     assert failure.kind is FailureKind.ALLOCATOR
     assert failure.activity is Activity.OPTIMIZER
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_a_log_in_another_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    text = mark + "step 1 memory is fine\r\n" * 9_000 + MESSAGE + "\r\n"
+    evidence = read_evidence(write(tmp_path / "train.log", text.encode(encoding)))
+    assert evidence.failure is not None
+    assert evidence.failure.device is not None
+
+
+def test_a_text_that_begins_like_an_archive_is_read(tmp_path: Path) -> None:
+    assert read_evidence(write(tmp_path / "log", f"PKG-INFO is missing\n{MESSAGE}\n".encode())).failure is not None
