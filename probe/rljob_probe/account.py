@@ -130,8 +130,11 @@ def _other_processes() -> str:
     names = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and _has_gpu_open(entry):
-            with open(f"/proc/{entry}/comm", encoding="utf-8", errors="replace") as file:
-                names.append(file.read().strip().replace(",", " "))
+            try:
+                with open(f"/proc/{entry}/comm", encoding="utf-8", errors="replace") as file:
+                    names.append(file.read().strip().replace(",", " "))
+            except OSError:
+                continue  # it has just ended
     return (
         f"{_MARK}other processes with a GPU in this container: {', '.join(sorted(names)[:_MOST_PROCESSES]) or 'none'}"
     )

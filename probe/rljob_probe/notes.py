@@ -31,8 +31,10 @@ def save(evidence: Evidence) -> None:
         import json
 
         os.makedirs(directory, exist_ok=True)
-        with open(f"{directory}/{os.getpid()}.json", "w", encoding="utf-8") as file:
+        path = f"{directory}/{os.getpid()}.json"
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
             json.dump(evidence, file)
+        os.replace(f"{path}.part", path)  # a process may be killed while it writes
 
 
 def discard() -> None:
@@ -55,16 +57,34 @@ def own() -> Evidence | None:
 
 
 def earliest_of_others() -> Evidence | None:
-    """The earliest recent note of another process."""
+    """The earliest recent note of another process that can be read; a process may discard its own at any time."""
     directory = os.environ.get(DIRECTORY, "")
     if not os.path.isdir(directory):
         return None
-    paths = [entry.path for entry in os.scandir(directory) if entry.name != f"{os.getpid()}.json"]
-    fresh = [path for path in paths if time.time() - os.stat(path).st_mtime < STALE_SECONDS]
-    if not fresh:
-        return None
+    oldest = time.time() - STALE_SECONDS
+    names = [name for name in os.listdir(directory) if name.endswith(".json") and name != f"{os.getpid()}.json"]
+    dated = [(_changed_at(path), path) for path in (f"{directory}/{name}" for name in names)]
+    for changed_at, path in sorted(dated):
+        note = _read(path) if changed_at > oldest else None
+        if note is not None:
+            return note
+    return None
+
+
+def _changed_at(path: str) -> float:
+    """Seconds since the epoch; 0 if it is gone."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _read(path: str) -> Evidence | None:
     import json
 
-    with open(min(fresh, key=lambda path: os.stat(path).st_mtime), encoding="utf-8") as file:
-        evidence: Evidence = json.load(file)
-        return evidence
+    try:
+        with open(path, encoding="utf-8") as file:
+            note: Evidence = json.load(file)
+            return note
+    except (OSError, ValueError):
+        return None

@@ -101,7 +101,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|peft/tuners/\S{1,60} in (?:update_layer|__init__)$"
         r"|(?:modeling|pipeline|model)\w*\.py in (?:to|cuda|half|float)$|nn/parallel/distributed\.py in __init__$"
         r"|_ddp_init_helper|_zero_init_param|_post_init_method|\b(?:\w+_)?load_(?:\w+_)?(?:checkpoint|state_dict)\("
-        r"|(?:model|linear|layer|module|weight)\w*\.py in load$"
+        r"|(?:model|linear|layer|module|weight)\w*\.py in load$| in create_quantized_params?$"
         r"|_flat_param\.py in (?:_init_flat_param\w*|flatten_tensors\w*)$"
         r"|partition_parameters\.py in _?partition(?:_param)?$"
         r"|\bload_(?:pretrained_)?model\(|"
@@ -201,7 +201,8 @@ _REPORTS = tuple(
     )
 )
 _FORWARD = re.compile(
-    r"in \w*forward\b|_call_impl|torch/nn/functional\.py in |attention\w*\.py in |in (?:\w*attention\w*|unshard)$"
+    r"in \w*forward\b|_call_impl|/(?:\w{1,20}_)?moe/\S{1,60}\.py in "
+    r"|torch/nn/functional\.py in |attention\w*\.py in |in (?:\w*attention\w*|unshard)$"
     # code of a model, in a post without frames
     r"|attn_weights|attn_wrappers|\w*sdpa\w*\(|scaled_dot_product|hidden_states|query_states|\bF\.\w+\(|nn\.functional\.\w+\(|torch\.(?:matmul|bmm|baddbmm)\("
 )

@@ -171,7 +171,7 @@ _BROKEN = re.compile(r"^.{2,240}[^\s.:;!?}\]>]\s{0,2}$")
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
 
 
-_ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b")
+_ROUTINE = re.compile(r"\b(?:INFO|DEBUG)\b|\b(?:level|severity)[\"']?\s?[:=]\s?[\"']?(?:info|debug)\b")
 _SERIOUS = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL|EXCEPTION)\b")
 _LEVEL_CHARACTERS = 120
 _TIME_MARK = re.compile(r"^rljob (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z ")

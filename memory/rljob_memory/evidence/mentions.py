@@ -59,6 +59,8 @@ _NO_REPORT = _any_of(
     r"\b(?:falling back|usually|typically|often|sometimes|please|e\.g|tips?|hint|troubleshooting)\b",
     # a guide, which lists problems with their solutions
     r"^#{2,6} |^\W{0,4}problem\W",
+    # counts and switches, columns of a table
+    r"\bOOMs?\b[^:=]{0,20}[:=] {0,4}(?:0|no|none|off|false)\b|(?:^|,)oom(?:,|$)",
     r"\b(?:no|not|never) (?:more )?(?:\w+ )?(?:OOM|out of)",
     r"\b(?:fix\w*|add\w*|support\w*|solve\w*|address\w*|closes?) (?:\S+ ){0,3}(?:OOM|out[ -]of[ -])",
     r"防止|避免|如果|可能|是否|建议|通常|避け|防ぐ|방지|чтобы избежать",
@@ -70,7 +72,9 @@ _NO_REPORT = _any_of(
     r"due to memory pressure \(OOM\), [1-9]|memory mapping failed",
     r"\bretract|Decode out of memory happened|\bpreempted\b",
     # names of settings and of parts of systems
-    r"\bOOM[- ](?:protect|guard|detect|monitor|score|polic|threshold|debug|hook|observ|adjust|safe|prone|test)\w*",
+    r"\bOOM[- ](?:protect|guard|watch|detect|monitor|score|polic|threshold)\w*",
+    r"\bOOM[- ](?:debug|hook|observ|adjust|safe|prone|test)\w*",
+    r"\bwatch\w* (?:for )?OOM\b",
 )
 _CODE = re.compile(
     r"^\s*(?:[+-](?![ -])|//|\*|def |class |import |from |if |for |assert |export |--)|[=!]= ?[\"']|\w\(.*\):?$"

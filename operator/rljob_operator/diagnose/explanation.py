@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from rljob_api.exit_codes import ExitCode
@@ -10,6 +9,8 @@ from rljob_api.quantity import byte_quantity
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import TerminationMessage, read_termination_message
 from rljob_memory.diagnosis import FailureClass, diagnosed
+from rljob_memory.evidence import FailureKind
+from rljob_memory.evidence.signatures import match_signature
 from rljob_operator.diagnose.container_end import EVICTED, ContainerEnd
 
 _CLASS_OF_CODE = {
@@ -18,7 +19,10 @@ _CLASS_OF_CODE = {
     ExitCode.SHARED_MEMORY_EXHAUSTED: FailureClass.SHARED_MEMORY,
 }
 _BY_THE_KERNEL, _BY_THE_KUBELET, _BY_THE_EXIT_CODE = 0.98, 0.95, 0.9
-_NODE_SHORT_OF_MEMORY = re.compile(r"low on resource: memory|[Cc]ontainer \S+ exceeded its .*memory")
+_CLASS_OF_EVICTION = {
+    FailureKind.HOST: FailureClass.HOST_MEMORY,
+    FailureKind.SHARED_MEMORY: FailureClass.SHARED_MEMORY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,11 @@ def _by_the_kernel(end: ContainerEnd) -> Explanation:
 
 
 def _by_the_kubelet(end: ContainerEnd) -> Explanation | None:
-    if not _NODE_SHORT_OF_MEMORY.search(end.text):
-        return None
-    return _explanation(end, FailureClass.HOST_MEMORY, _BY_THE_KUBELET, f"the kubelet evicted the pod: {end.text}")
+    found = match_signature(end.text)
+    class_ = _CLASS_OF_EVICTION.get(found[0]) if found else None
+    if class_ is None:
+        return None  # for its disk, for example
+    return _explanation(end, class_, _BY_THE_KUBELET, f"the kubelet evicted the pod: {end.text}")
 
 
 def _by_the_probe(end: ContainerEnd, message: TerminationMessage) -> Explanation:

@@ -63,6 +63,14 @@ SHORTAGES = {
         FailureClass.MODEL_WEIGHTS,
         FRAME.format("exllamav2/linear.py", "load", "self.q_tensors[k] = w.to(self.device())") + FULL,
     ),
+    "bitsandbytes' parameters": (
+        FailureClass.MODEL_WEIGHTS,
+        FRAME.format("transformers/integrations/bitsandbytes.py", "create_quantized_param", "value.to(device)") + FULL,
+    ),
+    "Megatron's experts": (
+        FailureClass.ACTIVATION_SPIKE,
+        FRAME.format("megatron/core/transformer/moe/moe_utils.py", "permute", "tokens.index_select(0, indices)") + FULL,
+    ),
     "Megatron's main parameters": (
         FailureClass.OPTIMIZER_STATE,
         FRAME.format("megatron/core/optimizer/optimizer.py", "__init__", "param.detach().clone().float()") + FULL,
@@ -77,6 +85,9 @@ LOOKALIKES = {
     "DeepSpeed's choice of a device": "[2026-01-02 10:00:00,123] [INFO] [stage_1_and_2.py:445:__init__] Flattening "
     "param group 0 on CPU (insufficient memory)",
     "counts of a cgroup": "max 1231\noom 0\noom_kill 0\noom_group_kill 0",
+    "columns of a table": "model,oom,tokens/s\n7b,False,1200",
+    "counts of none": "oom_events: 0\nnum_ooms: 0, num_alloc_retries: 0\nOOM count: 0",
+    "a watcher": '{"level":"info","msg":"Starting to watch for OOM events"}',
     "counts of torch": "|            CUDA OOMs: 0            |        cudaMalloc retries: 0         |",
     "a batch that fairseq skips": "WARNING: ran out of memory with exception: CUDA out of memory. Tried to allocate "
     "2.00 GiB (GPU 0; 31.75 GiB total capacity); skipping batch\nepoch 002 | CUDA memory 12 GB",

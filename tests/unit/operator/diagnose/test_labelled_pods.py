@@ -155,6 +155,20 @@ def test_an_eviction_for_the_nodes_memory_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "class_name"),
+    [
+        ("The node had condition: [MemoryPressure]. ", "HostMemory"),
+        ('Usage of EmptyDir volume "dshm" exceeds the limit "16Gi". ', "SharedMemory"),
+    ],
+)
+def test_an_eviction_has_the_class_of_its_memory(message: str, class_name: str) -> None:
+    evicted = pod(reason="Evicted", message=message)
+    evicted["status"]["containerStatuses"] = []
+    [event] = events(asked([evicted]))
+    assert f"the pod ran out of memory: {class_name}" in event["note"]
+
+
+@pytest.mark.parametrize(
     "found",
     [
         pytest.param(pod({"reason": "Completed", "exitCode": 0, "finishedAt": stamp(1)}), id="completed"),
@@ -162,6 +176,9 @@ def test_an_eviction_for_the_nodes_memory_is_reported() -> None:
         pytest.param(pod(reported(exit_code=1)), id="another failure"),
         pytest.param(pod(killed(seconds_ago=3600)), id="an old one"),
         pytest.param(pod(reason="Evicted", message="The node was low on resource: ephemeral-storage."), id="disk"),
+        pytest.param(
+            pod(reason="Evicted", message='Usage of EmptyDir volume "data" exceeds the limit "1Gi".'), id="data"
+        ),
         pytest.param({"metadata": {"name": "new", "namespace": "research", "uid": "1"}}, id="no status"),
     ],
 )
