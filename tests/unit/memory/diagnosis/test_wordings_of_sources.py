@@ -138,3 +138,10 @@ def test_the_space_that_a_segment_requires_is_read() -> None:
 )
 def test_words_before_a_failure_are_not_taken_for_advice(words: str) -> None:
     assert diagnose(evidence_of(f"ERROR {words}").build()) != []
+
+
+@pytest.mark.parametrize(("message", "confidence"), [("CUDA out of memory.", 0.8), ("CUDA error: out of memory", 0.65)])
+def test_an_optimizers_state_is_likelier_with_torchs_own_message(message: str, confidence: float) -> None:
+    frame = FRAME.format("deepspeed/runtime/zero/stage3.py", "initialize_optimizer_states", "self._optimizer_step(i)")
+    best = diagnose(evidence_of(f"{frame}RuntimeError: {message}").build())[0]
+    assert (best.failure_class, best.confidence) == (FailureClass.OPTIMIZER_STATE, confidence)
