@@ -11,11 +11,13 @@ SIZE = r"(?:\d{1,15}(?:\.\d{1,6})? ?(?:bytes|[KMGT]i?B|B))"
 """Pattern of a size with its unit: `18.91 GiB`, `970 MiB`, `512 bytes`, `12.18GB`."""
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_UNITS |= {"K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _IMPOSSIBLE_BYTES = 1 << 50
 
 
 def size_bytes(text: str) -> int | None:
-    """Bytes of a text that matches `SIZE`; None if no machine has that much.
+    """Bytes of a number and its unit, such as `SIZE` matches, `16G` or `1,024 MiB`; None if it has another form, or no
+    machine has that much.
 
     `GB` counts as GiB: torch, Ray and the trainers divide by 1024³ and print either. NVML reports an
     unknown size as 17179869184 GiB, which is None here.
@@ -24,7 +26,10 @@ def size_bytes(text: str) -> int | None:
     unit = text[len(number) :].strip()
     if len(unit) == 2 and unit.endswith("B"):
         unit = f"{unit[0]}iB"
-    size = round(float(number) * _UNITS[unit])
+    try:
+        size = round(float(number.replace(",", "")) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        return None
     return size if size < _IMPOSSIBLE_BYTES else None
 
 

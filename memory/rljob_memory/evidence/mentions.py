@@ -18,7 +18,7 @@ _SHORTAGE = _any_of(
     rf"\b{_DEVICES}[ -]oom\b",
     r"\bout[ -]of[ -](?!range|bounds?|order|place)(?:\w+ ){0,2}memory\b",
     r"\bout of (?:cuda|vram|ram)\b",
-    r"\b(?:not? enough|insufficient) (?:\w+ ){0,2}memory\b(?! (?:bandwidth|alignment|access))",
+    r"\b(?:not? enough|insufficient) (?:\w+ ){0,2}memory\b(?! (?:bandwidth|alignment|access|banks?))",
     r"\b(?:an?|the|this|with) memory errors?\b",
     rf"\b{_DEVICES} (?:memory|ram) (?:errors?|overflow\w*|explo\w+|exhaust\w+|shortage|blow\w*)\b",
     r"\b(?:memory|ram|vram) (?:(?:is|was|gets?|got|completely|totally) ){0,2}(?:full|exhausted|exceeded|used up)\b",

@@ -25,7 +25,7 @@ _NONE_LEFT = (
     r"(?:no (?:more|free|remaining|spare)|(?:ran |run |running )?out of(?! (?:range|bounds?|order|place))"
     r"|not? enough|insufficient|too little|lack of|exhausted)"
 )
-_NO_FAILURE_OF = r"(?! (?:leak|fragment|profil|usage|growth|pressure|bandwidth|alignment|access|disk))"
+_NO_FAILURE_OF = r"(?! (?:leak|fragment|profil|usage|growth|pressure|bandwidth|alignment|access|disk|banks?))"
 _CANNOT = r"(?:cannot|can't|can not|could not|unable to|fail\w* to)"
 _OBTAIN = r"(?:be )?(?:reserve|map|commit|obtain|get|acquire|grow|expand|extend|alloc\w*|fit|place|hold|satisfy)"
 

@@ -220,7 +220,9 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.HOST,
         r"TERM_MEMLIMIT|reaching LSF memory usage limit|PBS: job killed: (?:v?mem|pmem)"
-        r"|gone over (?:cgroup )?memory limit|running beyond (?:physical|virtual) memory|for exceeding memory limits"
+        r"|gone over (?:cgroup )?memory limit|exceed\w* (?:the )?request(?:ed)?_memory"
+        r"|(?i:\boom[-_]killed\W{0,2}[:=] ?\W?true\b)"
+        r"|running beyond (?:physical|virtual) memory|for exceeding memory limits"
         r"|(?:using|used) all available RAM|\b[Jj]ob \S{1,40} (?:has )?exceeded (?:its |the )?(?:requested )?memory"
         r"|[Yy]our (?:notebook|session) (?:tried to allocate more memory|used too much RAM|ran out of (?:RAM|memory))",
     ),
@@ -309,6 +311,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"is killed by signal: Killed|\bsignal: killed\b|\bsignal:? 9 ?\(SIGKILL\)"
         r"|exitcode\s*[:=] -9\b|Signal 9 \(SIGKILL\)|exit code: -9\b"
         r"|return code = -9\b|died with <Signals\.SIGKILL: 9>|returned non-zero exit status 137\b"
+        r"|\bwas sent SIGKILL\b|\bSIGKILL\(-9\)"
         r"|\bsignal: 9, SIGKILL|terminated with signal SIGKILL"
         r"|\b(?:exited|terminated|killed) (?:on|by) signal:? 9\b|\bKilled \(signal 9\)|KILLED BY SIGNAL: 9\b",
     ),

@@ -13,7 +13,7 @@ _MEMORY_RAN_OUT = (
     r"\bRESOURCE_EXHAUSTED\b.{0,100}(?:memory|alloc)",
     r"\b(?:cuda|gpu|hip|npu|tpu|device|host|ram) oom\b",
     r"\boom (?:error|exception|occurred|happened|killed)\b",
-    r"\b(?:not? enough|insufficient) (?:\w+ ){0,3}memory\b(?! (?:bandwidth|alignment|access))",
+    r"\b(?:not? enough|insufficient) (?:\w+ ){0,3}memory\b(?! (?:bandwidth|alignment|access|banks?))",
     r"\bmemory (?:is |was )?exhausted\b",
     r"\bexhausted (?:\w+ )?memory\b",
     r"\b(?:cannot|can't|can not|could not|unable to|failed to|failure to) (?:\w+ ){0,2}allocate\b"
@@ -57,13 +57,19 @@ _ONLY_MENTIONED = (
     r"\b(?:fix(?:e[sd])?|solve[sd]?|address(?:e[sd])?|closes?) (?:\S+ ){0,3}(?:OOM|out[ -]of[ -])",
 )
 
+_GPU = r"gpu(?!-(?:\d|\w*(?:node|worker|pod|pool|host)))"
+"""Not in the name of a node or a pod."""
 _OF_A_DEVICE = re.compile(
-    r"gpu|cuda|c10::|显存|device|vram|hbm|accelerator|npu|tpu|^\W{0,4}OutOfMemoryError\s+Traceback", re.IGNORECASE
+    rf"{_GPU}|cuda|c10::|显存|device|vram|hbm|accelerator|npu|tpu|^\W{{0,4}}OutOfMemoryError\s+Traceback",
+    re.IGNORECASE,
 )
 _OF_THE_HOST = re.compile(
-    r"\b(?:cpu|host|system|node|main)[ -](?:oom|out of memory|ram|memory|mem)\b|\bRAM\b|内存", re.IGNORECASE
+    r"\b(?:cpu|host|system|node|main)[ -](?:oom|out of memory|ram|memory|mem)\b|\bRAM\b|内存"
+    # a killer of the host's, whatever the container is called
+    r"|\b(?:container|pod|cgroup)\b.{0,60}\bkilled\b|\bkilled\b.{0,60}\b(?:container|pod|cgroup)\b",
+    re.IGNORECASE,
 )
-_OF_THE_GPU = re.compile(r"gpu|cuda|vram|显存", re.IGNORECASE)
+_OF_THE_GPU = re.compile(rf"{_GPU}|cuda|vram|显存", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"Tried to allocate (?:<|\{|\.\.\.|[XN]{1,3}\b)")
 _OTHER_LIMIT = re.compile(
     r"\bibv_\w+.{0,60}Cannot allocate memory|(?:\b(?:ERROR|FATAL):|errors\.OutOfMemory:) {1,2}out of shared memory"

@@ -13,10 +13,12 @@ from rljob_memory.diagnosis.growth import arrived_state
 from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
-from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import human_bytes
 
 _OF_THE_UPDATE = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
+_BY_ITS_STACK, _BY_ITS_STACK_ALONE = 0.8, 0.65
+"""With torch's own message, and without it: pinning the state's memory on the host fails with the driver's words."""
 _BY_ITS_SIZE, _OF_A_GUESS = 0.6, 0.4
 _FULL_OF_TENSORS = 0.9
 _SMALL_REQUEST = 0.1
@@ -32,8 +34,10 @@ def optimizer_state(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
         in_use = (
             f" beside {human_bytes(device.allocated_bytes)} in tensors" if device and device.allocated_bytes else ""
         )
+        of_torch = failure.kind is FailureKind.ALLOCATOR
+        confidence = _BY_ITS_STACK if of_torch else _BY_ITS_STACK_ALONE
         return Diagnosis(
-            FailureClass.OPTIMIZER_STATE, 0.8, f"The optimizer's step asked for{more}{in_use}, which did not fit"
+            FailureClass.OPTIMIZER_STATE, confidence, f"The optimizer's step asked for{more}{in_use}, which did not fit"
         )
     if not is_after_the_first_step(failure, evidence, ledger):
         return _by_its_size(ledger)

@@ -9,6 +9,7 @@ import pytest
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.log_reader import LogReader
+from rljob_memory.sizes import GIB, size_bytes
 
 
 def diagnoses_of(line: str) -> list[Diagnosis]:
@@ -93,3 +94,24 @@ def test_launchers_of_mpi_report_a_kill(line: str) -> None:
 def test_the_error_of_torchs_cpp_side_is_the_gpus() -> None:
     found = diagnoses_of("terminate called after throwing an instance of 'c10::OutOfMemoryError'")
     assert [each.failure_class for each in found] == [FailureClass.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: need 16G of memory but only have 3G free",
+        "Error: requested 1,024 MiB of GPU memory, only 512 MiB free",
+        "Error: requested 1.2.3 GB of GPU memory, only 512 MiB free",
+        "Error: need 12 G, have 1..5 G of memory",
+    ],
+)
+def test_sizes_in_any_form_cause_no_error(line: str) -> None:
+    assert all(0 < diagnosis.confidence <= 0.8 for diagnosis in diagnoses_of(line))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16G", 16 * GIB), ("1,024 MiB", GIB), ("1.2.3 GB", None), ("12 ZiB", None), ("9" * 15 + " GiB", None)],
+)
+def test_a_size_of_another_form_has_no_bytes(text: str, size: int | None) -> None:
+    assert size_bytes(text) == size

@@ -37,6 +37,14 @@ SHORTAGES = {
     "jemalloc": (FailureClass.HOST_MEMORY, "<jemalloc>: Error in malloc(): out of memory"),
     "Vertex AI": (FailureClass.HOST_MEMORY, "Replicas low on memory: workerpool0. To find out more, check the logs"),
     "a mail of Slurm": (FailureClass.HOST_MEMORY, "Slurm Job_id=411 Name=grpo Ended, OUT_OF_MEMORY"),
+    "gunicorn": (FailureClass.HOST_MEMORY, "[error] Worker (pid:4121) was sent SIGKILL! Perhaps out of memory?"),
+    "joblib": (FailureClass.HOST_MEMORY, "TerminatedWorkerError: The exit codes of the workers are {SIGKILL(-9)}"),
+    "Podman": (FailureClass.HOST_MEMORY, 'level=debug msg="container died" exit-code=137 oom-killed=true'),
+    "HTCondor": (FailureClass.HOST_MEMORY, "Job was held. Code 34: memory usage exceeded request_memory"),
+    "a container on a node for GPUs": (
+        FailureClass.HOST_MEMORY,
+        "error: gpu-worker: container 'main' was killed: memory limit exceeded (64Gi)",
+    ),
     "DeepSpeed's locked pages": (
         FailureClass.HOST_MEMORY,
         "mlock failed to allocate 17179869184 bytes with error no 12",
@@ -85,6 +93,7 @@ LOOKALIKES = {
     "DeepSpeed's choice of a device": "[2026-01-02 10:00:00,123] [INFO] [stage_1_and_2.py:445:__init__] Flattening "
     "param group 0 on CPU (insufficient memory)",
     "counts of a cgroup": "max 1231\noom 0\noom_kill 0\noom_group_kill 0",
+    "a memory of samples": "AssertionError: insufficient samples in memory bank (12 < 64)",
     "columns of a table": "model,oom,tokens/s\n7b,False,1200",
     "counts of none": "oom_events: 0\nnum_ooms: 0, num_alloc_retries: 0\nOOM count: 0",
     "a watcher": '{"level":"info","msg":"Starting to watch for OOM events"}',
@@ -129,3 +138,10 @@ def test_the_space_that_a_segment_requires_is_read() -> None:
 )
 def test_words_before_a_failure_are_not_taken_for_advice(words: str) -> None:
     assert diagnose(evidence_of(f"ERROR {words}").build()) != []
+
+
+@pytest.mark.parametrize(("message", "confidence"), [("CUDA out of memory.", 0.8), ("CUDA error: out of memory", 0.65)])
+def test_an_optimizers_state_is_likelier_with_torchs_own_message(message: str, confidence: float) -> None:
+    frame = FRAME.format("deepspeed/runtime/zero/stage3.py", "initialize_optimizer_states", "self._optimizer_step(i)")
+    best = diagnose(evidence_of(f"{frame}RuntimeError: {message}").build())[0]
+    assert (best.failure_class, best.confidence) == (FailureClass.OPTIMIZER_STATE, confidence)
