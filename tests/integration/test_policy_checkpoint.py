@@ -215,7 +215,7 @@ def added_memory(work: Callable[[], None]) -> int:
 
 
 def test_moments_in_8_bits_are_quantized_again_for_another_number_of_ranks(tmp_path: Path) -> None:
-    """From one rank to two and back: moments stay within half the distance between two codes at each load, 1.4 % or
+    """One rank, two ranks, one rank: moments stay within half the distance between two codes at each load, 1.4 % or
     less of a block's largest first moment; the weights are bit-identical."""
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", moments="int8")
     digests, moments = [], []

@@ -111,7 +111,7 @@ def test_weights_and_buffers_are_those_that_transformers_loads(
 def test_frozen_weights_are_read_again_as_they_were_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
 ) -> None:
-    """From files in the dtype of the model, or cast as in loading; trained weights do not change."""
+    """Frozen weights are read from files in the model's dtype, or cast as in loading; trained weights do not change."""
     model_dir = model_of(tmp_path / "model", "llama", files="8KB", dtype=stored, tie_word_embeddings=True, **UNEVEN)
     monkeypatch.setattr(weight_loading, "PIECE_ELEMENTS", 700)
     model = read_policy_model(model_dir, temperature=1.0, chunk_tokens=64, dtype=torch.bfloat16)

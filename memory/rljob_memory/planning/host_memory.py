@@ -105,7 +105,7 @@ class Copies:
     snapshot: bool = True
     """Of several ranks, to undo an update (`rljob_memory.plan.keeps_snapshots`)."""
     checkpoint: bool | None = None
-    """From which a checkpoint is written beside the next steps. None: unless the state is in host memory already."""
+    """For writing a checkpoint while the next steps run. None: a copy is made unless the state is in host memory."""
     frozen: bool = True
     """With `policyOffload`, of weights that are not trained (`rljob_memory.plan.copies_frozen_weights`)."""
 
