@@ -50,9 +50,11 @@ def test_a_pod_that_claims_a_foreign_owner_gets_the_only_event(
     operator: OperatorProcess, api: ApiClient, namespace: str
 ) -> None:
     claimed = {"apiVersion": "batch/v1", "kind": "Job", "name": "../../secrets", "uid": "u", "controller": True}
-    pod = bare_pod(api, namespace, "claims", ownerReferences=[claimed])
+    # The garbage collector may delete a pod whose owner does not exist at any time; the finalizer prevents that.
+    pod = bare_pod(api, namespace, "claims", ownerReferences=[claimed], finalizers=["rljob.dev/test"])
     run_out_of_memory(api, pod)
     eventually(lambda: notes(api, namespace, "Pod", "claims"), "the Event of the pod", context=operator.end_of_log)
+    api.merge("pods", "claims", {"metadata": {"finalizers": None}}, namespace)
     assert not [event for event in api.list("events", namespace) if event["involvedObject"]["kind"] == "Job"]
 
 
