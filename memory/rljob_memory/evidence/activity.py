@@ -57,7 +57,14 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|zero/stage\w+\.py in (?:__init__|step|_optimizer_step|unscale\w+)$|distrib_optimizer\.py|clip_grad"
         r"|(?:optim|adam|adafactor|muon|lion|shampoo|galore)\w*(?:/\w+)?\.py in "
         r"(?:step\w*|update|__init__|_?init\w*_state\w*)$"
-        r"|" + _in(r"(?:_?re)?(?:on)?_?load_\w*optim\w*", r"\w*optim\w*_to_\w+", r"_configure_(?:\w+_)?optimizer"),
+        r"|\boptim\.step\("
+        r"|"
+        + _in(
+            r"_?init_optim\w*",
+            r"(?:_?re)?(?:on)?_?load_\w*optim\w*",
+            r"\w*optim\w*_to_\w+",
+            r"_configure_(?:\w+_)?optimizer",
+        ),
     ),
     (
         Activity.CHECKPOINT,
@@ -139,7 +146,7 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|vocab_parallel|compute_logits|logits_processor|get_logits|loss/loss_utils\.py|from_parallel_logits"
         r"|float16_to_fp32",
     ),
-    (Activity.COLLECTING, r"in nested_\w+$|torch_pad_and_concatenate|trainer_pt_utils\.py"),
+    (Activity.COLLECTING, r"\bnested_(?:concat|gather)\w*(?:\(|$)|torch_pad_and_concatenate|trainer_pt_utils\.py"),
     (
         Activity.BACKWARD,
         r"\.backward\(|in backward\b|run_backward|utils/checkpoint\.py in (?:unpack_hook|recompute_fn)|"
@@ -168,7 +175,11 @@ _PROSE = tuple(
         ),
         (Activity.GATHERING, r"\bstate_dict\(?\)? (?:call|entry)\b"),
         (Activity.KV_CACHE, r"\b(?:allocat|creat|initiali[sz])\w{0,4} (?:\w{1,20} ){0,3}kv[ _-]?cache"),
-        (Activity.MODEL_LOAD, r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"),
+        (
+            Activity.MODEL_LOAD,
+            r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"
+            r"|\bmodel (?:\w{1,20} ){0,2}alloc\w* failed",
+        ),
         (Activity.OPTIMIZER, r"\boptimi[sz]er(?:'s)? (?:states?|steps?)\b|\boptimizer\.step\b"),
         (Activity.BACKWARD, r"\bbackward(?: pass| step|\(\)|\b)"),
         (
@@ -192,7 +203,14 @@ _REPORTS = tuple(
     (activity, re.compile(words, re.IGNORECASE))
     for activity, words in (
         (Activity.PINNING, r"\btransport/shm\.cc:\d+ -> \d"),
-        (Activity.FORWARD, r"failed to allocate compute|failed to (?:create|initialize) (?:the )?context"),
+        (
+            Activity.FORWARD,
+            r"failed to allocate compute|failed to (?:create|initialize) (?:the )?context"
+            # XLA's list of the largest parts of a program; a framework's name of the pass; Ascend's of an operator
+            r"|\bAllocation type: HLO temp\b|\b(?:error|fail\w*) (?:during|in) (?:the )?forward (?:propagation|pass)\b"
+            r"|\bexecute op failed\b",
+        ),
+        (Activity.BACKWARD, r"\b(?:error|fail\w*) (?:during|in) (?:the )?backward (?:propagation|pass)\b"),
         (Activity.KV_CACHE, r"(?:fail|unable|not be created).{0,60}\bkv[ _-]?cache"),
         (
             Activity.MODEL_LOAD,
@@ -253,7 +271,7 @@ def activity_of_text(text: str) -> Activity | None:
 
 def activity_of_report(text: str) -> Activity | None:
     """The activity in a report that something could not be made, which follows an error without a stack."""
-    if not any(word in text for word in ("ail", "rror", "nable", "not be", "/shm.cc")):
+    if not any(word in text for word in ("ail", "rror", "nable", "not be", "/shm.cc", "HLO temp")):
         return None
     return next((activity for activity, pattern in _REPORTS if pattern.search(text)), None)
 

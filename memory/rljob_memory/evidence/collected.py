@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
 from rljob_memory.evidence.named_figures import Measure
 from rljob_memory.evidence.signatures import is_exit_status
-from rljob_memory.programs import PROGRAMS
+from rljob_memory.programs import PROGRAMS, Effect
 from rljob_memory.sample import MemorySample
 
 _MOST_FAILURES_KEPT = 512
@@ -26,6 +27,10 @@ _MOST_LIVES = 4
 """Processes of the same name, one after the other, whose samples are kept."""
 _MOST_PROCESSES = 256
 _TENSORS = Measure.TENSORS, False
+_SHARES = sorted(
+    {option.leaf for program in PROGRAMS.values() for option in program.options if option.effect is Effect.SHARE}
+)
+_NUMBER = re.compile(r"[01]?\.?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,17 @@ class CollectedEvidence:
     def shows_a_trainer(self) -> bool:
         """True if another trainer wrote the log: its model and its engine are processes of one job."""
         return any(not PROGRAMS[key].engine for key in self.programs)
+
+    @property
+    def engine_share(self) -> float | None:
+        """The engine's configured share of the GPU, if the log has one."""
+        values = (self.option_values.get(leaf) for leaf in _SHARES)
+        return next((float(value) for value in values if value and _NUMBER.fullmatch(value)), None)
+
+    @property
+    def shows_an_engines_start(self) -> bool:
+        """True if the log has the size of a KV cache and nothing of a trainer: the engine did not wake, it started."""
+        return self.engine.kv_cache_bytes is not None and not self.engine.asleep and not self.shows_a_trainer
 
 
 @dataclass(slots=True)

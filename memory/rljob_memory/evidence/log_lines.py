@@ -120,6 +120,10 @@ _TELLING = (
     b"Assertion",
     b"peicher",
     b"xecutable batch",
+    b"HLO temp",
+    b" forward ",
+    b" backward ",
+    b"op failed",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _FOREIGN_TELLING = tuple(
@@ -205,7 +209,7 @@ class LogLine:
     """Number of the line in its file."""
 
     is_engines_error: bool = False
-    """It has the head of an error in vLLM's log."""
+    """It has the head of an error in vLLM's log, and not of one of its diffusion models, which have no KV cache."""
 
     is_routine: bool = False
     """Its program has logged it as information."""
@@ -304,7 +308,7 @@ def parse_line(raw: bytes, number: int = 0) -> LogLine:
         writer.extend(
             found for found in (match["pod"], match["name"], match["pid"], match["ip"], match["rank"]) if found
         )
-        is_engines_error |= match["level"] == "ERROR"
+        is_engines_error |= match["level"] == "ERROR" and "diffusion" not in match[0]
         text = text[match.end() :]
     return LogLine(text, " ".join(writer), clock, rank, number, is_engines_error, _is_routine(head))
 

@@ -25,7 +25,7 @@ from rljob_memory.evidence.frames import call_of, code_of, frames_of
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
 from rljob_memory.evidence.mentions import reported_growth, reported_shortage
 from rljob_memory.evidence.program_facts import note_programs
-from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
+from rljob_memory.evidence.signatures import COMPILED, CORRUPT_SIZE, match_signature
 from rljob_memory.evidence.unfamiliar import is_advice, is_no_shortage, is_unfamiliar_failure
 
 _MOST_WRITERS = 256
@@ -33,8 +33,10 @@ _LONGEST_TRACEBACK = 120
 _LONGEST_TEXT = 1_000
 _RETRY_LINES = 6
 """A program reports so soon after a failed request that it tries again with less."""
-_REPORT_LINES = 4
+_REPORT_LINES = 8
 """A program reports so soon after a failed request what it needed the memory for."""
+_COMPILERS_REPORT_LINES = 60
+"""XLA lists the parts of the program below its sums."""
 _HEAD_LINES = 2
 """A message's first words and its numbers are so near, if a line end has torn them apart."""
 _HEADS = frozenset({FailureKind.DRIVER, FailureKind.UNFAMILIAR})
@@ -48,6 +50,8 @@ _RETRY = re.compile(
     r"(?:batch|sample|step|example|micro-?batch))\b",
     re.IGNORECASE,
 )
+_ARROW = re.compile(r"^-+> ?\d+ ")
+"""IPython's mark of the line that failed, among the lines around it."""
 _RAISE = re.compile(r"^raise \w")
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
 _ENGINE_WRITER = re.compile(
@@ -201,6 +205,10 @@ class LogReader:
             writer.expects_code, writer.traceback_line, writer.traceback_is_cut = True, number, True
             # A program that logs JSON, or one line an error, has the message in the line of the frames.
             return "emory" not in text
+        if writer.traceback and _ARROW.match(text):
+            writer.traceback.append(text.strip()[:200])
+            writer.expects_code, writer.traceback_line = False, number
+            return True
         if call := call_of(text):
             writer.traceback.append(call)
             writer.calls.append(call)
@@ -241,7 +249,10 @@ class LogReader:
     def _explain_by_report(self, writer: _Writer, line: LogLine) -> None:
         """Give the failure just above an activity, if the line reports what could not be made for lack of memory."""
         failures, place = self._builder.failures, writer.unexplained
-        if place is None or place >= len(failures) or line.number > writer.unexplained_line + _REPORT_LINES:
+        if place is None or place >= len(failures):
+            return
+        lines = _COMPILERS_REPORT_LINES if COMPILED.search(failures[place].text) else _REPORT_LINES
+        if line.number > writer.unexplained_line + lines:
             return
         if activity := activity_of_report(line.text):
             failures[place] = replace(failures[place], activity=activity)

@@ -305,7 +305,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     # The least specific ones come last.
     _signature(FailureKind.HOST, r"(?<!except )(?<!raise )\bMemoryError(?=:|\s*$)(?!.{0,200}(?:CUDA|cuda|GPU))"),
-    _signature(FailureKind.LOST, r"killed by SIGKILL by OOM killer due to high memory usage"),
+    _signature(
+        FailureKind.LOST,
+        r"killed by SIGKILL by OOM killer due to high memory usage|may have exceeded K8s pod memory limits",
+    ),
     _signature(
         FailureKind.KILLED,
         r"is killed by signal: Killed|\bsignal: killed\b|\bsignal:? 9 ?\(SIGKILL\)"
@@ -366,5 +369,7 @@ def _group_bytes(name: str, value: str) -> int | None:
         return None
 
 
+COMPILED = re.compile(r"\bExceeded hbm capacity by\b")
+"""XLA's report of a program that it compiled: all of its memory is known, and none is another program's."""
 CORRUPT_SIZE = "Tried to allocate more than 1EB memory"
 """Part of a broken message after a timeout: worded like a full GPU, with a size that was never requested."""

@@ -19,6 +19,7 @@ _MEMORY_RAN_OUT = (
     r"\b(?:cannot|can't|can not|could not|unable to|failed to|failure to) (?:\w+ ){0,2}allocate\b"
     r".{0,80}(?:memory|bytes|[KMGT]i?B\b)",
     r"\bmemory allocation (?:.{0,60}fail|failure\b)",
+    r"\bfailed to allocate again\b",
     r"\b(?:malloc|calloc|alloc)\(?\w*\)? failed\b",
     r"\blow on (?:\w+: )?memory\b",
     r"\bmemory limit (?:was |is |has been )?exceeded",

@@ -14,6 +14,7 @@ from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure
+from rljob_memory.evidence.signatures import COMPILED
 from rljob_memory.sizes import human_bytes
 
 _BY_ACTIVITY = {
@@ -33,6 +34,9 @@ _AS_LARGE_AS_LOGITS = 0.7
 _HUGE_SHARE = 0.25
 _HUGE = 0.6
 _EMPTY_SHARE = 0.005
+_MUCH_FREE = 0.25
+"""Share of the GPU that was free: then a small request failed for another reason than its size."""
+_BY_THE_COMPILER = 0.7
 _NEARLY_FULL = 0.75
 
 
@@ -46,7 +50,10 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledg
     if device is None:
         if failure.activity not in _BY_ACTIVITY:
             return None
-        return _diagnosis(failure, _BY_ACTIVITY[failure.activity] / 2, "the GPU was full")
+        confidence = _BY_THE_COMPILER if COMPILED.search(failure.text) else _BY_ACTIVITY[failure.activity] / 2
+        return _diagnosis(failure, confidence, "the GPU was full")
+    if device.had_room and (device.free_bytes or 0) >= _MUCH_FREE * (device.total_bytes or 0):
+        return None
     confidence = _BY_ACTIVITY.get(failure.activity, 0.0) if failure.activity else 0.0
     if failure.phase == "update":
         confidence = max(confidence, 0.55)

@@ -24,6 +24,9 @@ _BY_TEXT = {
 }
 """Confidence from the message alone. cuBLAS also fails to allocate if indices are out of range, or versions clash."""
 _LARGE_CACHE_BYTES = GIB
+LARGE_SHARE = 0.75
+"""Share of the GPU with which an engine leaves a trainer too little, whatever torch's cache holds."""
+_BESIDE_A_LARGE_SHARE = 0.45
 
 
 def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
@@ -36,8 +39,10 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
         by_text = 0.45
     elif kind in _BY_TEXT:
         by_text = _BY_TEXT[kind]
-        if failure.activity is Activity.KV_CACHE:
+        if failure.activity is Activity.KV_CACHE or evidence.shows_an_engines_start:
             by_text = 0.4  # It was allocating its memory, not mapping it again.
+        elif kind is FailureKind.ENGINE_WAKE and (evidence.engine_share or 0.0) >= LARGE_SHARE:
+            by_text = _BESIDE_A_LARGE_SHARE
         if "NOT_INITIALIZED" in failure.text:
             by_text = 0.3
     else:

@@ -16,10 +16,15 @@ from rljob_memory.diagnosis.growth import cache_growth
 from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.sizes import MIB, human_bytes
+from rljob_memory.sizes import MIB, human_bytes, size_bytes
 
 _NAMED = re.compile(r"[Dd]ue to fragmentation|largest (?:contiguous|free|available) (?:region|block|chunk)")
 """XLA's words."""
+_RESERVABLE = re.compile(
+    r"reserve (?P<wanted>[\d.]{1,9}[KMGT]) .{0,80}There are (?P<free>[\d.]{1,9}[KMGT]) free, .{0,40}? "
+    r"(?P<piece>[\d.]{1,9}[KMGT]) reservable"
+)
+"""XLA's words on a TPU, with the free memory and its largest piece."""
 _LARGE_SHARE = 0.1
 """Share of reserved memory. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that
 expandable segments cured had 11–45 %."""
@@ -48,6 +53,12 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
     if failure.kind is FailureKind.DRIVER and _NAMED.search(failure.text):
         return Diagnosis(
             FailureClass.FRAGMENTATION, 0.7, "The allocator reports that no piece of its free memory is large enough"
+        )
+    if (found := _RESERVABLE.search(failure.text)) and _is_in_pieces(found):
+        return Diagnosis(
+            FailureClass.FRAGMENTATION,
+            0.7,
+            f"{found['wanted']} did not fit although {found['free']} were free, of which {found['piece']} in one piece",
         )
     if device is None or not device.cached_bytes or not device.reserved_bytes:
         return _by_its_growth(failure, evidence)
@@ -88,6 +99,11 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
         f"torch asked for {human_bytes(requested)} while {human_bytes(cached)} of its reserved memory ({share:.0%}) "
         f"was unused, in pieces too small for the request{pieces}{grown}",
     )
+
+
+def _is_in_pieces(found: re.Match[str]) -> bool:
+    wanted, free, piece = (size_bytes(found[name]) or 0 for name in ("wanted", "free", "piece"))
+    return piece < wanted <= free
 
 
 def _by_its_growth(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:

@@ -92,12 +92,10 @@ def _lower(title: str) -> str:
 
 def _collected(failure: Failure) -> Diagnosis | None:
     """Results of an evaluation that are kept on the GPU until its end: the stack shows it, in one step."""
-    if failure.activity is not Activity.COLLECTING or failure.device is None:
+    if failure.activity is not Activity.COLLECTING:
         return None
-    more = human_bytes(failure.device.requested_bytes)
-    return Diagnosis(
-        FailureClass.RETAINED_GRAPH, 0.55, f"Results of all batches are collected on the GPU; {more} more did not fit"
-    )
+    more = f"; {human_bytes(failure.requested_bytes)} more did not fit" if failure.requested_bytes else ""
+    return Diagnosis(FailureClass.RETAINED_GRAPH, 0.55, f"Results of all batches are collected on the GPU{more}")
 
 
 def _reported(evidence: CollectedEvidence) -> Diagnosis | None:
