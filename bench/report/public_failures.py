@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.report.markdown import Result, Row, read, source, table
 
-_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
 def block(result: Result) -> str:

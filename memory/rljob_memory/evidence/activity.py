@@ -214,7 +214,8 @@ _REPORTS = tuple(
         (Activity.KV_CACHE, r"(?:fail|unable|not be created).{0,60}\bkv[ _-]?cache"),
         (
             Activity.MODEL_LOAD,
-            r"alloc_tensor_range|(?:error|fail\w*|unable).{0,20} load(?:ing)? (?:the )?model\b|\bmodel failed to load",
+            r"alloc_tensor_range|\bShardCannotStart\b"
+            r"|(?:error|fail\w*|unable).{0,20} load(?:ing)? (?:the )?model\b|\bmodel failed to load",
         ),
     )
 )
@@ -271,7 +272,7 @@ def activity_of_text(text: str) -> Activity | None:
 
 def activity_of_report(text: str) -> Activity | None:
     """The activity in a report that something could not be made, which follows an error without a stack."""
-    if not any(word in text for word in ("ail", "rror", "nable", "not be", "/shm.cc", "HLO temp")):
+    if not any(word in text for word in ("Cannot", "ail", "rror", "nable", "not be", "/shm.cc", "HLO temp")):
         return None
     return next((activity for activity, pattern in _REPORTS if pattern.search(text)), None)
 

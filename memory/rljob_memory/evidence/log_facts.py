@@ -20,7 +20,8 @@ _GB = r"(\d{1,9}(?:\.\d{1,6})?)"
 _SLEPT = re.compile(rf"Sleep mode freed (-?[\d.]{{1,9}}) GiB memory, {_GB} GiB memory is still in use")
 _BACKED_UP = re.compile(rf"sleep freed {_GB} GiB memory in total, of which {_GB} GiB is backed up in CPU")
 _ENGINE_WEIGHTS = re.compile(
-    rf"Model loading took {_GB} Gi?B|model weights take {_GB} ?GiB|Load weight end\..{{0,200}}mem usage={_GB} GB"
+    rf"(?:Model loading|Loading model weights) took {_GB} Gi?B|model weights take {_GB} ?GiB"
+    rf"|Load weight end\..{{0,200}}mem usage={_GB} GB"
 )
 _ENGINE_GRAPHS = re.compile(
     rf"Graph capturing finished in .{{1,20}} took {_GB} GiB|Capture cuda graph end\..{{0,80}}mem usage={_GB} GB"

@@ -124,6 +124,8 @@ _TELLING = (
     b" forward ",
     b" backward ",
     b"op failed",
+    b"KvCache",
+    b"CannotStart",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _FOREIGN_TELLING = tuple(

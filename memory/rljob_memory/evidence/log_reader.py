@@ -33,7 +33,7 @@ _LONGEST_TRACEBACK = 120
 _LONGEST_TEXT = 1_000
 _RETRY_LINES = 6
 """A program reports so soon after a failed request that it tries again with less."""
-_REPORT_LINES = 8
+_REPORT_LINES = 12
 """A program reports so soon after a failed request what it needed the memory for."""
 _COMPILERS_REPORT_LINES = 60
 """XLA lists the parts of the program below its sums."""

@@ -59,7 +59,9 @@ SIGNATURES: tuple[Signature, ...] = (
         rf"\((?P<available_gib>{_GIB}) GiB\)",
     ),
     _signature(
-        FailureKind.KV_CACHE_TOO_SMALL, r"is larger than the maximum number of tokens that can be stored in KV cache"
+        FailureKind.KV_CACHE_TOO_SMALL,
+        r"is larger than the maximum number of tokens that can be stored in KV cache"
+        r"|maxTokensInPagedKvCache must be large enough",  # TensorRT-LLM
     ),
     # The room for the cache is what the share leaves after the weights: less than nothing, in vLLM and in SGLang.
     _signature(FailureKind.KV_CACHE_TOO_SMALL, r"Available KV cache memory: -\d|larger than the profiled value -\d"),

@@ -27,6 +27,8 @@ _LARGE_CACHE_BYTES = GIB
 LARGE_SHARE = 0.75
 """Share of the GPU with which an engine leaves a trainer too little, whatever torch's cache holds."""
 _BESIDE_A_LARGE_SHARE = 0.45
+_ALONE = 0.25
+"""The log names nothing that could hold a cache: the GPU may be full of anything."""
 
 
 def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
@@ -45,6 +47,8 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
             by_text = _BESIDE_A_LARGE_SHARE
         if "NOT_INITIALIZED" in failure.text:
             by_text = 0.3
+        if not _shows_a_holder(failure, evidence):
+            by_text = _ALONE
     else:
         return None
     cache = ledger.policy_cache_bytes
@@ -64,6 +68,14 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
         f"{_capitalized(kind)} while the policy's torch held {human_bytes(cache)} of unused cache",
         {"policy_cache_bytes": cache},
     )
+
+
+def _shows_a_holder(failure: Failure, evidence: CollectedEvidence) -> bool:
+    """True if the log shows a process with a cache: an engine that woke, a torch program in whose error NCCL failed."""
+    if evidence.programs or evidence.engine.seen or evidence.series or evidence.siblings:
+        return True
+    is_in_torchs_error = failure.kind is FailureKind.NCCL and "NCCL WARN" not in failure.text
+    return failure.kind is FailureKind.ENGINE_WAKE or is_in_torchs_error
 
 
 def _contexts_bytes(failure: Failure) -> int:

@@ -49,6 +49,10 @@ ACCEPTED_MISSES = {
         "81-nim-embedding-mig-3g.txt",
     },
     "ninth": set(),
+    "tenth": {
+        # An engine that its weights and a cache of 4 % fill on a GPU that shares the host's memory.
+        "36-moe-on-apu.txt",
+    },
 }
 
 
