@@ -7,6 +7,7 @@ from itertools import repeat
 
 import pytest
 
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
@@ -21,6 +22,7 @@ from tests.unit.memory.recovery.failures import (
     IN_THE_TRAINER,
     ON_A_CPU,
     ON_ONE_MACHINE,
+    answer,
     answers_to,
     change_after,
     constraints,
@@ -222,6 +224,26 @@ def test_host_memory_grows_by_half_up_to_its_bound() -> None:
     assert {remedy.change.level for remedy in remedies} == {"ReplacePods"}
     assert end is not None
     assert "recovery.maxHostMemory is 8.00 GiB: write 12Gi" in explanation_of(end)
+
+
+def test_host_memory_grows_from_the_larger_limit() -> None:
+    """The plan's limit applies to all workers, and never lowers that of a pod."""
+    plan = FIRST_PLAN.model_copy(update={"host_memory_bytes": 6 * GIB})
+    given = constraints(host_memory_limit_bytes=32 * GIB, recovery={"maxHostMemory": "64Gi"})
+    killed = failure(diagnosis("HostMemory"), role="rollout", phase="rollout")
+    changed = change_after(killed, plan, given)
+    assert changed.plan.host_memory_bytes == 48 * GIB
+    assert changed.change.remedy.expected_bytes == 16 * GIB
+
+
+@pytest.mark.parametrize("profile", [FACTS, ON_A_CPU], ids=["GPU", "CPU"])
+def test_a_trainer_in_a_pod_leaves_host_memory_to_the_operator(profile: MemoryProfile) -> None:
+    """It does not know the pod's limit apart from the machine's memory."""
+    killed = failure(diagnosis("HostMemory"), diagnosis("ActivationSpike", 0.3))
+    given = constraints(IN_THE_TRAINER, profile=profile, recovery={"maxHostMemory": "512Gi"})
+    end = answer(killed, FIRST_PLAN, given)
+    assert isinstance(end, GiveUp)
+    assert "hostMemory would help, but this process cannot make that change" in end.explanation
 
 
 def test_host_memory_is_freed_first_by_changes_without_cost() -> None:
