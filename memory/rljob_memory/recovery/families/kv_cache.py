@@ -1,4 +1,4 @@
-"""The engine's KV cache. Acts on KVCacheOversized, and on every failure beside an awake engine.
+"""The engine's KV cache. Acts on KVCacheOversized, and on every failure beside a KV cache that is awake.
 
 A smaller cache costs throughput of the rollout phase once it holds fewer sequences than the step has.
 """
@@ -55,7 +55,7 @@ def _larger(case: Case, needed: int) -> Change | None:
 def _in_the_way(case: Case) -> bool:
     if not case.on_gpu:
         return case.role != "controller" and case.profile is not None  # another trainer's engine is on GPUs
-    return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.engine_is_awake)
+    return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.kv_cache_is_awake)
 
 
 KV_CACHE = Family("kv_cache_bytes", _ACTS_ON, "RespawnRole", "rollout", _next_change)

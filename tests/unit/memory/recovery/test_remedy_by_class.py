@@ -142,8 +142,19 @@ def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     remedies, _ = answers_to([spike] * 3, plan, constraints(IN_THE_TRAINER))
     buckets = [remedy.plan.sync_bucket_bytes for remedy in remedies]
     assert buckets[:2] == [3 * FACTS.largest_parameter_bytes // 2, FACTS.largest_parameter_bytes]
-    assert remedies[2].change.remedy.setting == "kvCache"
+    assert remedies[2].change.remedy.setting == "optimizerOffload", "a sleeping engine has no KV cache in a sync"
     assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
+
+
+@pytest.mark.parametrize("failure_class", ["WeightSyncSpike", "AllocatorCache", "Unknown"])
+def test_a_kv_cache_that_is_away_while_weights_are_sent_stays(failure_class: str) -> None:
+    spike = failure(diagnosis(failure_class), phase="sync")
+    remedies, _ = answers_to(repeat(spike, 9), FIRST_PLAN, constraints())
+    assert "kvCache" not in settings_in_order(remedies)
+    awake, _ = answers_to(repeat(spike, 9), ALL_OFF, constraints(memory={"rolloutSleep": "Disabled"}))
+    assert "kvCache" in settings_in_order(awake)
+    of_engine, _ = answers_to(repeat(spike.model_copy(update={"role": "rollout"}), 9), FIRST_PLAN, constraints())
+    assert "kvCache" in settings_in_order(of_engine), "it may have come back already"
 
 
 def test_the_export_buffer_is_reserved_until_it_prevents_an_update() -> None:
