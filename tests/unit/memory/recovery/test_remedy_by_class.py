@@ -125,6 +125,24 @@ def test_the_kv_cache_shrinks_by_the_missing_memory() -> None:
     assert 0 <= after(40 * GIB) - FACTS.smallest_kv_cache_bytes < MIB, "one sequence, in whole MiB"
 
 
+@pytest.mark.parametrize(
+    ("numbers", "least", "most"),
+    [
+        ({"wanted_bytes": 72 * GIB, "free_bytes": 45 * GIB}, 0.57, 45 / 72),
+        ({"wanted_bytes": 72 * GIB, "free_bytes": 71 * GIB}, 0.75, 0.75),
+        ({"requested_bytes": 30 * GIB, "free_bytes": 18 * GIB}, 0.75, 0.75),
+        ({}, 0.75, 0.75),
+    ],
+)
+def test_another_trainers_engine_keeps_the_part_that_fits(numbers: dict[str, int], least: float, most: float) -> None:
+    """The plan's size only counts relative to its first one, so the missing bytes are no part of it."""
+    other = constraints(profile=None, supported_settings=frozenset({"kvCache"}))
+    plan = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 16 * GIB, "rollout_sleep": "Disabled"})
+    refused = failure(diagnosis("KVCacheOversized", **numbers), phase=None)
+    after = change_after(refused, plan, other).plan.kv_cache_bytes
+    assert least <= after / (16 * GIB) <= most
+
+
 def test_a_kv_cache_that_is_too_small_grows_once() -> None:
     needed = [
         diagnosis("KVCacheOversized", needed_bytes=number * GIB, available_bytes=2 * GIB) for number in (8, 16, 32)
