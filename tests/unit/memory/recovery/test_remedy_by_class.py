@@ -112,6 +112,14 @@ def test_an_unused_token_budget_shrinks_from_the_tokens_of_a_step() -> None:
     remedy = change_after(logits, huge, few)
     assert remedy.plan.logprob_chunk_tokens == 1_024
     assert remedy.change.remedy.expected_bytes == 3_072 * FACTS.logits_bytes_per_token
+    pinned: dict[str, object] = {"microBatchTokens": 1 << 20, "logprobChunkTokens": 1 << 20}
+    remedy = change_after(in_an_mlp, huge, constraints(profile=few.profile, memory=pinned))
+    assert remedy.change.remedy.setting == "optimizerOffload", "it frees more"
+    pinned["optimizerOffload"] = "Disabled"
+    remedy = change_after(in_an_mlp, huge, constraints(profile=few.profile, memory=pinned))
+    assert remedy.change.remedy.setting == "activationCheckpointing"
+    a_token = FACTS.activation_bytes_per_token - FACTS.checkpointed_activation_bytes_per_token
+    assert remedy.change.remedy.expected_bytes == 4_096 * a_token
 
 
 def test_the_kv_cache_shrinks_by_the_missing_memory() -> None:
