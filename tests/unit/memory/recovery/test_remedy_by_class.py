@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
+from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_memory.recovery import GiveUp, Restart, messages
@@ -131,6 +132,20 @@ def test_the_kv_cache_shrinks_by_the_missing_memory() -> None:
     assert after(2 * GIB) == 30 * GIB
     assert after(25 * GIB) == 15 * GIB
     assert 0 <= after(40 * GIB) - FACTS.smallest_kv_cache_bytes < MIB, "one sequence, in whole MiB"
+
+
+def test_another_trainer_gets_the_settings_of_its_adapter() -> None:
+    """It reports no phase of its own, and the size of its state is unknown."""
+    other = constraints(profile=None, supported_settings=ADAPTER_SETTINGS["Verl"], recovery={"maxAdjustments": 50})
+    plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": GIB, "rollout_sleep": "Disabled"})
+    for phase in (None, "update"):
+        spike = failure(diagnosis("WeightSyncSpike"), phase=phase)
+        remedies, _ = answers_to(repeat(spike, 30), plan, other, committed_each_time=1)
+        assert [remedy.plan.sync_bucket_bytes // MIB for remedy in remedies][:4] == [512, 256, 128, 128]
+        assert "optimizerOffload" in settings_in_order(remedies)
+    state = failure(diagnosis("OptimizerState"), phase="update")
+    remedies, _ = answers_to(repeat(state, 30), plan, other, committed_each_time=1)
+    assert not {"optimizerOffload", "syncBucketSize"} & set(settings_in_order(remedies)), "an update has the state"
 
 
 @pytest.mark.parametrize(
