@@ -20,6 +20,7 @@ from rljob_memory.estimate import (
     engine_weight_bytes,
     kv_bytes,
     logits_bytes_per_token,
+    logprob_bytes_per_token,
     optimizer_bytes,
     policy_offload_seconds,
     policy_state_bytes,
@@ -68,7 +69,7 @@ tokens instead of 384, an update took 0.54 s longer than 1.17 s (bench/results/m
 _LOGPROB_CHUNK_ROOM_SHARE = 16
 """Above the lower bound, the logits take at most this fraction of the room for activations: 1/16."""
 _LOGITS_OF_A_CHUNK = 3
-"""The chunk's logits, their softmax and their gradient."""
+"""The chunk's logits, their softmax and their gradient, in compiled functions; others hold more at once."""
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _SMALLEST_KV_CACHE_BYTES = 64 * MIB
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
@@ -88,11 +89,11 @@ def first_plan(
     engine_sleeps = rollout_sleep != "Disabled"
     offload = _offload(hardware, model, workload, engine_sleeps, fused, pinned)
     kv_cache_bytes = pinned.get("kv_cache_bytes", _auto_kv_cache_bytes(hardware, model, workload, offload))
-    room = _activation_room_bytes(hardware, model, workload, engine_sleeps, offload, kv_cache_bytes)
+    room = _activation_room_bytes(hardware, model, workload, engine_sleeps, fused, offload, kv_cache_bytes)
     whole_sequence = workload.max_sequence_tokens * activation_bytes_per_token(model, checkpointing=False, fused=fused)
     checkpointing = pinned.get("activation_checkpointing", room < whole_sequence)
     chunk_bytes = _logprob_chunk_bytes(hardware, room)
-    room -= _LOGITS_OF_A_CHUNK * (chunk_bytes - _LOGPROB_CHUNK_BYTES[0])
+    room -= _logprob_bytes(model, chunk_bytes - _LOGPROB_CHUNK_BYTES[0], fused)
     unpinned = {
         "empty_cache": shares_gpu,
         "expandable_segments": gpu,
@@ -226,7 +227,7 @@ def _step_seconds(
     """Time of the longest step, as far as it depends on `offload`; infinite if a sequence or the weight sync does not
     fit. A rough model, to compare two plans: decoding is bound by reading the weights, an update by arithmetic."""
     kv_cache_bytes = _auto_kv_cache_bytes(hardware, model, workload, offload)
-    room = _activation_room_bytes(hardware, model, workload, engine_sleeps, offload, kv_cache_bytes)
+    room = _activation_room_bytes(hardware, model, workload, engine_sleeps, fused, offload, kv_cache_bytes)
     per_token, checkpointed_per_token = (
         activation_bytes_per_token(model, checkpointing=checkpointing, fused=fused) for checkpointing in (False, True)
     )
@@ -289,6 +290,7 @@ def _activation_room_bytes(
     model: ModelShape,
     workload: Workload,
     engine_sleeps: bool,
+    fused: bool,
     offload: _Offload,
     kv_cache_bytes: int,
 ) -> int:
@@ -301,7 +303,7 @@ def _activation_room_bytes(
         engine = sleeping_engine_bytes(workload) if engine_sleeps else awake
     state = policy_state_bytes(model, workload, optimizer_offload=offload.optimizer)
     policy = state + policy_update_bytes(model, workload)
-    logits = _LOGITS_OF_A_CHUNK * _LOGPROB_CHUNK_BYTES[0]
+    logits = _logprob_bytes(model, _LOGPROB_CHUNK_BYTES[0], fused)
     return int(hardware.device_memory_bytes * _USABLE) - engine - policy - logits - POLICY_BESIDE_TORCH_BYTES
 
 
@@ -328,6 +330,12 @@ def _logprob_chunk_bytes(hardware: Hardware, room_bytes: int) -> int:
     if hardware.device == "cpu":
         return least
     return min(max(room_bytes // _LOGPROB_CHUNK_ROOM_SHARE, least), most)
+
+
+def _logprob_bytes(model: ModelShape, chunk_bytes: int, fused: bool) -> int:
+    """Peak memory of the log-probabilities of a chunk with `chunk_bytes` of logits."""
+    a_logit = logprob_bytes_per_token(model, fused=fused) / logits_bytes_per_token(model)
+    return int(max(a_logit, _LOGITS_OF_A_CHUNK) * chunk_bytes)
 
 
 def _auto_sync_bucket_bytes(model: ModelShape) -> int:

@@ -181,6 +181,26 @@ def test_verl_gets_the_other_settings_of_the_plan(tmp_path: Path) -> None:
 
 
 @verl
+@pytest.mark.parametrize("engine", ["veomni", "torchtitan", "megatron"])
+def test_verl_offloads_the_optimizer_of_the_engine_in_use(tmp_path: Path, engine: str) -> None:
+    option = f"actor_rollout_ref.actor.{engine}.optimizer_offload"
+    found = composed(tmp_path, f"model_engine={engine}", changes={"optimizerOffload": True}, wanted=[option])
+    assert found == {option: True}
+
+
+@verl
+def test_gpus_of_verl_that_share_a_sequence_have_smaller_budgets(tmp_path: Path) -> None:
+    overrides = [
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
+        "data.max_prompt_length=1024",
+        "data.max_response_length=31744",
+    ]
+    found = composed(tmp_path, *overrides, changes={"microBatchTokens": 0.5}, wanted=[TOKENS, LOGPROB_TOKENS])
+    assert found == {TOKENS: 8192, LOGPROB_TOKENS: 8192}
+
+
+@verl
 def test_another_hydra_program_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("size: 8\n")
     code = MAIN.format(path=str(tmp_path), wanted=["size"]).replace("ppo_trainer", "mine")

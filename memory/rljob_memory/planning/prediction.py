@@ -83,7 +83,7 @@ def copies_in_host_memory(spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, 
     """The copies that the policy's ranks keep on a machine.
 
     That for checkpoints comes last: without it, a checkpoint is written from where the state is, and the next optimizer
-    step waits.
+    step waits. Frozen weights are not copied either if that does not fit beside the processes and the exported model.
     """
     workload = workload_of(spec)
     copies = Copies(
@@ -91,8 +91,12 @@ def copies_in_host_memory(spec: RLJobSpec, model: ModelShape, plan: MemoryPlan, 
         checkpoint=True,
         frozen=copies_frozen_weights(hardware, model, workload, plan),
     )
-    needed = spec.policy.replicas * predict(spec, model, plan, hardware.device, copies).worker.peak_bytes
-    return replace(copies, checkpoint=needed <= hardware.host_memory_bytes * _USABLE)
+    for without in ({"checkpoint": False}, {"frozen": False}):
+        needed = spec.policy.replicas * predict(spec, model, plan, hardware.device, copies).worker.peak_bytes
+        if needed <= hardware.host_memory_bytes * _USABLE:
+            break
+        copies = replace(copies, **without)
+    return copies
 
 
 def predict_before_plan(spec: RLJobSpec, model: ModelShape, device: DeviceKind) -> Prediction:

@@ -34,8 +34,9 @@ class Constraints:
     """Another trainer, which reports no profile, works on a CPU: its models and activations are in host memory."""
     host_memory_limit_bytes: int | None = None
     """Host memory limit of the pod that failed; None if it has none, or is not known."""
-    host_memory_limit_is_predicted: bool = False
-    """That limit is RLJob's own prediction: it may be doubled even if `recovery.maxHostMemory` is absent."""
+    predicted_host_memory_limit_bytes: int | None = None
+    """The limit that RLJob predicted for that pod, before any change: it may be doubled even if
+    `recovery.maxHostMemory` is absent. None: the limit is the user's, or there is none."""
     shared_memory_bytes: int | None = None
     """Size of /dev/shm in the pod that failed."""
     node: str | None = None

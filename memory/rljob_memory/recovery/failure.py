@@ -113,6 +113,7 @@ class Case:
         return self.role == "policy" and (self.phase == "update" or not_reported)
 
     @property
-    def engine_is_awake(self) -> bool:
-        """True if an engine held its memory at the failure, so that a smaller engine would have left more."""
-        return self.role == "rollout" or self.phase != "update" or self.plan.rollout_sleep_level == 0
+    def kv_cache_is_awake(self) -> bool:
+        """True if an engine may have held its KV cache at the failure, so that a smaller one would have left more. An
+        engine that sleeps in the update gets it back when it has received its weights."""
+        return self.role == "rollout" or self.phase not in ("update", "sync") or self.plan.rollout_sleep_level == 0

@@ -96,7 +96,7 @@ def _replaced(report: FailureReport, state: RecoveryState, constraints: Constrai
     most = constraints.recovery.max_restarts
     if "RespawnRole" not in constraints.levels or state.effective_restarts >= most:
         return None
-    after = state.with_restart()
+    after = state.with_replacement()
     message = messages.with_count(report.message, "restart", after.restarts, most)
     return Restart(after, report.message, message, of_one_process=True)
 

@@ -48,7 +48,7 @@ class RecoveryState:
     committed_step: int = 0
     """The last committed step, 0 before the first."""
     first_step: int = 1
-    """First step of the current attempt."""
+    """First step of the current attempt, or since a process of it was replaced."""
     first_attempt: int = 1
     """First attempt that counts. A person has resumed the job after the failures of earlier ones."""
     failure_without_progress: str = ""
@@ -106,6 +106,10 @@ class RecoveryState:
     def with_restart(self, failure_without_progress: str = "") -> RecoveryState:
         """The state after a restart under the same plan."""
         return replace(self, restarts=self.effective_restarts + 1, failure_without_progress=failure_without_progress)
+
+    def with_replacement(self) -> RecoveryState:
+        """The state after a lost process was replaced within the attempt: progress counts from there on."""
+        return replace(self.with_restart(), first_step=self.committed_step + 1)
 
     def with_effect(self, change: PlanChange) -> RecoveryState:
         """The state once the effect of `change`, one of `changes`, is known."""

@@ -7,14 +7,13 @@ from typing import Any
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.quantity import byte_quantity, quantity_bytes
-from rljob_memory.planning.limits import limit_bytes
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.container_resources import limits_and_requests
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_template import is_controller, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.objects.predicted_memory import host_memory_of, predicted_memory, sets_no_limit
+from rljob_operator.objects.predicted_memory import predicted_limit_bytes
 
 
 def refuse_gpus(attempt: JobAttempt, pod: dict[str, Any], path: str) -> None:
@@ -48,19 +47,15 @@ def require_gpus(attempt: JobAttempt, group: WorkerGroup, pod: dict[str, Any]) -
 
 
 def give_predicted_limit(pod: dict[str, Any], spec: RLJobSpec, group: WorkerGroup) -> None:
-    """Set a memory limit if the template has none. `limits: {memory: null}` in the template keeps the pod without."""
-    host = host_memory_of(predicted_memory(spec), group)
-    if host is None or not sets_no_limit(group.template):
+    """Set the predicted memory limit if the template has none."""
+    limit = predicted_limit_bytes(spec, group.role)
+    if limit is None:
         return
     container = own_container(pod)
     assert container is not None
-    limits, requests = limits_and_requests(container, f"{group.path}.spec.containers[{container['name']}]")
-    try:
-        requested = quantity_bytes(requests["memory"]) if requests.get("memory") else 0
-    except ValueError:
-        return  # a quantity that only the API server understands, such as 4e9
-    limit = byte_quantity(limit_bytes(host.peak_bytes, requested))
-    container["resources"] = {**container["resources"], "limits": {**limits, "memory": limit}}
+    limits, _ = limits_and_requests(container, f"{group.path}.spec.containers[{container['name']}]")
+    limits = {**limits, "memory": byte_quantity(limit)}
+    container["resources"] = {**container["resources"], "limits": limits}
 
 
 def give_planned_memory(pod: dict[str, Any], plan: MemoryPlan | None, path: str) -> None:

@@ -5,12 +5,14 @@ The spec does not change during an attempt, so neither do the pods that follow f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rljob_api.job import RLJobSpec
 from rljob_api.pod_template import PodTemplate
-from rljob_api.quantity import byte_quantity
+from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.status import Role
 from rljob_memory.planning.host_memory import DeviceKind, HostMemory
-from rljob_memory.planning.limits import low_limits, memory_limit_in, request_bytes, resources_in
+from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
 from rljob_memory.planning.prediction import Prediction, predict_before_plan
 from rljob_operator.objects.pod_layout import WorkerGroup
@@ -39,17 +41,24 @@ def low_memory_limit(spec: RLJobSpec) -> str | None:
     return None if prediction is None else "; ".join(message for _, message in low_limits(spec, prediction)) or None
 
 
-def sets_no_limit(template: PodTemplate | None) -> bool:
-    """True if the memory limit of the template's pods is not the user's."""
-    return "memory" not in (resources_in(template).get("limits") or {})
-
-
-def limit_is_predicted(spec: RLJobSpec, role: Role) -> bool:
-    """True if the memory limit of the role's pods follows from the prediction, rather than from the user or a
-    LimitRange."""
-    if role == "controller" or predicted_memory(spec) is None:
-        return False
-    return sets_no_limit(spec.rollout.template if role == "rollout" else spec.policy.template)
+def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
+    """Memory limit of the role's pods that follows from the prediction; None if it is the user's, or a LimitRange's, or
+    if nothing is predicted. `limits: {memory: null}` in the template keeps a pod without a limit."""
+    prediction = None if role == "controller" else predicted_memory(spec)
+    if prediction is None:
+        return None
+    template, host = spec.policy.template, prediction.worker
+    if role == "rollout" and prediction.rollout is not None:
+        template, host = spec.rollout.template or PodTemplate(), prediction.rollout
+    resources = resources_in(template)
+    limits, requests = resources.get("limits"), resources.get("requests")
+    if isinstance(limits, Mapping) and "memory" in limits:
+        return None
+    requested = requests.get("memory") if isinstance(requests, Mapping) else None
+    try:
+        return limit_bytes(host.peak_bytes, quantity_bytes(requested) if requested else 0)
+    except ValueError:
+        return None  # a quantity that only the API server understands, such as 4e9
 
 
 def host_memory_of(prediction: Prediction | None, group: WorkerGroup) -> HostMemory | None:

@@ -9,7 +9,7 @@ from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanCh
 from rljob_api.status import OutOfMemoryStatus
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_memory.recovery.growth import policy_growth
-from rljob_operator.objects.predicted_memory import limit_is_predicted
+from rljob_operator.objects.predicted_memory import predicted_limit_bytes
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import can_avoid
 from rljob_operator.reconcile.restart_in_place import can_restart_in_place
@@ -63,7 +63,7 @@ def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
         supported_settings=None if trainer is None else trainer.changeable_settings,
         without_gpus=trainer is not None and view.spec.policy.gpus_per_replica == 0,
         host_memory_limit_bytes=pod.memory_limit_bytes if pod else None,
-        host_memory_limit_is_predicted=pod is not None and limit_is_predicted(view.spec, pod.role),
+        predicted_host_memory_limit_bytes=predicted_limit_bytes(view.spec, pod.role) if pod else None,
         shared_memory_bytes=pod.shared_memory_bytes if pod else None,
         node=_node_to_leave(pod, view) if pod else None,
         growth=policy_growth(view.spec, "ReplacePods"),

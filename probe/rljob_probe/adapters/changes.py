@@ -33,10 +33,10 @@ def changes_of(text: str) -> Changes:
     return Changes(given)
 
 
-def divisor(number: int, share: float) -> int:
-    """Largest divisor of `number` that is at most `share` of it; at least 1."""
-    most = max(int(number * share + 1e-9), 1)
-    return max(d for d in range(1, most + 1) if number % d == 0)
+def divisor(number: int, share: float, least: int = 1) -> int:
+    """Largest divisor of `number` that is at most `share` of it, or else the smallest that is at least `least`."""
+    divisors = [d for d in range(min(least, number), number + 1) if number % d == 0]
+    return max([d for d in divisors if d <= number * share + 1e-9], default=divisors[0])
 
 
 def _share(value: Any) -> float:

@@ -25,12 +25,22 @@ _MICRO_BATCHES = (
     "critic.ppo_micro_batch_size_per_gpu",
     "critic.ppo_micro_batch_size",
 )
-_TOKEN_BUDGETS = (
-    f"{_ACTOR}.ppo_max_token_len_per_gpu",
-    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-    f"{_REF}.log_prob_max_token_len_per_gpu",
-    "critic.ppo_max_token_len_per_gpu",
+_TOKEN_BUDGETS = {
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": _ACTOR,
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _ACTOR,
+    f"{_REF}.log_prob_max_token_len_per_gpu": _REF,
+    "critic.ppo_max_token_len_per_gpu": "critic",
+}
+"""Budgets of one GPU, and the section of the model that they are for."""
+_GPUS_OF_A_SEQUENCE = (
+    "ulysses_sequence_parallel_size",
+    "fsdp_config.ulysses_sequence_parallel_size",
+    "fsdp.ulysses_sequence_parallel_size",
+    "veomni.ulysses_parallel_size",
+    "megatron.context_parallel_size",
+    "torchtitan.tensor_parallel_size",
 )
+"""Options whose GPUs put their budgets together for each micro-batch."""
 _LEAST_SHARE = 0.05
 _LEAST_BUCKET_MEGABYTES = 256
 
@@ -69,7 +79,9 @@ def adapt(config: Any, changes: Changes) -> list[str]:
     if changes.activation_checkpointing:
         options.set(f"{_MODEL}.enable_gradient_checkpointing", True)
     if changes.optimizer_offload:
-        engine = "megatron" if options.get(f"{_ACTOR}.strategy") == "megatron" else "fsdp_config"
+        engine = options.get(f"{_ACTOR}.strategy")
+        if options.get(f"{_ACTOR}.{engine}") is None:
+            engine = "fsdp_config"  # of the strategies fsdp and fsdp2
         options.set(f"{_ACTOR}.{engine}.optimizer_offload", True)
     if changes.rollout_sleep:
         options.set(f"{_ROLLOUT}.free_cache_engine", True)
@@ -88,13 +100,17 @@ def _smaller_micro_batches(options: _Options, share: float) -> None:
     if options.get(f"{_ACTOR}.use_dynamic_bsz"):
         lengths = (options.get("data.max_prompt_length"), options.get("data.max_response_length"))
         longest = sum(length for length in lengths if length)
-        for budget in _TOKEN_BUDGETS:
-            options.scale(budget, share, least=longest)
+        for budget, model in _TOKEN_BUDGETS.items():
+            gpus = max(options.get(f"{model}.{name}") or 1 for name in _GPUS_OF_A_SEQUENCE)
+            options.scale(budget, share, least=-(-longest // gpus))
         return
+    all_gpus = (options.get("trainer.nnodes") or 1) * (options.get("trainer.n_gpus_per_node") or 1)
     for micro_batch in _MICRO_BATCHES:
         size = options.get(micro_batch)
-        if size:
-            options.set(micro_batch, divisor(size, share))
+        # verl divides a size of all GPUs among them, and refuses one that is smaller than their number.
+        gpus = 1 if micro_batch.endswith("_per_gpu") else all_gpus
+        if size and size % gpus == 0:
+            options.set(micro_batch, gpus * divisor(size // gpus, share))
 
 
 class _Options:

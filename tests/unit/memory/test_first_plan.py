@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.memory_settings import MemorySettings
-from rljob_memory.estimate import kv_bytes, policy_state_bytes, reference_seconds
+from rljob_api.topology import Topology
+from rljob_memory.estimate import (
+    POLICY_BESIDE_TORCH_BYTES,
+    activation_bytes_per_token,
+    kv_bytes,
+    logprob_bytes_per_token,
+    policy_state_bytes,
+    policy_update_bytes,
+    reference_seconds,
+    sleeping_engine_bytes,
+)
 from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, copies_frozen_weights, first_plan
 from rljob_memory.sizes import GIB, MIB
 
@@ -227,10 +238,34 @@ def test_an_engine_that_stays_awake_takes_room_from_the_update() -> None:
 
 def test_chunks_of_the_head_grow_with_the_room_to_a_gibibyte() -> None:
     chunks = {
-        size: first_plan(AUTO, replace(H200, device_memory_bytes=size * GIB), QWEN3_0_6B, SIXTEEN_GROUPS)
+        size: first_plan(AUTO, replace(H200, device_memory_bytes=size * GIB), QWEN3_0_6B, SIXTEEN_GROUPS, fused=True)
         for size in (16, 24, 140)
     }
     assert {size: plan.logprob_chunk_tokens for size, plan in chunks.items()} == {16: 640, 24: 832, 140: 1728}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["compiled", "not compiled"])
+@pytest.mark.parametrize("topology", get_args(Topology))
+@pytest.mark.parametrize("gpu_gib", [16, 24, 40, 80, 140])
+def test_an_update_fits_if_one_sequence_does(gpu_gib: int, topology: Topology, fused: bool) -> None:
+    """By the estimates, whose sum is the peak that recovery expects. For 0.6B, 8B, 14B, and 32B with adapters."""
+    qwen3_0_6b = replace(QWEN3_0_6B, heads=16, intermediate=3072)
+    qwen3_14b = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
+    qwen3_8b = replace(QWEN3_8B_ADAPTED, adapter_parameters=0)
+    models = (qwen3_0_6b, qwen3_8b, qwen3_14b, QWEN3_32B_ADAPTED)
+    fitting = 0
+    for model, ranks, response in product(models, (1, 2, 4, 8), (256, 2048)):
+        work = Workload(16, 8, 512, response, policy_ranks=ranks, engines=ranks, topology=topology)
+        hardware = Hardware("cuda", gpu_gib * GIB, ranks * 250 * GIB, "2.11.0")
+        plan = first_plan(AUTO, hardware, model, work, fused=fused)
+        state = policy_state_bytes(model, work, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
+        state += policy_update_bytes(model, work) + (sleeping_engine_bytes(work) if topology == "Colocated" else 0)
+        a_token = activation_bytes_per_token(model, checkpointing=plan.activation_checkpointing, fused=fused)
+        chunk = plan.logprob_chunk_tokens * logprob_bytes_per_token(model, fused=fused)
+        if plan.micro_batch_tokens > work.max_sequence_tokens:
+            fitting += 1
+            assert state + plan.micro_batch_tokens * a_token + chunk <= 0.9 * hardware.device_memory_bytes
+    assert fitting or gpu_gib < 40
 
 
 def test_the_sync_bucket_holds_the_largest_parameter() -> None:

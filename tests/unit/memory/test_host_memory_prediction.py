@@ -132,6 +132,17 @@ def test_a_snapshot_leaves_room_for_the_copy_of_a_checkpoint() -> None:
     assert found == Copies(snapshot=True, checkpoint=True)
 
 
+@pytest.mark.parametrize(("host_gib", "copied"), [(125, False), (160, True)])
+def test_frozen_weights_are_copied_if_the_exported_model_fits_too(host_gib: int, copied: bool) -> None:
+    """Otherwise the host would run out of memory in the export, after the last step."""
+    model = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, adapter_parameters=134_217_728)
+    job, plan = spec(policy={"gpusPerReplica": 1, "lora": {"rank": 16}}), memory_plan(policy_offload=True)
+    host = Hardware("cuda", 140 * GIB, host_gib * GIB, "2.11.0")
+    copies = copies_in_host_memory(job, model, plan, host)
+    assert copies.frozen == copied
+    assert predict(job, model, plan, "cuda", copies).worker.peak_bytes <= 0.9 * host.host_memory_bytes
+
+
 def test_an_engine_that_sleeps_at_level_1_keeps_its_weights_on_the_host() -> None:
     asleep = memory_plan(rollout_sleep="Level1")
     assert (

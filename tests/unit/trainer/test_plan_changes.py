@@ -43,6 +43,13 @@ class TestThePlanThatAnAttemptBeginsWith:
         assert found is not None
         assert found.generation == expected
 
+    def test_counts_no_progress_of_earlier_attempts(self, tmp_path: Path) -> None:
+        with Ledger(tmp_path / "ledger.jsonl") as ledger:
+            ledger.begin_attempt(0.0, {}, {}, {})
+            for step in range(1, 13):
+                ledger.commit(step_record(step))
+            assert state_at_start(ledger, 100).first_step == 13
+
     @pytest.mark.parametrize(("supervised", "gpus"), [(True, None), (False, 2)])
     def test_has_grown_here_only_without_a_supervisor(self, supervised: bool, gpus: int | None, tmp_path: Path) -> None:
         with Ledger(tmp_path / "ledger.jsonl") as ledger:

@@ -33,7 +33,8 @@ def state_at_start(
     begun_with = [change for _, change in sorted((older | supervisors).items())]
     state = RecoveryState.replayed(plan, begun_with, committed_step=ledger.last_step, steps=steps)
     newest = records[-1].plan if records else None
-    return state.merge(newest, [record.change for record in records], decides_pods=supervised)
+    merged = state.merge(newest, [record.change for record in records], decides_pods=supervised)
+    return replace(merged, first_step=ledger.next_step)
 
 
 def facts_of_plan(ledger: Ledger, plan: MemoryPlan) -> PlanFacts:

@@ -11,14 +11,15 @@ from rljob_memory.recovery.family import Change, Family
 
 
 def _next_change(case: Case) -> Change | None:
-    """Expected: the tokens of a micro-batch times the activation bytes that a token no longer keeps."""
+    """Expected: the tokens of a full micro-batch times the activation bytes that a token no longer keeps."""
     if case.plan.activation_checkpointing or not case.in_update:
         return None
     profile = case.profile
     expected = None
     if profile:
         saved = profile.activation_bytes_per_token - profile.checkpointed_activation_bytes_per_token
-        expected = case.plan.micro_batch_tokens * max(saved, 0)
+        tokens = min(case.plan.micro_batch_tokens, profile.rank_tokens or case.plan.micro_batch_tokens)
+        expected = tokens * max(saved, 0)
     return Change(True, expected)
 
 

@@ -29,30 +29,38 @@ def _controllers(case: Case) -> Change | None:
 
 
 def limit_bytes(case: Case) -> int | None:
-    """The limit of the failed container; None if no limit is known."""
-    plan, constraints = case.plan, case.constraints
-    if case.role == "controller":
-        return plan.controller_host_memory_bytes or constraints.host_memory_limit_bytes
-    of_the_profile = case.profile.host_memory_bytes if case.profile else None
-    return plan.host_memory_bytes or constraints.host_memory_limit_bytes or of_the_profile or None
+    """The limit of the failed container, or the host memory of its machine; None if neither is known."""
+    of_the_profile = case.profile.host_memory_bytes if case.profile and case.role != "controller" else None
+    return _container_limit_bytes(case) or of_the_profile or None
+
+
+def _container_limit_bytes(case: Case) -> int | None:
+    """The larger of the pod's limit and the plan's, which applies to all workers and lowers none."""
+    plan = case.plan
+    planned = plan.controller_host_memory_bytes if case.role == "controller" else plan.host_memory_bytes
+    return max(planned or 0, case.constraints.host_memory_limit_bytes or 0) or None
 
 
 def _most_bytes(case: Case) -> int | None:
     """The bound of the limit; None if it must stay."""
-    most, limit = case.constraints.recovery.max_host_memory, case.constraints.host_memory_limit_bytes
-    if most is None and limit is not None and case.constraints.host_memory_limit_is_predicted:
-        return _PREDICTION_GROWTH * limit
-    return most
+    most, predicted = case.constraints.recovery.max_host_memory, case.constraints.predicted_host_memory_limit_bytes
+    return _PREDICTION_GROWTH * predicted if most is None and predicted is not None else most
 
 
 def _raised(case: Case) -> Change | None:
     """Half as much again, or what the job is predicted to need if that is more, up to the bound. Expected: the
     difference."""
-    before, most = limit_bytes(case), _most_bytes(case)
+    before, most = _container_limit_bytes(case), _most_bytes(case)
+    if not _can_replace_pods(case):
+        before = limit_bytes(case)  # its supervisor knows the pod
     if before is None or most is None or before >= most:
         return None
     after = min(_wanted(before, case), most)
     return Change(after, after - before)
+
+
+def _can_replace_pods(case: Case) -> bool:
+    return case.constraints.available_level(_LEVEL) is not None
 
 
 def _wanted(before: int, case: Case) -> int:
@@ -69,9 +77,9 @@ def _controllers_bound(case: Case) -> str | None:
 
 
 def _bound(case: Case) -> str | None:
-    before, most = limit_bytes(case), _most_bytes(case)
-    if before is not None and case.constraints.available_level(_LEVEL) is None:
-        return f"this machine has only {human_bytes(before)} of host memory: use one that has more"
+    machine, before, most = limit_bytes(case), _container_limit_bytes(case), case.constraints.recovery.max_host_memory
+    if machine is not None and not _can_replace_pods(case):
+        return f"this machine has only {human_bytes(machine)} of host memory: use one that has more"
     if before is None:
         return (
             f"the {case.role}'s container has no memory limit, so its node ran out of memory: "

@@ -1,4 +1,4 @@
-"""The engine's KV cache. Acts on KVCacheOversized, and on every failure beside an awake engine.
+"""The engine's KV cache. Acts on KVCacheOversized, and on every failure beside a KV cache that is awake.
 
 A smaller cache costs throughput of the rollout phase once it holds fewer sequences than the step has.
 """
@@ -22,6 +22,7 @@ _ACTS_ON = frozenset(
 )
 _LEAST_SHRINK = 0.25
 _SMALLEST_BYTES = 64 * MIB
+_MARGIN = 1.05
 
 
 def _next_change(case: Case) -> Change | None:
@@ -36,11 +37,21 @@ def _next_change(case: Case) -> Change | None:
     if not _in_the_way(case):
         return None
     smallest = max(case.profile.smallest_kv_cache_bytes if case.profile else 0, _SMALLEST_BYTES)
-    wanted = before - max(case.need_bytes or 0, int(before * _LEAST_SHRINK))
+    wanted = before - max(_missing_bytes(case, before), int(before * _LEAST_SHRINK))
     after = -(-max(wanted, smallest) // MIB) * MIB
     if after >= before:
         return None
     return Change(after, before - after if case.profile else None)  # another trainer's cache has an unknown size
+
+
+def _missing_bytes(case: Case, before: int) -> int:
+    """The size of another trainer's cache is unknown: of the plan's, the part that its engine's whole share lacked,
+    and a little more, because it rounds shares."""
+    need = case.need_bytes or 0
+    if case.profile is not None:
+        return need
+    share = case.number("wanted_bytes")
+    return int(before * _MARGIN * need / share) if share else 0
 
 
 def _larger(case: Case, needed: int) -> Change | None:
@@ -55,7 +66,7 @@ def _larger(case: Case, needed: int) -> Change | None:
 def _in_the_way(case: Case) -> bool:
     if not case.on_gpu:
         return case.role != "controller" and case.profile is not None  # another trainer's engine is on GPUs
-    return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.engine_is_awake)
+    return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.kv_cache_is_awake)
 
 
 KV_CACHE = Family("kv_cache_bytes", _ACTS_ON, "RespawnRole", "rollout", _next_change)

@@ -23,17 +23,22 @@ _ACTS_ON = frozenset(
         FailureClass.UNKNOWN,
     }
 )
+_BESIDE_AN_ENGINE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
 _ROOM_FOR_THE_STATE = 1.25
 """Multiple of the state's size: beside it, the host holds the processes and the weights that are being loaded."""
 
 
 def _next_change(case: Case) -> Change | None:
     """Expected: the state of one rank, which moves from one memory to the other; less the buckets that are on the GPU
-    during an optimizer step, if one failed. A state that is no larger than these, such as that of adapters, stays."""
-    profile = case.profile
-    if profile is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
+    during an optimizer step, if one failed. A state that is no larger than these, such as that of adapters, stays.
+    The sizes of another trainer are unknown; verl brings the state back for the whole update."""
+    profile, offloaded = case.profile, case.plan.optimizer_offload
+    if not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return None
-    offloaded = case.plan.optimizer_offload
+    if profile is None:
+        is_read = case.constraints.supported_settings is not None
+        helps = is_read and not offloaded and case.failure_class in _BESIDE_AN_ENGINE
+        return Change(True, None) if helps else None
     if case.failure_class is FailureClass.HOST_MEMORY:
         free = case.device_free_bytes
         if not offloaded or free is None or free < profile.optimizer_bytes:

@@ -12,6 +12,8 @@ from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 
 _SMALLEST_BUCKET_BYTES = 1 << 20
+_SMALLEST_OF_ANOTHER_TRAINER_BYTES = 1 << 27
+"""An eighth of the first plan's: of verl's default, that is the least that the adapter sets."""
 _OF_THE_UPDATE = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.OPTIMIZER_STATE})
 
 
@@ -24,13 +26,22 @@ def _sync_bucket(case: Case) -> Change | None:
     before, profile = case.plan.sync_bucket_bytes, case.profile
     if profile:
         before = min(before, profile.weight_bytes)
-    after = max(before // 2, profile.largest_parameter_bytes if profile else 0, _SMALLEST_BUCKET_BYTES)
-    if after >= before or case.phase != "sync":
+    least = profile.largest_parameter_bytes if profile else _SMALLEST_OF_ANOTHER_TRAINER_BYTES
+    after = max(before // 2, least, _SMALLEST_BUCKET_BYTES)
+    if after >= before or not _in_sync(case):
         return None
     in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
     if in_shared_memory and case.on_gpu:
         return None
+    if profile is None:
+        return Change(after, None)
     return Change(after, (1 if in_shared_memory else 2) * (before - after))
+
+
+def _in_sync(case: Case) -> bool:
+    """Another trainer does not report this phase, but its stack may show it."""
+    not_reported = case.profile is None and case.failure_class is FailureClass.WEIGHT_SYNC_SPIKE
+    return case.phase == "sync" or not_reported
 
 
 def _weight_export(case: Case) -> Change | None:

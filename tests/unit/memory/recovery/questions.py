@@ -96,7 +96,7 @@ every_constraints = st.builds(
     supported_settings=st.none()
     | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCache"])),
     host_memory_limit_bytes=st.none() | _SIZES,
-    host_memory_limit_is_predicted=st.booleans(),
+    predicted_host_memory_limit_bytes=st.none() | _SIZES,
     shared_memory_bytes=st.none() | _SIZES,
     node=st.sampled_from([None, "gpu-1", "gpu-7"]),
     growth=st.none()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import repeat
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_a_bound_that_prevents_a_change_is_named_with_a_value(recovery: dict[str
 
 def test_a_predicted_limit_is_doubled_at_most_unless_a_bound_is_set() -> None:
     killed = failure(diagnosis("HostMemory", needed_bytes=100 * GIB))
-    predicted = {"host_memory_limit_bytes": 4 * GIB, "host_memory_limit_is_predicted": True}
+    predicted: dict[str, Any] = {"host_memory_limit_bytes": 4 * GIB, "predicted_host_memory_limit_bytes": 4 * GIB}
     for recovery, most in (({}, 8 * GIB), ({"maxHostMemory": "5Gi"}, 5 * GIB)):
         changed = answer(killed, FIRST_PLAN, constraints(recovery=recovery, **predicted))
         assert isinstance(changed, Changed)

@@ -100,7 +100,7 @@ def test_the_trainer_leaves_higher_levels_to_its_supervisor() -> None:
 
 
 def test_the_second_cause_follows_if_nothing_is_left_for_the_first() -> None:
-    evidence = failure(diagnosis("RetainedGraph"), diagnosis("KVCacheOversized", 0.5), phase="sync")
+    evidence = failure(diagnosis("RetainedGraph"), diagnosis("KVCacheOversized", 0.5), phase="checkpoint")
     remedy = change_after(evidence, FIRST_PLAN, constraints())
     assert remedy.change.remedy.setting == "kvCache"
     assert remedy.change.diagnosis.class_name == "KVCacheOversized"

@@ -7,7 +7,9 @@ from itertools import repeat
 
 import pytest
 
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
+from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_memory.recovery import GiveUp, Restart, messages
@@ -21,6 +23,7 @@ from tests.unit.memory.recovery.failures import (
     IN_THE_TRAINER,
     ON_A_CPU,
     ON_ONE_MACHINE,
+    answer,
     answers_to,
     change_after,
     constraints,
@@ -110,6 +113,14 @@ def test_an_unused_token_budget_shrinks_from_the_tokens_of_a_step() -> None:
     remedy = change_after(logits, huge, few)
     assert remedy.plan.logprob_chunk_tokens == 1_024
     assert remedy.change.remedy.expected_bytes == 3_072 * FACTS.logits_bytes_per_token
+    pinned: dict[str, object] = {"microBatchTokens": 1 << 20, "logprobChunkTokens": 1 << 20}
+    remedy = change_after(in_an_mlp, huge, constraints(profile=few.profile, memory=pinned))
+    assert remedy.change.remedy.setting == "optimizerOffload", "it frees more"
+    pinned["optimizerOffload"] = "Disabled"
+    remedy = change_after(in_an_mlp, huge, constraints(profile=few.profile, memory=pinned))
+    assert remedy.change.remedy.setting == "activationCheckpointing"
+    a_token = FACTS.activation_bytes_per_token - FACTS.checkpointed_activation_bytes_per_token
+    assert remedy.change.remedy.expected_bytes == 4_096 * a_token
 
 
 def test_the_kv_cache_shrinks_by_the_missing_memory() -> None:
@@ -121,6 +132,38 @@ def test_the_kv_cache_shrinks_by_the_missing_memory() -> None:
     assert after(2 * GIB) == 30 * GIB
     assert after(25 * GIB) == 15 * GIB
     assert 0 <= after(40 * GIB) - FACTS.smallest_kv_cache_bytes < MIB, "one sequence, in whole MiB"
+
+
+def test_another_trainer_gets_the_settings_of_its_adapter() -> None:
+    """It reports no phase of its own, and the size of its state is unknown."""
+    other = constraints(profile=None, supported_settings=ADAPTER_SETTINGS["Verl"], recovery={"maxAdjustments": 50})
+    plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": GIB, "rollout_sleep": "Disabled"})
+    for phase in (None, "update"):
+        spike = failure(diagnosis("WeightSyncSpike"), phase=phase)
+        remedies, _ = answers_to(repeat(spike, 30), plan, other, committed_each_time=1)
+        assert [remedy.plan.sync_bucket_bytes // MIB for remedy in remedies][:4] == [512, 256, 128, 128]
+        assert "optimizerOffload" in settings_in_order(remedies)
+    state = failure(diagnosis("OptimizerState"), phase="update")
+    remedies, _ = answers_to(repeat(state, 30), plan, other, committed_each_time=1)
+    assert not {"optimizerOffload", "syncBucketSize"} & set(settings_in_order(remedies)), "an update has the state"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "least", "most"),
+    [
+        ({"wanted_bytes": 72 * GIB, "free_bytes": 45 * GIB}, 0.57, 45 / 72),
+        ({"wanted_bytes": 72 * GIB, "free_bytes": 71 * GIB}, 0.75, 0.75),
+        ({"requested_bytes": 30 * GIB, "free_bytes": 18 * GIB}, 0.75, 0.75),
+        ({}, 0.75, 0.75),
+    ],
+)
+def test_another_trainers_engine_keeps_the_part_that_fits(numbers: dict[str, int], least: float, most: float) -> None:
+    """The plan's size only counts relative to its first one, so the missing bytes are no part of it."""
+    other = constraints(profile=None, supported_settings=frozenset({"kvCache"}))
+    plan = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 16 * GIB, "rollout_sleep": "Disabled"})
+    refused = failure(diagnosis("KVCacheOversized", **numbers), phase=None)
+    after = change_after(refused, plan, other).plan.kv_cache_bytes
+    assert least <= after / (16 * GIB) <= most
 
 
 def test_a_kv_cache_that_is_too_small_grows_once() -> None:
@@ -140,8 +183,19 @@ def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     remedies, _ = answers_to([spike] * 3, plan, constraints(IN_THE_TRAINER))
     buckets = [remedy.plan.sync_bucket_bytes for remedy in remedies]
     assert buckets[:2] == [3 * FACTS.largest_parameter_bytes // 2, FACTS.largest_parameter_bytes]
-    assert remedies[2].change.remedy.setting == "kvCache"
+    assert remedies[2].change.remedy.setting == "optimizerOffload", "a sleeping engine has no KV cache in a sync"
     assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
+
+
+@pytest.mark.parametrize("failure_class", ["WeightSyncSpike", "AllocatorCache", "Unknown"])
+def test_a_kv_cache_that_is_away_while_weights_are_sent_stays(failure_class: str) -> None:
+    spike = failure(diagnosis(failure_class), phase="sync")
+    remedies, _ = answers_to(repeat(spike, 9), FIRST_PLAN, constraints())
+    assert "kvCache" not in settings_in_order(remedies)
+    awake, _ = answers_to(repeat(spike, 9), ALL_OFF, constraints(memory={"rolloutSleep": "Disabled"}))
+    assert "kvCache" in settings_in_order(awake)
+    of_engine, _ = answers_to(repeat(spike.model_copy(update={"role": "rollout"}), 9), FIRST_PLAN, constraints())
+    assert "kvCache" in settings_in_order(of_engine), "it may have come back already"
 
 
 def test_the_export_buffer_is_reserved_until_it_prevents_an_update() -> None:
@@ -222,6 +276,26 @@ def test_host_memory_grows_by_half_up_to_its_bound() -> None:
     assert {remedy.change.level for remedy in remedies} == {"ReplacePods"}
     assert end is not None
     assert "recovery.maxHostMemory is 8.00 GiB: write 12Gi" in explanation_of(end)
+
+
+def test_host_memory_grows_from_the_larger_limit() -> None:
+    """The plan's limit applies to all workers, and never lowers that of a pod."""
+    plan = FIRST_PLAN.model_copy(update={"host_memory_bytes": 6 * GIB})
+    given = constraints(host_memory_limit_bytes=32 * GIB, recovery={"maxHostMemory": "64Gi"})
+    killed = failure(diagnosis("HostMemory"), role="rollout", phase="rollout")
+    changed = change_after(killed, plan, given)
+    assert changed.plan.host_memory_bytes == 48 * GIB
+    assert changed.change.remedy.expected_bytes == 16 * GIB
+
+
+@pytest.mark.parametrize("profile", [FACTS, ON_A_CPU], ids=["GPU", "CPU"])
+def test_a_trainer_in_a_pod_leaves_host_memory_to_the_operator(profile: MemoryProfile) -> None:
+    """It does not know the pod's limit apart from the machine's memory."""
+    killed = failure(diagnosis("HostMemory"), diagnosis("ActivationSpike", 0.3))
+    given = constraints(IN_THE_TRAINER, profile=profile, recovery={"maxHostMemory": "512Gi"})
+    end = answer(killed, FIRST_PLAN, given)
+    assert isinstance(end, GiveUp)
+    assert "hostMemory would help, but this process cannot make that change" in end.explanation
 
 
 def test_host_memory_is_freed_first_by_changes_without_cost() -> None:

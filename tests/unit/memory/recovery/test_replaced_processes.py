@@ -26,6 +26,19 @@ def test_without_restarts_it_is_left_to_the_supervisor() -> None:
     assert answer.reason is GiveUpReason.LEFT_TO_SUPERVISOR
 
 
+def test_restarts_run_out_however_many_steps_came_before() -> None:
+    """Steps before a replacement give its restart back once; those after it count for the next one."""
+    state = replace(STATE, steps=1_000, committed_step=500, restarts=2)
+    messages = list[str]()
+    while isinstance(answer := respond(LOST, state, constraints(levels=IN_THE_TRAINER)), Restart):
+        messages.append(answer.message.partition(" (")[2])
+        assert len(messages) < 9, "it never ends"
+        state = answer.state
+    assert messages == ["restart 2 of 3)", "restart 3 of 3)"]
+    state = replace(state, committed_step=510)
+    assert isinstance(respond(LOST, state, constraints(levels=IN_THE_TRAINER)), Restart), "ten steps later"
+
+
 def test_a_loss_that_its_peers_notice_is_not_answered_by_a_replacement() -> None:
     answer = respond(replace(LOST, peers_work_on=False), STATE, constraints(levels=IN_THE_TRAINER))
     assert isinstance(answer, GiveUp)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.objects.predicted_memory import limit_is_predicted, low_memory_limit
+from rljob_operator.objects.predicted_memory import low_memory_limit, predicted_limit_bytes
 from tests.unit.operator.objects.builders import Object, container_of, job, objects, of_kind, pod_of, volumes_of
 
 EIGHT_B = {"uri": "hf://Qwen/Qwen3-8B"}
@@ -42,8 +42,8 @@ LIMITED = {"template": {"spec": {"containers": [{"resources": {"limits": {"memor
 )
 def test_only_a_limit_that_follows_from_the_prediction_counts_as_one(spec: Object, predicted: bool) -> None:
     found = job(**spec).spec
-    assert limit_is_predicted(found, "policy") is predicted
-    assert not limit_is_predicted(found, "controller")
+    assert (predicted_limit_bytes(found, "policy") is not None) is predicted
+    assert predicted_limit_bytes(found, "controller") is None
 
 
 def test_a_model_of_unknown_size_has_the_default_request_and_no_limit() -> None:

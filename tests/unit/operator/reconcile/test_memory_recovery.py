@@ -169,6 +169,31 @@ def test_a_predicted_limit_is_raised_without_a_bound() -> None:
     assert cluster.pods[POLICY_1].memory_limit_bytes == before * 3 // 2
 
 
+def test_a_predicted_limit_is_doubled_at_most_over_all_attempts() -> None:
+    cluster = running(model={"uri": "hf://Qwen/Qwen3-8B"}, recovery={"maxRestarts": 1})
+    predicted, limits = cluster.pods[POLICY_1].memory_limit_bytes, list[int | None]()
+    assert predicted is not None
+    for _ in range(3):
+        cluster.end(POLICY_1, 137, reason="OOMKilled")
+        cluster.next_attempt_runs()
+        limits.append(cluster.pods[POLICY_1].memory_limit_bytes)
+    assert limits == [predicted * 3 // 2, 2 * predicted, 2 * predicted]
+    cluster.end(POLICY_1, 137, reason="OOMKilled")
+    cluster.settle()
+    assert "recovery.maxHostMemory is absent" in cluster.condition(ConditionType.FAILED).message
+
+
+def test_a_worker_without_a_limit_is_told_so_and_its_plan_stays() -> None:
+    """Its node ran out of memory: a larger limit in the plan would change nothing."""
+    cluster = running(recovery={"maxHostMemory": "512Gi", "maxRestarts": 1})
+    assert cluster.pods[POLICY_1].memory_limit_bytes is None
+    for _ in range(2):
+        cluster.end(POLICY_1, 137, reason="OOMKilled")
+        cluster.next_attempt_runs()
+    assert not status_of(cluster).plan_changes
+    assert "the policy's container has no memory limit" in cluster.condition(ConditionType.FAILED).message
+
+
 def test_a_limit_below_the_prediction_is_a_condition_and_no_refusal() -> None:
     cluster = running(limit="8Gi", model={"uri": "hf://Qwen/Qwen3-8B"})
     condition = cluster.condition(ConditionType.MEMORY_PRESSURE)
