@@ -20,8 +20,11 @@ from typing import Any
 import yaml
 
 from bench.harness.gpu_use import GpuUse, idle_of_each_gpu
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus
+from bench.harness.record import RESULTS, record, recorded
 
+GPUS = 2
+"""Of every comparison."""
 WARM_UP_STEPS = 1
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 
@@ -59,17 +62,18 @@ class Arms:
         parser.add_argument("--output", type=Path, default=Path("runs") / self.name, help="of the runs (replaced)")
         parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
         given = parser.parse_args()
-        file = given.results / f"{self.name}.json"
-        rows = json.loads(file.read_text())["rows"] if file.exists() else []
+        if not given.smoke:
+            require_gpus(GPUS)
+        rows = [] if given.smoke else recorded(self.name, given.results, GPUS)
         for arm in given.arms or (given.smoke and self.smoke_names) or self.names:
             row = self._run(arm, given.steps, given.smoke, given.output / arm)
-            print(json.dumps(row, indent=2))
+            print(json.dumps(row, indent=2), flush=True)
             if given.smoke:
                 assert row["exit_code"] == 0, f"the arm {arm} failed"
                 self.check_smoke(row)
                 continue
             rows = [*(other for other in rows if other["arm"] != arm), row]
-            print(record(self.name, rows, self.note, given.results))
+            print(record(self.name, rows, self.note, given.results, gpus=GPUS), flush=True)
 
     def _run(self, arm: str, steps: int, smoke: bool, output: Path) -> dict[str, Any]:
         shutil.rmtree(output, ignore_errors=True)
