@@ -1,4 +1,4 @@
-"""What a program needs, checked before it starts: GPUs and packages. Imports neither torch nor vLLM."""
+"""Requirements of a program, checked before it starts: GPUs and packages. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 

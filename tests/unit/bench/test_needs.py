@@ -1,4 +1,4 @@
-"""What programs check before they start: GPUs, packages, and the device of earlier rows."""
+"""Checks of benchmarks before they start: GPUs, packages, and the device of earlier rows."""
 
 from __future__ import annotations
 
