@@ -130,8 +130,12 @@ def _run_steps(command: list[str], output: Path, steps: int) -> int:
 
 def _ledger_of(output: Path) -> list[dict[str, Any]]:
     file = output / "ledger.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return _complete_lines(file) if file.exists() else []
+
+
+def _complete_lines(file: Path) -> list[dict[str, Any]]:
+    """Without a last line that a killed process has not completed."""
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def generating_job(shape: str, steps: int, prompts: int, group_size: int, response_tokens: int) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def generating_job(shape: str, steps: int, prompts: int, group_size: int, respon
 
 def memory_of(log: Path) -> dict[str, int]:
     """Largest values of one process: all memory in use on its GPU, its own part of that, and its host memory."""
-    samples = [json.loads(line) for line in log.read_text().splitlines()]
+    samples = _complete_lines(log)
     return {
         "gpu_used_bytes": max(each["device_total_bytes"] - each.get("device_free_bytes", 0) for each in samples),
         "peak_reserved_bytes": max(each.get("peak_reserved_bytes", 0) for each in samples),
