@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from bench.harness.shapes import SHAPES
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.shared_memory import object_store_bytes
@@ -67,7 +68,8 @@ QWEN3_0_6B = Workload(
 )
 QWEN3_8B = replace(
     QWEN3_0_6B,
-    uri="random://qwen3?hidden=4096&intermediate=12288&layers=36&heads=32&kvHeads=8&headDim=128&vocabulary=151936&tied=false",
+    # In float32, writing the files would take minutes, and 33 GB of disk.
+    uri=f"random://qwen3?{SHAPES['8b']}",
 )
 TINY = Workload("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
 

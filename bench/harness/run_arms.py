@@ -20,8 +20,11 @@ from typing import Any
 import yaml
 
 from bench.harness.gpu_use import GpuUse, idle_of_each_gpu
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus
+from bench.harness.record import RESULTS, record, recorded
 
+GPUS = 2
+"""Of every comparison."""
 WARM_UP_STEPS = 1
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 
@@ -59,17 +62,18 @@ class Arms:
         parser.add_argument("--output", type=Path, default=Path("runs") / self.name, help="of the runs (replaced)")
         parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
         given = parser.parse_args()
-        file = given.results / f"{self.name}.json"
-        rows = json.loads(file.read_text())["rows"] if file.exists() else []
+        if not given.smoke:
+            require_gpus(GPUS)
+        rows = [] if given.smoke else recorded(self.name, given.results, GPUS)
         for arm in given.arms or (given.smoke and self.smoke_names) or self.names:
             row = self._run(arm, given.steps, given.smoke, given.output / arm)
-            print(json.dumps(row, indent=2))
+            print(json.dumps(row, indent=2), flush=True)
             if given.smoke:
                 assert row["exit_code"] == 0, f"the arm {arm} failed"
                 self.check_smoke(row)
                 continue
             rows = [*(other for other in rows if other["arm"] != arm), row]
-            print(record(self.name, rows, self.note, given.results))
+            print(record(self.name, rows, self.note, given.results, gpus=GPUS), flush=True)
 
     def _run(self, arm: str, steps: int, smoke: bool, output: Path) -> dict[str, Any]:
         shutil.rmtree(output, ignore_errors=True)
@@ -126,8 +130,12 @@ def _run_steps(command: list[str], output: Path, steps: int) -> int:
 
 def _ledger_of(output: Path) -> list[dict[str, Any]]:
     file = output / "ledger.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return _complete_lines(file) if file.exists() else []
+
+
+def _complete_lines(file: Path) -> list[dict[str, Any]]:
+    """Without a last line that a killed process has not completed."""
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def generating_job(shape: str, steps: int, prompts: int, group_size: int, response_tokens: int) -> dict[str, Any]:
@@ -150,7 +158,7 @@ def generating_job(shape: str, steps: int, prompts: int, group_size: int, respon
 
 def memory_of(log: Path) -> dict[str, int]:
     """Largest values of one process: all memory in use on its GPU, its own part of that, and its host memory."""
-    samples = [json.loads(line) for line in log.read_text().splitlines()]
+    samples = _complete_lines(log)
     return {
         "gpu_used_bytes": max(each["device_total_bytes"] - each.get("device_free_bytes", 0) for each in samples),
         "peak_reserved_bytes": max(each.get("peak_reserved_bytes", 0) for each in samples),

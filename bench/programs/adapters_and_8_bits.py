@@ -40,7 +40,8 @@ import yaml
 
 from bench.harness.device_memory import DevicePeak
 from bench.harness.model_place import MEMORY, written_model
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus
+from bench.harness.record import RESULTS, record, recorded
 from bench.harness.small_card import pinned_to_a_card
 from rljob_api.job import RLJobSpec
 from rljob_memory.estimate import kv_bytes
@@ -72,6 +73,7 @@ def main(arms: list[str], steps: int, plan: bool, gpu_gib: float, host_gib: floa
         for arm in arms:
             print(plan_line(arm, SMALL_CARD_BYTES if is_small(arm) else int(gpu_gib * GIB), int(host_gib * GIB)))
         return
+    require_gpus(1)
     try:
         run_arms(arms, steps, output, results)
     finally:
@@ -79,8 +81,7 @@ def main(arms: list[str], steps: int, plan: bool, gpu_gib: float, host_gib: floa
 
 
 def run_arms(arms: list[str], steps: int, output: Path, results: Path) -> None:
-    file = results / f"{NAME}.json"
-    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    rows = recorded(NAME, results)
     for arm in arms:
         row = run_arm(arm, steps, output / arm)
         rows = [*(other for other in rows if other["arm"] != arm), row]

@@ -42,7 +42,9 @@ from typing import Any
 import yaml
 
 from bench.harness.device_memory import DevicePeak
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus, require_package
+from bench.harness.record import RESULTS, record, recorded
+from bench.harness.shapes import SHAPES
 from bench.harness.small_card import pinned_to_a_card
 from bench.report.large_models_plot import draw
 from rljob_memory.sizes import GIB
@@ -55,14 +57,6 @@ from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "large_models"
 WARM_UP_STEPS = 2
-COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
-SHAPES = {
-    "smoke": "hidden=64&layers=2&dtype=bfloat16",
-    "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{COMMON}",
-    "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{COMMON}",
-    "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{COMMON}",
-    "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{COMMON}",
-}
 RLJOB_ARMS = ["0.6b", "0.6b-packed", "4b", "8b", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-warm", "8b-80gib", "14b"]
 TRL_ARMS: dict[str, list[str]] = {
     "0.6b-trl": [],
@@ -83,7 +77,11 @@ def main(arms: list[str], steps: int, smoke: bool, plot: bool, output: Path, res
         draw(result["rows"], result["device"], settings, picture)
         print(picture)
         return
-    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    if not smoke:
+        require_gpus(1)
+        if set(arms) & set(TRL_ARMS):
+            require_package("trl")
+    rows = [] if smoke else recorded(NAME, results)
     for arm in ["smoke"] if smoke else arms:
         row = trl_arm(arm, steps) if arm in TRL_ARMS else rljob_arm(arm, steps, output / arm)
         print(json.dumps(row, indent=2), flush=True)

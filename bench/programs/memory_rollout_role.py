@@ -5,20 +5,21 @@
 Records `bench/results/memory_rollout_role.json`; rows of the other shape that it already has are kept. The trainer's
 own engine runs in this process. Then the policy's float32 module and AdamW's moments are created in the same process,
 as in trainers whose rollout workers load the actor. 0.6B takes about 60 s on an H200. The last arm of 8B needs about
-115 GiB of GPU memory (calculated); on a smaller GPU it is recorded as failed, with its error.
+115 GiB of GPU memory (calculated); on a smaller GPU it is recorded as failed, with its error. The first run writes
+the model, which takes 16 GB of disk.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from bench.harness.device_memory import device_used_bytes
 from bench.harness.memory_roles import QWEN3_0_6B, QWEN3_8B, TINY, Device, Row, arm, rollout_config
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus
+from bench.harness.record import RESULTS, record, recorded
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.rollout.colocated_engine import ColocatedEngine
@@ -29,6 +30,9 @@ WORKLOADS = {"0.6b": QWEN3_0_6B, "8b": QWEN3_8B}
 
 
 def main(device: Device, shape: str, output: Path) -> None:
+    if device == "cuda":
+        require_gpus(1)
+    others = recorded(NAME, output)
     os.environ |= engine_environment(device) | allocator_environment("rollout", torch_version())
     workload = WORKLOADS[shape] if device == "cuda" else TINY
     rows: list[Row] = []
@@ -48,13 +52,7 @@ def main(device: Device, shape: str, output: Path) -> None:
     finally:
         note = "Qwen3's shapes in bfloat16, KV cache of 8 GiB, no CUDA graphs, sleep level 2"
         of_shape = [row | {"shape": shape} for row in rows]
-        print(record(NAME, merged(recorded(output), of_shape), note, output))
-
-
-def recorded(directory: Path) -> list[Row]:
-    """The rows that the result already has."""
-    file = directory / f"{NAME}.json"
-    return list(json.loads(file.read_text())["rows"]) if file.exists() else []
+        print(record(NAME, merged(others, of_shape), note, output))
 
 
 def merged(before: list[Row], rows: list[Row]) -> list[Row]:

@@ -1,6 +1,6 @@
 """Seconds lost to the failure of one of two policy ranks: ranks that recover live, beside restarted processes.
 
-    python -m bench.programs.ranks_recover [--manifest FILE] [--steps N] [--arm ARM …]
+    python -m bench.programs.ranks_recover [--manifest FILE] [--steps N] [--arm ARM …] [--runs DIR]
     python -m bench.programs.ranks_recover --smoke
 
 Three runs of one job with two policy ranks and two engines, one after the other. Rank 1 runs out of memory in an
@@ -14,8 +14,8 @@ A third run, `killed`, loses an engine while it generates, and later a policy ra
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
 beyond the median of the steps without a failure, by part, the processes that were started, and the freed bytes without
-those that the fault itself held. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of
-Qwen3-0.6B's shape, on two GPUs, 10 minutes.
+those that the fault itself held. Rows of other arms that the result already has are kept. `--smoke`: a tiny model on
+the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import yaml
 
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus
+from bench.harness.record import RESULTS, record, recorded
 from rljob_testing.repository import EXAMPLES, ROOT
 
 ARMS = ("restart", "live", "killed")
@@ -67,14 +70,19 @@ _WITHOUT_LIVE = (
 _HELD = re.compile(r"the fault held (\d+) bytes")
 
 
-def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool) -> None:
-    rows: list[dict[str, Any]] = []
+def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool, runs: Path | None) -> None:
+    if not smoke:
+        require_gpus(2)
     name = "ranks_recover_cpu" if smoke else "ranks_recover"
-    with tempfile.TemporaryDirectory() as scratch:
+    gpus = 1 if smoke else 2
+    rows = recorded(name, directory, gpus)
+    with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as scratch:
         for arm in arms:
-            rows.extend(rows_of(arm, manifest, steps, Path(scratch) / arm, smoke))
+            of_arm = rows_of(arm, manifest, steps, Path(scratch) / arm, smoke)
+            rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
             # After each arm, so that its result is kept if a later one fails.
-            path = record(name, rows, f"{manifest.name}, {steps} steps, two ranks", directory)
+            note = f"{manifest.name}, {steps} steps, two ranks"
+            path = record(name, rows, note, directory, gpus)
     for row in rows:
         print(json.dumps(row))
     print(path)
@@ -82,7 +90,8 @@ def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bo
 
 def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
     """A row for each failure of the arm's run. A run that fails is recorded with its end."""
-    folder.mkdir()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     faults = KILLED if arm == "killed" else OUT_OF_MEMORY
     write_job(manifest, steps, list(faults.values()), folder / "job.yaml", smoke)
     command: list[str | Path] = [
@@ -183,8 +192,9 @@ if __name__ == "__main__":
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
+    parser.add_argument("--runs", type=Path, help="where the runs are kept (replaced); default: nowhere")
     options = parser.parse_args()
     chosen = options.manifest or (
         EXAMPLES / "digits.yaml" if options.smoke else ROOT / "bench" / "programs" / "h200_step.yaml"
     )
-    main(chosen, options.steps, options.arm or list(ARMS), options.output, options.smoke)
+    main(chosen, options.steps, options.arm or list(ARMS), options.output, options.smoke, options.runs)

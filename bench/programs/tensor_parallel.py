@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.harness.run_arms import Arms, generating_job
-from bench.programs.large_models import SHAPES
+from bench.harness.shapes import SHAPES
 
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
 """`tensorParallelSize` of each arm."""

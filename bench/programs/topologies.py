@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.harness.run_arms import Arms, generating_job
-from bench.programs.large_models import SHAPES
+from bench.harness.shapes import SHAPES
 
 SPECS: dict[str, dict[str, Any]] = {
     "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},

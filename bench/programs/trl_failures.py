@@ -16,13 +16,13 @@ already has.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from bench.harness.record import RESULTS, record
+from bench.harness.needs import require_gpus, require_package
+from bench.harness.record import RESULTS, record, recorded
+from bench.harness.shapes import SHAPES
 from bench.programs.adapter_recovery import job_spec, kept_directory, recovered
-from bench.programs.large_models import SHAPES
 from rljob_trainer.models.resolve import resolve_model
 
 NAME = "trl_failures"
@@ -35,8 +35,9 @@ STEPS = 3
 
 
 def main(failures: list[str], results: Path, logs: Path | None) -> None:
-    file = results / f"{NAME}.json"
-    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    require_package("trl")
+    require_gpus(1)
+    rows = recorded(NAME, results)
     program = [sys.executable, "-m", "bench.programs.trl_steps", str(resolve_model(f"random://qwen3?{SHAPES['0.6b']}"))]
     for failure in failures or list(OPTIONS):
         command = [*program, "--steps", str(STEPS), *OPTIONS[failure]]

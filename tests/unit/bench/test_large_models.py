@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.device_memory import DevicePeak
-from bench.programs.large_models import ARMS, SHAPES, WARM_UP_STEPS, manifest_of, memory_by_phase
+from bench.harness.shapes import SHAPES
+from bench.programs.large_models import ARMS, WARM_UP_STEPS, manifest_of, memory_by_phase
 from bench.report.large_models_plot import MODELS, draw
 from rljob_api.job import RLJobSpec
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.harness.gpu_use import idle_of_each_gpu
-from bench.harness.run_arms import _run_steps
+from bench.harness.run_arms import _run_steps, memory_of
 from bench.programs import tensor_parallel, topologies
 from bench.programs.memory_rollout_role import merged
 from bench.report import blocks, mitigations
@@ -97,6 +97,12 @@ def test_rows_of_another_shape_are_kept() -> None:
     assert merged([*old, *new], again) == [*again, *new]
     bytes_ = {"awake_bytes": 1 << 30, "asleep_bytes": 1 << 30}
     assert "| engine alone, 8B | 1.0 GiB |" in mitigations.rollout_role(result({**new[0], **bytes_}))
+
+
+def test_a_memory_log_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "rollout-0.jsonl"
+    log.write_text('{"device_total_bytes": 9, "device_free_bytes": 2, "peak_reserved_bytes": 5}\n{"device_total_by')
+    assert memory_of(log) == {"gpu_used_bytes": 7, "peak_reserved_bytes": 5, "peak_rss_bytes": 0}
 
 
 def test_a_measured_job_is_killed_before_its_last_step(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_processes_of_an_engine_use_nccl_since_each_sees_one_gpu() -> None:
     shared = arguments(device="cuda", tensor_parallel_size=2)
     assert (shared["tensor_parallel_size"], shared["disable_custom_all_reduce"]) == (2, True)
     assert engine_environment("cuda")["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    assert shared["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
+    assert "pass_config" not in arguments(device="cuda")["compilation_config"]
     assert engine_environment("cuda")["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0", "vLLM's processes outlive their parent"
 
 

@@ -100,16 +100,20 @@ def _default_arguments(config: RolloutConfig) -> dict[str, Any]:
     common = {"max_num_seqs": config.max_num_seqs, "disable_log_stats": True}
     if config.device == "cpu":
         return common | {"enforce_eager": True}
+    compilation: dict[str, Any] = {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": graph_sizes(config.max_num_seqs),
+    }
+    if config.tensor_parallel_size > 1:
+        # vLLM enables it if FlashInfer is installed. As for `disable_custom_all_reduce`: it opens memory of the peers.
+        compilation["pass_config"] = {"fuse_allreduce_rms": False}
     return common | {
         "gpu_memory_utilization": _START_CHECK_FRACTION,
         # vLLM's own all-reduce kernels require that a process sees the GPUs of its peers, which Ray hides; NCCL does
         # not.
         "disable_custom_all_reduce": True,
         # Prefill is a step or two of a whole rollout: graphs for it cost more time than they save.
-        "compilation_config": {
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": graph_sizes(config.max_num_seqs),
-        },
+        "compilation_config": compilation,
     }
 
 

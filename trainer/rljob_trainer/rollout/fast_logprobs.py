@@ -7,7 +7,7 @@ vLLM's own code. The results have the same values; of `FlatLogprobs`, only `logp
 
 It replaces two methods of one engine's objects, as they are in vLLM 0.26 and 0.32: `v1/core/sched/scheduler.py` calls
 `LogprobsLists.slice_request` for each sequence, and `v1/engine/output_processor.py` reads the result. Tests compare
-both paths in the installed version for CPUs (0.32); the code of 0.26 was read, and has the same calls.
+both paths in the installed version for CPUs (0.32), and were run with 0.26 for CPUs; its runner for GPUs was read.
 """
 
 from __future__ import annotations
