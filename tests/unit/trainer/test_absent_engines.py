@@ -118,6 +118,17 @@ def test_an_engine_that_is_lost_again_starts_again(absent: AbsentEngines, engine
     assert pods.started == ["rollout-1", "rollout-1"]
 
 
+def test_a_process_that_is_lost_in_its_new_pod_starts_again_only_if_it_may(absent: AbsentEngines, pods: Pods) -> None:
+    """Otherwise an engine that dies in each start would be started again for ever."""
+    pods.lost.clear()
+    absent.start_returned()
+    pods.ended, pods.failure = {"rollout-1"}, WorkerLost("rollout-1 died while starting")
+    with pytest.raises(WorkerLost):
+        absent.take_in(lambda _failure: False)
+    absent.take_in(allowed)
+    assert pods.started == ["rollout-1", "rollout-1"]
+
+
 def test_an_engine_that_does_not_fit_in_its_new_pod_is_a_failure(absent: AbsentEngines, pods: Pods) -> None:
     pods.lost.clear()
     absent.start_returned()

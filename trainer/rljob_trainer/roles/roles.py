@@ -225,7 +225,7 @@ class Roles(ABC):
         others remain; if it returns True, these get the weights.
         """
         self.engines_at = None
-        self.absent.take_in()
+        self.absent.take_in(may_replace)
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
             try:
