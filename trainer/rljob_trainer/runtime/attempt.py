@@ -163,7 +163,8 @@ class Attempt:
 
             self.display.phase("starting the policy and the engine")
             roles = roles_of(settings_under(changes.plan), clock)
-            deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps)
+            overlaps = spec.algorithm.max_staleness > 0
+            deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps, overlaps)
             processes = {"controller": os.getpid(), **self._construct(roles, deadlines)}
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
