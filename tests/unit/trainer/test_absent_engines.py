@@ -229,8 +229,8 @@ def test_several_ranks_leave_out_the_engines_that_were_lost_before_the_sync(engi
     pods.lost = {"worker-2"}
     made.sync(4, allowed)
     assert ranks.synced == [["handle-0"]], "it could not be repeated"
+    pods.lost = {"worker-1", "worker-2"}
     with pytest.raises(WorkerLost, match="rollout-0 died with its pod"):
-        pods.lost = {"worker-1", "worker-2"}
         made.sync(5, allowed)
 
 
