@@ -118,7 +118,7 @@ def test_an_engine_that_is_lost_again_starts_again(absent: AbsentEngines, engine
     assert pods.started == ["rollout-1", "rollout-1"]
 
 
-def test_a_process_that_is_lost_in_its_new_pod_starts_again_only_if_it_may(absent: AbsentEngines, pods: Pods) -> None:
+def test_a_process_lost_in_its_new_pod_starts_again_only_if_it_may(absent: AbsentEngines, pods: Pods) -> None:
     """Otherwise an engine that dies in each start would be started again for ever."""
     pods.lost.clear()
     absent.start_returned()
@@ -223,7 +223,7 @@ def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(engines: RoleProcesses
     assert ranks.synced[-1] == ["handle-0", "handle-1", "handle-2"]
 
 
-def test_several_ranks_leave_out_the_engines_that_were_lost_before_the_sync(engines: RoleProcesses, pods: Pods) -> None:
+def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(engines: RoleProcesses, pods: Pods) -> None:
     ranks = Ranks({name: WorkerLost("died") for name in ("rollout-1", "rollout-2")})
     made = roles(engines, pods, ranks, policy_ranks=2)
     pods.lost = {"worker-2"}
