@@ -113,6 +113,7 @@ def test_a_damaged_file_or_an_unwritable_volume_costs_only_the_cache(saved: Path
     second = pod(saved, 2)
     assert "is not used" in second.restore()
     assert list(second.directory.iterdir()) == []
+    assert list(second.directory.parent.iterdir()) == [second.directory], "a part of the code takes the pod's space"
     unusable = saved / "file"
     unusable.write_text("")
     third = CompileCache(saved / "pod-3", unusable / "volume", NAME)

@@ -118,6 +118,17 @@ def test_an_engine_that_is_lost_again_starts_again(absent: AbsentEngines, engine
     assert pods.started == ["rollout-1", "rollout-1"]
 
 
+def test_a_process_lost_in_its_new_pod_starts_again_only_if_it_may(absent: AbsentEngines, pods: Pods) -> None:
+    """Otherwise an engine that dies in each start would be started again for ever."""
+    pods.lost.clear()
+    absent.start_returned()
+    pods.ended, pods.failure = {"rollout-1"}, WorkerLost("rollout-1 died while starting")
+    with pytest.raises(WorkerLost):
+        absent.take_in(lambda _failure: False)
+    absent.take_in(allowed)
+    assert pods.started == ["rollout-1", "rollout-1"]
+
+
 def test_an_engine_that_does_not_fit_in_its_new_pod_is_a_failure(absent: AbsentEngines, pods: Pods) -> None:
     pods.lost.clear()
     absent.start_returned()
@@ -163,12 +174,14 @@ def test_a_place_is_there_if_all_nodes_that_claim_it_answer(
 class Ranks:
     """One rank, whose sync fails for engines that are lost."""
 
-    def __init__(self, lost: dict[str, TrainerError]) -> None:
+    def __init__(self, lost: dict[str, TrainerError], on_sync: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
+        self.on_sync = on_sync
         self.synced: list[list[Any]] = []
 
     def call(self, _method: str, engines: list[Any], _version: int, *, doing: str) -> None:
         self.synced.append(engines)
+        self.on_sync()
         for handle in engines:
             name = handle.replace("handle", "rollout")
             if name in self.lost:
@@ -210,6 +223,17 @@ def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(engines: RoleProcesses
     assert ranks.synced[-1] == ["handle-0", "handle-1", "handle-2"]
 
 
+def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(engines: RoleProcesses, pods: Pods) -> None:
+    ranks = Ranks({name: WorkerLost("died") for name in ("rollout-1", "rollout-2")})
+    made = roles(engines, pods, ranks, policy_ranks=2)
+    pods.lost = {"worker-2"}
+    made.sync(4, allowed)
+    assert ranks.synced == [["handle-0"]], "it could not be repeated"
+    pods.lost = {"worker-1", "worker-2"}
+    with pytest.raises(WorkerLost, match="rollout-0 died with its pod"):
+        made.sync(5, allowed)
+
+
 @pytest.mark.parametrize(
     ("lost", "pods_lost", "policy_ranks", "may_replace"),
     [
@@ -228,8 +252,7 @@ def test_otherwise_a_lost_engine_fails_the_sync(
     engines: RoleProcesses,
     pods: Pods,
 ) -> None:
-    pods.lost = pods_lost
-    made = roles(engines, pods, Ranks(lost), policy_ranks)
+    made = roles(engines, pods, Ranks(lost, lambda: pods.lost.update(pods_lost)), policy_ranks)
     with pytest.raises(WorkerLost):
         made.sync(4, may_replace)
     assert made.engines_at is None

@@ -47,6 +47,18 @@ def test_a_long_phase_has_ten_times_its_median() -> None:
     assert limits.limit_seconds("update") == 1000
 
 
+def test_rollouts_that_overlap_an_update_have_time_for_all_of_them() -> None:
+    """The recorded phase is only the wait for the rest, but after a failure all are generated again."""
+    steps = [step_record(n).model_copy(update={"seconds": {"rollout": 1.0, "update": 900.0}}) for n in (1, 2)]
+    for limits, expected in (
+        (PhaseDeadlines(600, steps, overlaps=True), 9010),
+        (PhaseDeadlines(600, steps), 600),
+        (PhaseDeadlines(600, [], overlaps=True), 3600),  # the first step generates those of two
+    ):
+        limits.done("rollout")
+        assert limits.limit_seconds("rollout") == expected
+
+
 def test_checkpoints_are_limited_by_the_slowest_one() -> None:
     limits = deadlines()
     limits.done("checkpoint")

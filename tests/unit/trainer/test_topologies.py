@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.errors import DeviceOutOfMemory
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.exporting_rank import ExportingRank
 from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
@@ -116,6 +117,27 @@ def test_a_policy_makes_room_before_an_engine_starts(calls: list[str], monkeypat
     calls.clear()
     recording(calls, "cuda", monkeypatch, policy_offload=False).load()
     assert calls == ["begin_loading_policy", "load_engines", "finish_loading_policy"], "side by side"
+
+
+def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed sync leaves their weights on the GPU, where the next policy would load and replay beside them."""
+    made = recording(calls, "cuda", monkeypatch)
+    made.sync(3)
+    made.end("policy")
+    assert made.engines_ended == 0, "these sleep before the next policy loads"
+
+    def fails(method: str, *_: Any, **__: Any) -> None:
+        raise DeviceOutOfMemory(method)
+
+    monkeypatch.setattr(made, "_of_all_ranks", fails)
+    with pytest.raises(DeviceOutOfMemory):
+        made.sync(4)
+    made.end("policy")
+    assert made.engines_ended == 1
+    made.end("policy")
+    assert made.engines_ended == 1
 
 
 def test_weights_return_beside_an_engine_that_sleeps(

@@ -63,6 +63,7 @@ class CompileCache:
             message = self._extract()
         except (OSError, tarfile.TarError) as error:
             message = f"compiled code in {self._file} is not used: {error}"
+            shutil.rmtree(self._partial_directory, ignore_errors=True)  # the pod may need its space
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._saved = frozenset(self._content())
         return message
@@ -90,7 +91,7 @@ class CompileCache:
             problem = f"it was larger than {LIMIT_BYTES >> 30} GiB, and is removed"
         if problem is not None:
             return f"compiled code in {self._file} is not used: {problem}"
-        partial = self.directory.with_name(f"{self.directory.name}{_PARTIAL}")
+        partial = self._partial_directory
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
         with tarfile.open(self._file) as archive:
@@ -99,6 +100,10 @@ class CompileCache:
         with suppress(OSError):
             os.utime(self._file)  # its last use
         return f"compiled code: restored from {self._file}"
+
+    @property
+    def _partial_directory(self) -> Path:
+        return self.directory.with_name(f"{self.directory.name}{_PARTIAL}")
 
     def _write(self) -> int:
         """Write the file, remove others, and return its size in bytes."""

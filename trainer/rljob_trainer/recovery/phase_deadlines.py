@@ -35,6 +35,10 @@ class PhaseDeadlines:
     steps: Sequence[StepRecord]
     """The committed steps, which grow."""
 
+    overlaps: bool = False
+    """Rollouts are generated while the policy learns (`algorithm.maxStaleness: 1`): their phase is the wait for the
+    rest of them, which a failure can extend to all."""
+
     _seen: set[Phase] = field(default_factory=set, init=False)
 
     def limited(self, phase: Phase | None) -> AbstractContextManager[None]:
@@ -47,8 +51,10 @@ class PhaseDeadlines:
             return None
         if phase is None:
             return self.floor_seconds * _LOAD_TIMES_FLOOR
-        recent = [step.seconds.get(phase, 0.0) for step in self.steps[-_RECENT_STEPS:]]
-        first = phase not in self._seen or phase == "checkpoint"
+        overlapped = self.overlaps and phase == "rollout"
+        parts: tuple[Phase, ...] = ("rollout", "update") if overlapped else (phase,)
+        recent = [sum(step.seconds.get(part, 0.0) for part in parts) for step in self.steps[-_RECENT_STEPS:]]
+        first = phase not in self._seen or phase == "checkpoint" or (overlapped and not recent)
         usual = (max(recent) if phase == "checkpoint" else median(recent)) if recent else 0.0
         return max(self.floor_seconds * (_FIRST_TIMES_FLOOR if first else 1), _TIMES_USUAL * usual)
 

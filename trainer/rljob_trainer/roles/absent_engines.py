@@ -65,13 +65,15 @@ class AbsentEngines:
             if not absence.starting and self._has_place(engine):
                 absence.starting = self._start(engine)
 
-    def take_in(self) -> None:
+    def take_in(self, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
         """Include engines that have started. They have no weights yet.
 
+        `may_replace`: called when a process was lost while its engine started, although its pod is there; if it returns
+        True, the engine starts again.
         Raises the failure of an engine that did not start, and `WorkerLost` if a pod has not come back in time.
         """
-        for absence in self._absences.values():
-            self._check(absence)
+        for engine, absence in self._absences.items():
+            self._check(engine, absence, may_replace)
         self.start_returned()
         for engine, absence in list(self._absences.items()):
             if absence.starting and len(_ended(absence.starting)) == len(absence.starting):
@@ -83,12 +85,13 @@ class AbsentEngines:
                     "with `kubectl describe pod` and `kubectl logs`"
                 ).of(engine[0])
 
-    @staticmethod
-    def _check(absence: _Absence) -> None:
-        """Raise the failure of a call, unless the pod was lost again."""
+    def _check(self, engine: Engine, absence: _Absence, may_replace: Callable[[WorkerLost], bool]) -> None:
+        """Raise the failure of a call, unless the pod was lost again, or the lost process may be replaced."""
         try:
             wait_for(_ended(absence.starting), "starting in a new pod")
-        except WorkerLost:
+        except WorkerLost as failure:
+            if self._has_place(engine) and not may_replace(failure):
+                raise
             absence.starting = {}
 
     def _has_place(self, engine: Engine) -> bool:

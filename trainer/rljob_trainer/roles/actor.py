@@ -55,20 +55,27 @@ class RoleActor:
         self._name = name
         self._class_name = role
         self._role: Any = None
+        self._construct_failure: Exception | None = None
         self._faults: list[InjectedFault] = []
 
     def construct(self, *arguments: Any) -> int:
         """Create the role's object. Returns the process id."""
         module, _, name = self._class_name.partition(":")
-        with _readable_failures(self._name):
-            with long_imports():
-                role = getattr(importlib.import_module(module), name)
-            self._role = role(*arguments)
+        try:
+            with _readable_failures(self._name):
+                with long_imports():
+                    role = getattr(importlib.import_module(module), name)
+                self._role = role(*arguments)
+        except Exception as error:
+            self._construct_failure = error
+            raise
         return os.getpid()
 
     def call(self, seconds: float | None, method: str, *arguments: Any) -> Any:
         """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks."""
         with _readable_failures(self._name), stacks_written_after(seconds):
+            if self._construct_failure is not None:  # nobody has waited for it
+                raise self._construct_failure
             if fault := next((fault for fault in self._faults if fault.method == method), None):
                 self._faults.remove(fault)
                 fault.fail_in(self._role)

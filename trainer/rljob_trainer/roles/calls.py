@@ -144,5 +144,5 @@ def result_of(reference: Any, name: str, doing: str) -> Any:
         full = SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}")
         full.out_of_memory = failure_of_exception(error)
         raise full.of(name) from error
-    except exceptions.RayActorError as error:
+    except (exceptions.RayActorError, exceptions.ObjectLostError) as error:  # the latter: its result was on a lost node
         raise WorkerLost(f"{name} died while {doing}").of(name) from error

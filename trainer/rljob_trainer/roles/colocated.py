@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from rljob_api.plan_change import Role
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.calls import wait_for
@@ -21,6 +22,16 @@ class ColocatedRoles(Roles):
 
     policy_class = "rljob_trainer.roles.policy_actor:ColocatedPolicyActor"
     engine_class = "rljob_trainer.roles.rollout_actor:ColocatedRolloutActor"
+
+    _half_awake = False
+    """The engines have their weights on the GPU, and not their KV cache. vLLM 0.26 can put to sleep only both."""
+
+    def end(self, role: Role) -> None:
+        """As in every topology. The next policy must not load beside engines that cannot be put to sleep."""
+        super().end(role)
+        if role == "policy" and self._half_awake:
+            super().end("rollout")
+        self._half_awake = False
 
     def load(self) -> None:
         if self.engines.loaded and not self.policy.loading:
@@ -42,6 +53,7 @@ class ColocatedRoles(Roles):
         self.engines_at = None
         if self._sleeps:
             self._put_engines_to_sleep()
+            self._half_awake = True
             wait_for(self.engines.call("wake_weights"), "waking the weights")
         super().sync(version, may_replace)
         if self._offloads:
@@ -50,6 +62,7 @@ class ColocatedRoles(Roles):
         if self._sleeps:
             self.engines_at = None
             wait_for(self.engines.call("wake_kv_cache"), "waking the KV cache")
+            self._half_awake = False
         self.engines_at = version
 
     def load_checkpoint(self, directory: Path, step: int) -> str | None:

@@ -225,23 +225,35 @@ class Roles(ABC):
         others remain; if it returns True, these get the weights.
         """
         self.engines_at = None
-        self.absent.take_in()
+        self.absent.take_in(may_replace)
+        self._leave_out_lost(may_replace)
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
             try:
                 self._of_all_ranks("sync", engines, version, doing="syncing the weights")
             except WorkerLost as failure:
-                if not self._continue_without(failure, may_replace):
+                # Several ranks wait for each other in the failed sync.
+                if len(self.policy) > 1 or not self._continue_without(failure, may_replace):
                     raise
             else:
                 break
         self.engines_at = version
 
+    def _leave_out_lost(self, may_replace: Callable[[WorkerLost], bool]) -> None:
+        """Leave out the engines whose pods were lost since the last sync: several ranks cannot repeat a failed one."""
+        if len(self.policy) == 1 or self.settings.first_engine_bundle == 0:
+            return
+        for engine in self.engines.working:
+            if self.absent.is_lost_with_its_place(engine):
+                failure = WorkerLost(f"{engine[0]} died with its pod").of(engine[0])
+                if not self._continue_without(failure, may_replace):
+                    raise failure
+
     def _continue_without(self, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
-        """True if the sync can be repeated without an engine. Several ranks wait for each other in the failed one."""
+        """True if the sync can be done without a lost engine."""
         engine = self._engine_of(failure)
         others = [other for other in self.engines.working if other != engine]
-        if not engine or not others or len(self.policy) > 1 or isinstance(failure, PhaseDeadlineExceeded):
+        if not engine or not others or isinstance(failure, PhaseDeadlineExceeded):
             return False
         failure.place_lost = self.absent.is_lost_with_its_place(engine)
         if not failure.place_lost or not may_replace(failure):

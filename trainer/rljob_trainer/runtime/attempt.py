@@ -163,7 +163,9 @@ class Attempt:
 
             self.display.phase("starting the policy and the engine")
             roles = roles_of(settings_under(changes.plan), clock)
-            processes = {"controller": os.getpid(), **self._construct(roles)}
+            overlaps = spec.algorithm.max_staleness > 0
+            deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps, overlaps)
+            processes = {"controller": os.getpid(), **self._construct(roles, deadlines)}
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
                 started_at,
@@ -202,7 +204,7 @@ class Attempt:
                 checkpointing=checkpointing,
                 recovery=recovery,
                 faults=faults,
-                deadlines=PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps),
+                deadlines=deadlines,
                 early_warning=EarlyWarning(spec.algorithm.steps, recovery.prevent, self.listener, self.display.warning),
                 export=partial(self._export, roles),
                 display=self.display,
@@ -213,11 +215,12 @@ class Attempt:
             with checkpointing:
                 controller.run()
 
-    def _construct(self, roles: Roles) -> dict[str, int]:
+    def _construct(self, roles: Roles, deadlines: PhaseDeadlines) -> dict[str, int]:
         """Start the processes. Raises `HostOutOfMemory` if the kernel kills one that imports its libraries."""
         kills = self.placement.oom_kills()
         try:
-            return roles.construct()
+            with deadlines.limited(None):
+                return roles.construct()
         except WorkerLost as failure:
             raise explained_loss(failure, self.placement.oom_kills() - kills) from None
 

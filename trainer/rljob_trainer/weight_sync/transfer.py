@@ -96,9 +96,14 @@ class EngineCalls:
 
         Raises `WorkerLost` if an engine has died.
         """
+        import ray
+
         while len(self._pending) > until_left:
-            for name, reference in zip(self._names, self._pending.popleft(), strict=True):
-                _result(reference, name)
+            name_of = dict(zip(self._pending.popleft(), self._names, strict=True))
+            left = list(name_of)
+            while left:  # as they end: an engine may wait for a lost one
+                [ended], left = ray.wait(left, num_returns=1)
+                _result(ended, name_of[ended])
 
     def raise_failure(self, within_seconds: float = 0.0) -> None:
         """Raise the error of a pending call that has failed, or fails `within_seconds`, as `wait` does."""
