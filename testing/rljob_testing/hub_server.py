@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
+import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -27,11 +30,20 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, directory: Path, port: int = 0, host: str = "127.0.0.1", delay_seconds: float = 0.0) -> None:
-        """`delay_seconds`: of each download, so that concurrent ones meet."""
+    def __init__(
+        self,
+        directory: Path,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        delay_seconds: float = 0.0,
+        broken: Container[str] = (),
+    ) -> None:
+        """`delay_seconds`: of each download, so that concurrent ones meet. `broken`: files whose connection is reset in
+        their middle."""
         super().__init__((host, port), _Handler)
         self.directory = directory
         self.delay_seconds = delay_seconds
+        self.broken = broken
         self.downloads: Counter[str] = Counter()
 
     @property
@@ -68,18 +80,29 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.downloads[name] += 1
                 time.sleep(self.server.delay_seconds)
             headers = {"ETag": f'"{_etag(files[name])}"', "X-Repo-Commit": COMMIT}
-            self._send(files[name].read_bytes(), headers=headers)
+            self._send(files[name].read_bytes(), headers=headers, breaks=name in self.server.broken)
         else:
             self._send(b"{}", 404, {"X-Error-Code": "EntryNotFound" if REPOSITORY in path else "RepoNotFound"})
 
-    def _send(self, body: bytes, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _send(
+        self,
+        body: bytes,
+        status: int = 200,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        *,
+        breaks: bool = False,
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) // 2] if breaks else body)
+            if breaks:  # closed without a lingering time, a connection is reset
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                os.close(self.connection.detach())
+                self.close_connection = True
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

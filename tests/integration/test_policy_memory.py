@@ -156,3 +156,18 @@ def test_the_optimizers_whole_state_exists_before_the_first_update(tmp_path: Pat
 
 def _optimizer_state_bytes(policy: PolicyRank) -> int:
     return policy._optimizer.state.nbytes
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_state_in_host_memory_has_no_snapshot_there(tmp_path: Path, offload: bool) -> None:
+    """The plan counts no host memory for it, and no update could be undone with it."""
+    memory = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7, optimizer_offload=offload)
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", memory=memory, snapshots=True)
+    with policy_processes(1, config) as policy:
+        assert policy.run(_has_snapshot) == [not offload]
+        policy.call("update", scored_batch(1))
+        assert policy.call("can_undo_update") == [not offload]
+
+
+def _has_snapshot(policy: PolicyRank) -> bool:
+    return policy._loaded.snapshot is not None

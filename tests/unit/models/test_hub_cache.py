@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.hub_server import REPOSITORY, HubServer
-from rljob_trainer.models.hub import _may_pass
+from rljob_trainer.models.hub import HubUnreachable, _may_pass, resolve_description
 from rljob_trainer.models.resolve import resolve_model
 
 PROGRAM = f"from rljob_trainer.models.resolve import resolve_model; print(resolve_model('hf://{REPOSITORY}'))"
@@ -91,6 +91,26 @@ def test_a_hub_that_is_away_is_no_fault_of_the_job(tmp_path: Path) -> None:
     failure = process.communicate()[0].strip()
     assert failure.startswith("ERROR HubUnreachable: hf://tests/tiny is not in the local cache")
     assert ExitCode.ERROR.retry
+
+
+def test_a_connection_that_breaks_is_no_fault_of_the_job(hub: HubServer, tmp_path: Path) -> None:
+    server = HubServer(hub.directory, broken={"model.safetensors"})
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    failure = pod(tmp_path / "cache", tmp_path / "home", server.url, FAILURE_PROGRAM).communicate()[0]
+    server.shutdown()
+    assert failure.startswith("ERROR HubUnreachable: the download of hf://tests/tiny failed (")
+    assert "a retry continues it" in failure
+
+
+def test_a_connection_of_xet_that_breaks_is_no_fault_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with hf_xet 1.8.0 and a port that nobody serves."""
+
+    def failing(*_: object, **__: object) -> str:
+        raise RuntimeError("Task error: File reconstruction error: CAS Client Error: Request middleware error")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", failing)
+    with pytest.raises(HubUnreachable, match=r"failed \(Task error: File reconstruction error"):
+        resolve_description(REPOSITORY)
 
 
 def test_weights_of_a_model_that_cannot_train_are_not_downloaded(hub: HubServer, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
+from rljob_trainer.roles.time_limit import current_limit
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
@@ -244,6 +245,20 @@ def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> N
         "generate 4 with 2",
     ]
     assert calls[-2:] == ["update 5 by 3", "update 6 by 4"], "nothing is generated for a step that does not come"
+
+
+def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: Path) -> None:
+    class Recording(SimulatedRoles):
+        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+            limit = current_limit()
+            assert limit is not None
+            limits[batch.step] = limit.seconds
+            return super().update(batch)
+
+    limits: dict[int, float] = {}
+    Job(tmp_path).attempt(Recording({}))
+    assert limits.pop(1) == 3600, "kernels are compiled"
+    assert limits == {2: 600, 3: 3600, 4: 600, 5: 3600, 6: 600}, "checkpoints begin after steps 2 and 4"
 
 
 def test_stale_rollouts_are_generated_again_with_the_weights_of_then(tmp_path: Path) -> None:

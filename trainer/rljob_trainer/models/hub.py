@@ -72,10 +72,10 @@ def _remove_leftovers(location: str) -> None:
 
 def _download(location: str, files: list[str], *, local_files_only: bool = False) -> Path:
     """Pods that download the same model at once wait for each other, file by file, and share the files."""
+    from httpx2 import HTTPError  # of the hub's answers and of connections
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -104,7 +104,7 @@ def _download(location: str, files: list[str], *, local_files_only: bool = False
             f"hf://{location} is not in the local cache, and the hub is not reachable: check the network and "
             f"HF_HUB_OFFLINE, or download the model in advance ({_first_line(error)})"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HTTPError, OSError, RuntimeError) as error:  # the last: of hf_xet, whatever has failed
         if _may_pass(error):
             raise HubUnreachable(
                 f"the download of hf://{location} failed ({_first_line(error)}); a retry continues it. If it fails "

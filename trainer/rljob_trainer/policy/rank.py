@@ -101,7 +101,7 @@ class PolicyRank:
             model,
             reference,
             optimizer,
-            StateSnapshot(optimizer) if self.config.snapshots else None,
+            StateSnapshot(optimizer) if self.config.snapshots and not optimizer.state.offloaded else None,
             PolicyUpdate(self.config, model, optimizer, reference, self._device, self._log_micro_batch),
             self._offload_of(distinct_models(model, reference)),
         )

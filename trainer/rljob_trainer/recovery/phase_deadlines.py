@@ -41,12 +41,15 @@ class PhaseDeadlines:
 
     _seen: set[Phase] = field(default_factory=set, init=False)
 
-    def limited(self, phase: Phase | None) -> AbstractContextManager[None]:
-        """Limit the calls of a phase within the block; None: of a start of roles."""
-        return time_limit(self.limit_seconds(phase))
+    def limited(self, phase: Phase | None, *, writing: bool = False) -> AbstractContextManager[None]:
+        """Limit the calls of a phase within the block; None: of a start of roles.
 
-    def limit_seconds(self, phase: Phase | None) -> float | None:
-        """Ten times the usual time of the phase, but at least the floor, and more while a process compiles."""
+        `writing`: a checkpoint is being written. If it is written without a copy, the phase waits until that is done.
+        """
+        return time_limit(self.limit_seconds(phase, writing=writing))
+
+    def limit_seconds(self, phase: Phase | None, *, writing: bool = False) -> float | None:
+        """Ten times the usual time of the phase, but at least the floor; more while a process compiles or writes."""
         if not self.floor_seconds:
             return None
         if phase is None:
@@ -54,7 +57,7 @@ class PhaseDeadlines:
         overlapped = self.overlaps and phase == "rollout"
         parts: tuple[Phase, ...] = ("rollout", "update") if overlapped else (phase,)
         recent = [sum(step.seconds.get(part, 0.0) for part in parts) for step in self.steps[-_RECENT_STEPS:]]
-        first = phase not in self._seen or phase == "checkpoint" or (overlapped and not recent)
+        first = phase not in self._seen or phase == "checkpoint" or writing or (overlapped and not recent)
         usual = (max(recent) if phase == "checkpoint" else median(recent)) if recent else 0.0
         return max(self.floor_seconds * (_FIRST_TIMES_FLOOR if first else 1), _TIMES_USUAL * usual)
 

@@ -48,6 +48,11 @@ class Checkpointing:
         """Wait for the rename in progress, so that another attempt finds the directory in its final state."""
         self._background.shutdown(wait=True)
 
+    @property
+    def writing(self) -> bool:
+        """True if the ranks may be writing a checkpoint."""
+        return self._writing is not None and self._naming is None
+
     def restore(self, committed: int) -> int:
         """Load the newest valid checkpoint up to step `committed`. Returns its step, or 0 if there is none.
 

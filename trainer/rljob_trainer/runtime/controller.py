@@ -216,7 +216,7 @@ class Controller:
 
         def attempted() -> Result:
             self._make_ready(step, policy_at, engines_at)
-            with clock.phase(phase), self.deadlines.limited(phase):
+            with clock.phase(phase), self.deadlines.limited(phase, writing=self.checkpointing.writing):
                 self.faults.inject(step, phase)
                 result = work()
             self.deadlines.done(phase)
