@@ -218,3 +218,40 @@ def test_an_operator_that_is_killed_at_any_write_replaces_it_once(writes: int) -
     assert cluster.attempt.pod_replacements == 1
     bring_up(cluster, ROLLOUT_1)
     assert cluster.attempt.replacing_pods == []
+
+
+def test_a_node_that_refuses_each_new_pod_causes_no_hot_loop() -> None:
+    cluster = running()
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    pods = set()
+    for _ in range(120):
+        if cluster.pods[ROLLOUT_1].node is None:
+            cluster.place(ROLLOUT_1)
+            cluster.change_pod(ROLLOUT_1, phase="Failed", disruption="UnexpectedAdmissionError")
+        pods.add(cluster.pods[ROLLOUT_1].uid)
+        cluster.settle()
+        cluster.tick(min(1.0, cluster.last.requeue_after_seconds or 1.0))
+    assert 4 <= len(pods) <= 5
+    assert cluster.attempt.reason is None
+    message = cluster.condition(ConditionType.RUNNING).message
+    assert message.endswith("pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)")
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"unschedulable": "2 Insufficient nvidia.com/gpu"}, "pod demo-rollout-1: 2 Insufficient nvidia.com/gpu"),
+        ({"node": "gpu-node", "waiting": "ErrImagePull: x"}, "pod demo-rollout-1 cannot start: ErrImagePull: x"),
+    ],
+)
+def test_running_names_the_reason_why_a_new_pod_does_not_come(facts: dict[str, Any], why: str) -> None:
+    cluster = running()
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    cluster.change_pod(ROLLOUT_1, **facts)
+    cluster.tick(20)
+    cluster.settle()
+    assert cluster.condition(ConditionType.RUNNING).message == (
+        f"steps are being committed without demo-rollout-1, which the operator replaces: {why}"
+    )
