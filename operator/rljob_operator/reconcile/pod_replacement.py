@@ -123,7 +123,7 @@ def _as_present_ones(view: JobView) -> bool:
     if isinstance(objects, str):
         return False
     wanted = {pod["metadata"]["name"]: pod["metadata"]["annotations"][labels.SPEC_DIGEST] for pod in objects.pods}
-    return all(wanted[pod.name] == pod.spec_digest for pod in view.pods if pod.role == "rollout")
+    return all(wanted.get(pod.name) == pod.spec_digest for pod in view.pods if pod.role == "rollout")
 
 
 def _seconds_kept(pod: ObservedPod, view: JobView) -> float:

@@ -255,3 +255,11 @@ def test_running_names_the_reason_why_a_new_pod_does_not_come(facts: dict[str, A
     assert cluster.condition(ConditionType.RUNNING).message == (
         f"steps are being committed without demo-rollout-1, which the operator replaces: {why}"
     )
+
+
+def test_an_owned_copy_of_a_rollout_pod_stops_no_reconcile() -> None:
+    cluster = running()
+    cluster.pods["copy"] = replace(cluster.pods[ROLLOUT_0], name="copy", uid="copy", index=7)
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    assert cluster.attempt.reason == "PodsDisrupted"
