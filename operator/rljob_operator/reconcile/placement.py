@@ -67,7 +67,7 @@ def refusal(view: JobView) -> Obstacle | None:
     if view.observed.missing_object:
         return ConditionReason.MISSING_OBJECT, view.observed.missing_object
     if view.observed.refused:
-        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
+        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}{growth_note(view)}"
     return None
 
 
