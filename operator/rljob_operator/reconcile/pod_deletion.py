@@ -86,10 +86,13 @@ def uses_finalizer(settings: OperatorSettings) -> bool:
     return not settings.namespaces
 
 
-def finish_deletion(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
-    """Delete the pods of a job that is being deleted, and then remove the finalizer."""
+def finish_deletion(observed: Observed, draft: StatusDraft, settings: OperatorSettings, now: datetime) -> Desired:
+    """Delete the pods of a job that is being deleted, report those that do not terminate, and then remove the
+    finalizer."""
     if observed.pods and uses_finalizer(settings):
-        return delete_pods(observed.pods, Termination.of(observed, settings, now))
+        termination = Termination.of(observed, settings, now)
+        termination.report(observed.pods, draft)
+        return delete_pods(observed.pods, termination)
     return Desired(finalizer=False) if observed.has_finalizer else Desired()
 
 
