@@ -33,15 +33,16 @@ at once."""
 
 def lost_pods(view: JobView) -> frozenset[str]:
     """Names of the rollout pods of a live attempt that are lost, and can be replaced in it."""
-    if not _can_continue(view):
+    if view.attempt is None or not _can_continue(view):
         return frozenset()
-    known = set(view.attempt.replacing_pods) if view.attempt else set()
+    known = set(view.attempt.replacing_pods)
     rollouts = [name for name, role in view.expected_pods if role == "rollout"]
     present = {pod.name: pod for pod in view.pods}
     lost = {name for name in rollouts if name not in present or _is_lost(present[name])}
     starting = {name for name in known & set(present) if not (present[name].ready or present[name].ended)}
     working = set(rollouts) - lost - starting
-    return frozenset(lost) if lost and working and _as_present_ones(view) else frozenset()
+    few = view.attempt.pod_replacements + len(lost - known) <= MAX_REPLACEMENTS
+    return frozenset(lost) if lost and working and few and _as_present_ones(view) else frozenset()
 
 
 def without(names: frozenset[str], view: JobView) -> JobView:
@@ -95,7 +96,7 @@ def waiting_for(view: JobView, draft: StatusDraft) -> str:
 def _can_continue(view: JobView) -> bool:
     """The trainer works on, as far as is known, and can do so without one of its rollout pods."""
     attempt, controller = view.attempt, view.controller
-    if attempt is None or attempt.pod_replacements >= MAX_REPLACEMENTS or attempt.pods_of_attempt is not None:
+    if attempt is None or attempt.pods_of_attempt is not None:
         return False
     if controller is None or controller.ended or controller.end or view.pending_exit or view.spec.suspend:
         return False

@@ -220,6 +220,20 @@ def test_an_operator_that_is_killed_at_any_write_replaces_it_once(writes: int) -
     assert cluster.attempt.replacing_pods == []
 
 
+def test_as_many_pods_are_replaced_as_the_limit_allows() -> None:
+    cluster = running()
+    for _ in range(MAX_REPLACEMENTS):
+        cluster.vanish(ROLLOUT_1)
+        cluster.settle()
+        bring_up(cluster, ROLLOUT_1)
+        cluster.tick(60)
+    assert (cluster.attempt.reason, cluster.attempt.pod_replacements) == (None, MAX_REPLACEMENTS)
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    assert cluster.attempt.reason == "PodsDisrupted"
+    assert cluster.events.count("ReplacingPod") == MAX_REPLACEMENTS
+
+
 def test_a_node_that_refuses_each_new_pod_causes_no_hot_loop() -> None:
     cluster = running()
     cluster.vanish(ROLLOUT_1)
