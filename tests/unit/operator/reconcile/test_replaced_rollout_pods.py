@@ -252,6 +252,19 @@ def test_a_node_that_refuses_each_new_pod_causes_no_hot_loop() -> None:
     assert message.endswith("pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)")
 
 
+def test_a_new_pod_that_never_started_and_never_terminates_causes_no_hot_loop() -> None:
+    cluster = running()
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    cluster.place(ROLLOUT_1)
+    cluster.tick(60)
+    cluster.delete_pod(ROLLOUT_1)
+    for _ in range(4):
+        cluster.tick(900)
+        assert cluster.settle().requeue_after_seconds == 60
+    assert cluster.attempt.reason is None
+
+
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
