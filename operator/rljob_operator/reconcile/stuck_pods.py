@@ -40,15 +40,19 @@ class Termination:
     workers_are_harmless: bool
     """The workers are those of RLJob's own trainer."""
     lost_node_seconds: float
+    replaced: frozenset[str]
+    """Names of the rollout pods that the controller works without."""
     now: datetime
 
     @classmethod
     def of(cls, observed: Observed, settings: OperatorSettings, now: datetime) -> Termination:
+        attempts = observed.status.attempts
         return cls(
             nodes={node.name: node for node in observed.nodes},
             namespace=observed.namespace,
             workers_are_harmless=observed.job is not None and observed.job.spec.trainer is None,
             lost_node_seconds=settings.lost_node_seconds,
+            replaced=frozenset(attempts[-1].replacing_pods if attempts else ()),
             now=now,
         )
 

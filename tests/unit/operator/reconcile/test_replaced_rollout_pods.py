@@ -290,3 +290,25 @@ def test_an_owned_copy_of_a_rollout_pod_stops_no_reconcile() -> None:
     cluster.vanish(ROLLOUT_1)
     cluster.settle()
     assert cluster.attempt.reason == "PodsDisrupted"
+
+
+def its_creation_is_refused(cluster: SimulatedCluster) -> None:
+    cluster.facts = {"refused": "exceeded quota"}
+    cluster.vanish(ROLLOUT_1)
+
+
+def its_node_is_lost(cluster: SimulatedCluster) -> None:
+    cluster.place(ROLLOUT_1, node="lost-node")
+    cluster.nodes = (CPU_NODE, GPU_NODE, replace(GPU_NODE, name="lost-node", unreachable_since=cluster.now))
+    cluster.delete_pod(ROLLOUT_1)
+
+
+@pytest.mark.parametrize("lose", [its_creation_is_refused, its_node_is_lost])
+@pytest.mark.parametrize("stop", [lambda cluster: cluster.change_spec(suspend=True), SimulatedCluster.delete_job])
+def test_a_controller_that_works_without_it_has_time_to_commit(lose: Any, stop: Any) -> None:
+    cluster = running()
+    lose(cluster)
+    cluster.settle()
+    stop(cluster)
+    cluster.settle()
+    assert cluster.pods[CONTROLLER].deletion_grace_seconds == cluster.settings.termination_grace_seconds
