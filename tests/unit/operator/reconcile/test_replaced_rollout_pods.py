@@ -234,7 +234,7 @@ def test_as_many_pods_are_replaced_as_the_limit_allows() -> None:
     assert cluster.events.count("ReplacingPod") == MAX_REPLACEMENTS
 
 
-def test_a_node_that_refuses_each_new_pod_causes_no_hot_loop() -> None:
+def test_a_node_that_refuses_each_new_pod_causes_no_busy_loop() -> None:
     cluster = running()
     cluster.vanish(ROLLOUT_1)
     cluster.settle()
@@ -252,7 +252,7 @@ def test_a_node_that_refuses_each_new_pod_causes_no_hot_loop() -> None:
     assert message.endswith("pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)")
 
 
-def test_a_new_pod_that_never_started_and_never_terminates_causes_no_hot_loop() -> None:
+def test_a_new_pod_that_neither_starts_nor_ends_causes_no_busy_loop() -> None:
     cluster = running()
     cluster.vanish(ROLLOUT_1)
     cluster.settle()
