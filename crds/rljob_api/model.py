@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, ClassVar, Literal
 
-from rljob_api.api_model import ApiModel, Text
+from rljob_api.api_model import ApiModel, Rule, Text
 from rljob_api.mounted_files import ModelCache
 
 Dtype = Literal["Auto", "bfloat16", "float32"]
@@ -17,6 +18,14 @@ ModelUri = Annotated[
         max_length=1024,
     ),
 ]
+
+
+_IN_A_CLAIM = "^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$"
+_UPWARDS = "/[.][.](/|$)"
+
+
+def _names_a_claim(uri: str) -> bool:
+    return bool(re.search(_IN_A_CLAIM, uri)) and not re.search(_UPWARDS, uri)
 
 
 class ModelSpec(ApiModel):
@@ -35,3 +44,14 @@ class ModelSpec(ApiModel):
     dtype: Dtype = "Auto"
     """Data type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The
     policy always keeps float32 master weights, except for weights that policy.lora freezes."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!self.uri.startsWith('pvc://') || "
+            f"self.uri.matches('{_IN_A_CLAIM}') && !self.uri.matches('{_UPWARDS}')",
+            holds=lambda model: not model.uri.startswith("pvc://") or _names_a_claim(model.uri),
+            field="uri",
+            message="must be pvc://claim/path, with the name of a claim and a path without ..: write "
+            "pvc://models/qwen3, for example",
+        ),
+    )

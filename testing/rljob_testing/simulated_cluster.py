@@ -108,6 +108,7 @@ class SimulatedCluster:
         for _ in range(most):
             desired = self.round()
             if replace(desired, requeue_after_seconds=None, is_status_delayed=False) == Desired():
+                assert desired.requeue_after_seconds != 0.0, "a busy loop: nothing to do, and reconciled again at once"
                 return desired
         raise AssertionError(f"still busy after {most} rounds: {self.last}")
 

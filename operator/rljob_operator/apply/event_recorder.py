@@ -52,12 +52,15 @@ class Tokens:
         self._left = float(burst)
         self._at: float | None = None
 
-    def take(self, now: float) -> bool:
-        """Take a token; False if there is none."""
+    def has_any(self, now: float) -> bool:
         if self._at is not None:
             self._left = min(self._burst, self._left + (now - self._at) / self._seconds_per_token)
         self._at = now
-        if self._left < 1:
+        return self._left >= 1
+
+    def take(self, now: float) -> bool:
+        """Take a token; False if there is none."""
+        if not self.has_any(now):
             return False
         self._left -= 1
         return True

@@ -58,7 +58,10 @@ def belonged_to(owner: Object, job: Observed) -> bool:
 
 def _advice(kind: str) -> str:
     if kind == "PersistentVolumeClaim":
-        return "to use it, name it in checkpoint.volume.persistentVolumeClaim.claimName; otherwise rename the job"
+        return (
+            "to use it, delete the job and create it again with checkpoint.volume.persistentVolumeClaim.claimName; "
+            "otherwise rename the job"
+        )
     return "rename the job, or delete that object"
 
 

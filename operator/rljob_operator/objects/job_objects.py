@@ -191,8 +191,8 @@ def _notices(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[Ev
                 "Warning",
                 "CheckpointVolumeNotShared",
                 "spec.checkpoint.volume is an emptyDir, which is deleted with its pod, so a restarted job begins at "
-                "step 1; name a volume that all pods share, or remove the field to use a claim that the operator "
-                "creates",
+                "step 1; delete the job and create it again with a volume that all pods share, or without the field: "
+                "then the operator creates a claim",
             )
         )
     return notices

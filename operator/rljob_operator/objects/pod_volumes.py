@@ -9,7 +9,6 @@ from rljob_api.quantity import byte_quantity
 from rljob_api.status import Role
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.predicted_memory import predicted_memory
 from rljob_operator.objects.supporting_objects import ATTEMPT_SETTINGS_KEY, MANIFEST_KEY
 
@@ -115,8 +114,6 @@ def model_volume(attempt: JobAttempt) -> tuple[dict[str, Any], dict[str, Any]]:
     if scheme == "oci":
         return {"name": MODEL_VOLUME, "image": {"reference": location, "pullPolicy": "IfNotPresent"}}, mount
     claim, _, path = location.partition("/")
-    if not claim or ".." in path.split("/"):
-        raise InvalidTemplate(f"spec.model.uri: expected pvc://claim/path without .., found {attempt.spec.model.uri}")
     if path.strip("/"):
         mount["subPath"] = path.strip("/")
     return {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, mount

@@ -36,7 +36,8 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if view.leftovers:
         return delete_before_next_attempt(view.leftovers, view, draft)
     lost = lost_pods(view)
-    if end := attempt_result(without(lost, view)) or _reason_to_stop(view, lost):
+    judged = without(lost, view)
+    if end := attempt_result(judged) or _reason_to_stop(view, judged):
         return conclude(end, draft, view)
     if record_replacements(lost, view, draft):
         return Desired()
@@ -55,7 +56,7 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
             deletions.requeue_after_seconds,
             deadline_seconds_left(view),
             half_placed_seconds_left(view),
-            start_seconds_left(view),
+            start_seconds_left(judged),
             overdue_seconds_left(view),
             settling_seconds_left(view),
             seconds_until_cause_is_clear(view),
@@ -64,11 +65,11 @@ def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     )
 
 
-def _reason_to_stop(view: JobView, lost: frozenset[str]) -> AttemptResult | None:
-    """Reason to stop an attempt whose pods would keep running."""
+def _reason_to_stop(view: JobView, judged: JobView) -> AttemptResult | None:
+    """Reason to stop an attempt whose pods would keep running. `judged`: the view without pods that are replaced."""
     if view.spec.suspend:
         return AttemptResult(AttemptReason.SUSPEND_REQUESTED, "spec.suspend is true", NotCounted())
-    return deadline_exceeded(view) or cannot_start(without(lost, view)) or half_placed_too_long(view)
+    return deadline_exceeded(view) or cannot_start(judged) or half_placed_too_long(view)
 
 
 def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:

@@ -67,7 +67,7 @@ def refusal(view: JobView) -> Obstacle | None:
     if view.observed.missing_object:
         return ConditionReason.MISSING_OBJECT, view.observed.missing_object
     if view.observed.refused:
-        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}"
+        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}{growth_note(view)}"
     return None
 
 
@@ -110,7 +110,10 @@ def _lacking_gpus(view: JobView) -> str | None:
     for group in view.layout.workers:
         if group.gpus > largest.gpus:
             has = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
-            return f"no node has {group.gpus} {resource}: {has}; lower {group.role}.gpusPerReplica, or add a node"
+            return (
+                f"no node has {group.gpus} {resource}: {has}; add a node, or delete the job and create it again with a "
+                f"lower {group.role}.gpusPerReplica"
+            )
     wanted, total = sum(view.layout.worker_gpus), sum(node.gpus for node in nodes)
     if wanted > total:
         return f"the job requests {wanted} {resource}, but all usable nodes together have {total}: add nodes"

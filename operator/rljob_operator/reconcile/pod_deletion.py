@@ -44,13 +44,14 @@ def next_deletions(
     """Pods to delete now: the controller first, because it needs the workers to commit the current step.
 
     `missing`: names of pods of the attempt that are gone already. Each pod keeps the grace period of its template;
-    that of a controller is shortened if a worker is lost. Workers do not wait for a controller that is stuck: without
-    it they can only exit.
+    that of a controller is shortened if it has lost a worker that it needs. Workers do not wait for a controller that
+    is stuck: without it they can only exit.
     """
     controllers = [pod for pod in pods if pod.role == "controller" and not pod.ended]
     others = [pod for pod in pods if pod.role != "controller" or pod.ended]
-    workers = [pod for pod in pods if pod.role != "controller"]
-    lost_a_worker = bool(missing) or not workers or any(_is_lost(pod, termination) for pod in workers)
+    workers = [pod for pod in pods if pod.role != "controller" and pod.name not in termination.replaced]
+    gone = set(missing) - termination.replaced
+    lost_a_worker = bool(gone) or not workers or any(_is_lost(pod, termination) for pod in workers)
     shorter_grace = WITHOUT_WORKERS_SECONDS if lost_a_worker else None
     due = [(pod, shorter_grace) for pod in controllers]
     if all(termination.is_stuck(pod) for pod in controllers):
@@ -86,10 +87,13 @@ def uses_finalizer(settings: OperatorSettings) -> bool:
     return not settings.namespaces
 
 
-def finish_deletion(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
-    """Delete the pods of a job that is being deleted, and then remove the finalizer."""
+def finish_deletion(observed: Observed, draft: StatusDraft, settings: OperatorSettings, now: datetime) -> Desired:
+    """Delete the pods of a job that is being deleted, report those that do not terminate, and then remove the
+    finalizer."""
     if observed.pods and uses_finalizer(settings):
-        return delete_pods(observed.pods, Termination.of(observed, settings, now))
+        termination = Termination.of(observed, settings, now)
+        termination.report(observed.pods, draft)
+        return delete_pods(observed.pods, termination)
     return Desired(finalizer=False) if observed.has_finalizer else Desired()
 
 

@@ -15,26 +15,34 @@ from rljob_operator.reconcile.creation import build
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.memory_evidence import OUT_OF_MEMORY_CODES
 from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.reconcile.placement import unplaceable
 from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.stuck_pods import Termination
+from rljob_operator.reconcile.timeouts import start_problem
+from rljob_operator.reconcile.timing import elapsed_seconds, soonest
 from rljob_operator.reconcile.view import JobView
 
 MAX_REPLACEMENTS = 20
 """In one attempt. As with attempts that the cluster ends, more of them are a cluster that has no place for the job."""
 
+_REFUSED_AGAIN_SECONDS = 30.0
+"""Age at which a replacement that its node has refused is deleted and created again: the node may refuse the next one
+at once."""
+
 
 def lost_pods(view: JobView) -> frozenset[str]:
     """Names of the rollout pods of a live attempt that are lost, and can be replaced in it."""
-    if not _can_continue(view):
+    if view.attempt is None or not _can_continue(view):
         return frozenset()
-    known = set(view.attempt.replacing_pods) if view.attempt else set()
+    known = set(view.attempt.replacing_pods)
     rollouts = [name for name, role in view.expected_pods if role == "rollout"]
     present = {pod.name: pod for pod in view.pods}
     lost = {name for name in rollouts if name not in present or _is_lost(present[name])}
     starting = {name for name in known & set(present) if not (present[name].ready or present[name].ended)}
     working = set(rollouts) - lost - starting
-    return frozenset(lost) if lost and working and _as_present_ones(view) else frozenset()
+    few = view.attempt.pod_replacements + len(lost - known) <= MAX_REPLACEMENTS
+    return frozenset(lost) if lost and working and few and _as_present_ones(view) else frozenset()
 
 
 def without(names: frozenset[str], view: JobView) -> JobView:
@@ -66,20 +74,29 @@ def record_replacements(lost: frozenset[str], view: JobView, draft: StatusDraft)
 
 def delete_lost(lost: frozenset[str], view: JobView) -> Desired:
     """Delete the remaining objects of lost pods, so that their replacements can have their names."""
+    if not lost:
+        return Desired()
     leaving = [pod for pod in view.pods if pod.name in lost]
-    return delete_pods(leaving, Termination.of(view.observed, view.settings, view.now))
+    kept = {pod.name: wait for pod in leaving if (wait := _seconds_kept(pod, view))}
+    now = [pod for pod in leaving if pod.name not in kept]
+    deletions = delete_pods(now, Termination.of(view.observed, view.settings, view.now))
+    return replace(deletions, requeue_after_seconds=soonest(deletions.requeue_after_seconds, *kept.values()))
 
 
-def waiting_for(draft: StatusDraft) -> str:
-    """Clause about the pods that are being replaced; empty if there are none."""
+def waiting_for(view: JobView, draft: StatusDraft) -> str:
+    """Clause about the pods that are being replaced, and the reason why they do not run; empty if there are none."""
     names = draft.attempt.replacing_pods if draft.attempt else []
-    return f" without {', '.join(names)}, which the operator replaces" if names else ""
+    if not names:
+        return ""
+    ended = next((pod.name for pod in view.pods if pod.name in names and pod.ended), None)
+    why = unplaceable(view) or start_problem(view) or (ended and _loss(ended, view))
+    return f" without {', '.join(names)}, which the operator replaces{f': {why}' if why else ''}"
 
 
 def _can_continue(view: JobView) -> bool:
     """The trainer works on, as far as is known, and can do so without one of its rollout pods."""
     attempt, controller = view.attempt, view.controller
-    if attempt is None or attempt.pod_replacements >= MAX_REPLACEMENTS or attempt.pods_of_attempt is not None:
+    if attempt is None or attempt.pods_of_attempt is not None:
         return False
     if controller is None or controller.ended or controller.end or view.pending_exit or view.spec.suspend:
         return False
@@ -107,7 +124,13 @@ def _as_present_ones(view: JobView) -> bool:
     if isinstance(objects, str):
         return False
     wanted = {pod["metadata"]["name"]: pod["metadata"]["annotations"][labels.SPEC_DIGEST] for pod in objects.pods}
-    return all(wanted[pod.name] == pod.spec_digest for pod in view.pods if pod.role == "rollout")
+    return all(wanted.get(pod.name) == pod.spec_digest for pod in view.pods if pod.role == "rollout")
+
+
+def _seconds_kept(pod: ObservedPod, view: JobView) -> float:
+    """Seconds until a pod that has ended before it started is deleted."""
+    refused = pod.ended and not pod.started
+    return max(0.0, _REFUSED_AGAIN_SECONDS - elapsed_seconds(pod.created_at, view.now)) if refused else 0.0
 
 
 def _loss(name: str, view: JobView) -> str:

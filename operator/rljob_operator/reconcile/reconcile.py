@@ -42,7 +42,15 @@ def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> 
 
 def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
-        return finish_deletion(observed, settings, now)
+        draft = StatusDraft(observed.status, observed.generation, now)
+        desired = finish_deletion(observed, draft, settings, now)
+        if draft.reason(ConditionType.SCHEDULED) not in (
+            ConditionReason.NODE_LOST,
+            ConditionReason.POD_NOT_TERMINATING,
+        ):
+            return desired  # nobody reads the status of a job that is about to be gone
+        draft.condition(ConditionType.RUNNING, False, ConditionReason.STOPPING, "the job is being deleted")
+        return _written(desired, draft, observed, settings, now)
     if observed.job is None:
         draft = StatusDraft(observed.status, observed.generation, now)
         return _written(report_invalid_spec(observed, draft), draft, observed, settings, now)
@@ -75,9 +83,10 @@ def _written(
     draft.set(display=display(draft.status))
     status, interval = bounded(draft.status), settings.status_interval_seconds
     write = due_write(observed.status, status, interval, observed.status_wait_seconds, now)
+    keeps_finalizer = observed.deleting or observed.has_finalizer == uses_finalizer(settings)
     return replace(
         desired,
-        finalizer=None if observed.has_finalizer == uses_finalizer(settings) else uses_finalizer(settings),
+        finalizer=desired.finalizer if keeps_finalizer else uses_finalizer(settings),
         status=status.model_copy(update={"update_time": now}) if write.wait_seconds == 0.0 else None,
         is_status_delayed=write.is_delayed,
         # Events of a change come with its write: until then, each reconcile drafts them again.

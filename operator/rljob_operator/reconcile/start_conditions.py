@@ -111,7 +111,7 @@ def _set_running(view: JobView, draft: StatusDraft) -> None:
             draft.event("Warning", EventReason.STEP_OVERDUE, sentence)
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, sentence)
     else:
-        message = f"steps are being committed{waiting_for(draft)}"
+        message = f"steps are being committed{waiting_for(view, draft)}"
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, message)
 
 

@@ -4,8 +4,9 @@ Only the kubelet of a node knows that the processes of a pod have ended. Until i
 Node or taints it out of service, Kubernetes keeps the pod. The operator removes a pod by force only if its processes
 can do no harm if they still run:
 
-- A worker writes only logs, and files in directories of its attempt that no other one reads. It exits by itself soon
-  after its controller (`HEAD_GONE_SECONDS`), and the next attempt has another Ray cluster.
+- A worker writes only logs, files in directories of its attempt that no other one reads, and the file of compiled code,
+  which it replaces as a whole. It exits by itself soon after its controller (`HEAD_GONE_SECONDS`), and the next attempt
+  has another Ray cluster.
 - A controller commits steps. Only the lock on the volume, which some file systems do not support, keeps a second one
   out.
 - The writes of another trainer are unknown.
@@ -40,15 +41,19 @@ class Termination:
     workers_are_harmless: bool
     """The workers are those of RLJob's own trainer."""
     lost_node_seconds: float
+    replaced: frozenset[str]
+    """Names of the rollout pods that the controller works without."""
     now: datetime
 
     @classmethod
     def of(cls, observed: Observed, settings: OperatorSettings, now: datetime) -> Termination:
+        attempts = observed.status.attempts
         return cls(
             nodes={node.name: node for node in observed.nodes},
             namespace=observed.namespace,
             workers_are_harmless=observed.job is not None and observed.job.spec.trainer is None,
             lost_node_seconds=settings.lost_node_seconds,
+            replaced=frozenset(attempts[-1].replacing_pods if attempts else ()),
             now=now,
         )
 

@@ -29,6 +29,7 @@ JSONL: dict[str, Any] = {"name": "jsonl", "args": {"path": "items.jsonl"}}
 
 CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the field that is named, a spec that breaks a rule, one beside it that does not
+    ("spec.model.uri", {"model": {"uri": "pvc://models/.."}}, {"model": {"uri": "pvc://models/qwen3"}}),
     ("spec.algorithm.dualClip", {"algorithm": {"dualClip": 1.0}}, {"algorithm": {"dualClip": 0}}),
     ("spec.algorithm.warmupSteps", {"algorithm": {"warmupSteps": 11}}, {"algorithm": {"warmupSteps": 10}}),
     (

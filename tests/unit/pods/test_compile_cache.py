@@ -92,7 +92,7 @@ def test_only_the_owner_can_read_or_write(saved: Path) -> None:
 
 def test_code_that_others_may_have_written_is_not_used(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = (saved / "volume").iterdir()
-    assert distrust(file) is None
+    assert distrust(file.stat()) is None
     file.chmod(0o606)
     assert "every user can write to it" in pod(saved, 2).restore()
     file.chmod(0o600)
@@ -102,9 +102,30 @@ def test_code_that_others_may_have_written_is_not_used(saved: Path, monkeypatch:
     assert f"user {user} owns it, not {user + 1}" in other.restore()
     assert not list(other.directory.iterdir())
     monkeypatch.undo()
-    link = file.with_name("link.tar")
-    link.symlink_to(file)
-    assert distrust(link) == "it is not a regular file"
+    aside = file.rename(file.with_name("aside.tar"))
+    file.symlink_to(aside)
+    assert "is not used" in pod(saved, 4).restore()
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert "it is not a regular file" in pod(saved, 5).restore()
+
+
+def test_the_file_that_was_checked_is_the_one_that_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = (saved / "volume").iterdir()
+    hostile = pod(saved / "hostile", 1)
+    hostile.restore()
+    compile_in(hostile, "inductor/fxgraph/a.py", "hostile")
+    hostile.save_if_settled()
+
+    def distrust_too_late(found: os.stat_result) -> str | None:
+        answer = distrust(found)
+        (saved / "hostile/volume" / file.name).replace(file)  # by another user, as whose file it would be refused
+        return answer
+
+    monkeypatch.setattr(compile_cache, "distrust", distrust_too_late)
+    second = pod(saved, 2)
+    second.restore()
+    assert (second.directory / "inductor/fxgraph/a.py").read_text() == "code"
 
 
 def test_a_damaged_file_or_an_unwritable_volume_costs_only_the_cache(saved: Path) -> None:

@@ -83,19 +83,24 @@ class CompileCache:
         return f"compiled code: {written >> 20} MiB kept in {self._file}"
 
     def _extract(self) -> str:
-        if not self._file.exists():
+        try:
+            # What is checked is read: the name may refer to another file a moment later.
+            stream = os.fdopen(os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+        except FileNotFoundError:
             return f"compiled code: none in {self._file}"
-        problem = distrust(self._file)
-        if problem is None and self._file.stat().st_size > LIMIT_BYTES:
-            self._file.unlink()
-            problem = f"it was larger than {LIMIT_BYTES >> 30} GiB, and is removed"
-        if problem is not None:
-            return f"compiled code in {self._file} is not used: {problem}"
-        partial = self._partial_directory
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700, parents=True)
-        with tarfile.open(self._file) as archive:
-            archive.extractall(partial, filter="data")
+        with stream:
+            found = os.fstat(stream.fileno())
+            problem = distrust(found)
+            if problem is None and found.st_size > LIMIT_BYTES:
+                self._file.unlink()
+                problem = f"it was larger than {LIMIT_BYTES >> 30} GiB, and is removed"
+            if problem is not None:
+                return f"compiled code in {self._file} is not used: {problem}"
+            partial = self._partial_directory
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(mode=0o700, parents=True)
+            with tarfile.open(fileobj=stream) as archive:
+                archive.extractall(partial, filter="data")
         partial.rename(self.directory)
         with suppress(OSError):
             os.utime(self._file)  # its last use
@@ -148,9 +153,8 @@ def is_kept_elsewhere(variables: Mapping[str, str]) -> bool:
     return any(variables.get(name) for name in _VARIABLES)
 
 
-def distrust(file: Path) -> str | None:
-    """The reason why code in `file` is not to be run; None if only this user can have written it."""
-    found = file.lstat()
+def distrust(found: os.stat_result) -> str | None:
+    """The reason why code in a file with this status is not to be run; None if only this user can have written it."""
     if not stat.S_ISREG(found.st_mode):
         return "it is not a regular file"
     if found.st_uid != os.geteuid():

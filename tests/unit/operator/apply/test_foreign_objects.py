@@ -59,7 +59,7 @@ def test_the_error_about_a_foreign_claim_names_the_field_to_write() -> None:
         Desired(create=(manifest("PersistentVolumeClaim", "sums-checkpoints"),)),
         script=existing("PersistentVolumeClaim", "sums-checkpoints"),
     )
-    assert "checkpoint.volume.persistentVolumeClaim.claimName" in str(run.error)
+    assert "create it again with checkpoint.volume.persistentVolumeClaim.claimName" in str(run.error)
 
 
 def retained_claim(uid: str) -> Callable[[ScriptedApiServer], None]:

@@ -267,6 +267,16 @@ def test_a_namespace_has_an_allowance_and_others_keep_theirs() -> None:
     assert made[-1]["regarding"]["name"] == "honest"
 
 
+def test_failures_beyond_the_allowance_are_not_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed = []
+    monkeypatch.setattr(
+        "rljob_operator.diagnose.labelled_pods.explanation_of", lambda end: diagnosed.append(end) or explanation_of(end)
+    )
+    made = events(asked([pod(reported(), name=f"p{number}") for number in range(150)], writes=100))
+    assert len(made) == 100
+    assert len(diagnosed) == 100
+
+
 def test_a_pod_with_many_containers_costs_a_bounded_number() -> None:
     found = pod(killed())
     template = found["status"]["containerStatuses"][0]

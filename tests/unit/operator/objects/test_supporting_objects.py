@@ -135,6 +135,7 @@ def test_a_retained_claim_has_no_owner_and_is_labelled() -> None:
 def test_a_volume_that_the_pods_cannot_share_is_told() -> None:
     (note,) = objects(job(checkpoint={"volume": {"emptyDir": {}}})).notices
     assert (note.type, note.reason) == ("Warning", "CheckpointVolumeNotShared")
+    assert "create it again" in note.message, "checkpoint.volume cannot change"
 
 
 def test_with_a_network_policy_the_pods_talk_among_themselves() -> None:

@@ -127,6 +127,24 @@ def test_a_cluster_without_so_many_gpus_is_named() -> None:
     assert "the policy has grown from 1 to 2 GPUs because it ran out of memory" in waiting.message
 
 
+def test_a_quota_that_refuses_the_grown_policy_comes_with_the_way_back() -> None:
+    cluster = job()
+    out_of_memory(cluster)
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.facts = {"refused": "exceeded quota: gpus"}
+    cluster.settle()
+    refused = cluster.condition(ConditionType.SCHEDULED)
+    assert refused.reason == "PodsRefused"
+    assert "exceeded quota: gpus; the policy has grown from 1 to 2 GPUs" in refused.message
+    cluster.facts = {}
+    cluster.change_spec(suspend=True)
+    cluster.settle()
+    cluster.change_spec(suspend=False, recovery=NO_SETTING_LEFT)
+    cluster.next_attempt_runs()
+    assert policy_pods(cluster) == [POLICY_0]
+
+
 @pytest.mark.parametrize("recovery", [{}, {"maxGpus": 2}])
 def test_a_lower_limit_shrinks_the_policy_in_the_next_attempt(recovery: dict[str, int]) -> None:
     cluster = job()

@@ -183,6 +183,24 @@ def test_the_pods_of_a_deleted_job_go_with_their_lost_node() -> None:
     assert cluster.events.count("PodRemoved") == 1
 
 
+def test_a_deleted_job_reports_the_lost_controller_that_keeps_it() -> None:
+    cluster = running(lost_pod=CONTROLLER)
+    lose_node(cluster)
+    cluster.delete_job()
+    pass_time(cluster, 4_000)
+    assert not cluster.gone
+    assert cluster.condition(STALLED).reason == "PodNotTerminating"
+    assert "kubectl taint nodes lost-node" in cluster.condition(STALLED).message
+    assert cluster.condition(ConditionType.RUNNING).message == "the job is being deleted"
+    assert cluster.events.count("PodNotTerminating") == 1
+    cluster.finalizer = False  # a person removes it; another finalizer keeps the job
+    assert cluster.round().finalizer is None
+    cluster.finalizer = True
+    cluster.vanish(CONTROLLER)
+    cluster.settle()
+    assert cluster.gone
+
+
 def test_a_suspended_job_reports_the_pod_that_keeps_it() -> None:
     cluster = running()
     lose_node(cluster)

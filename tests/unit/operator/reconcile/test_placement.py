@@ -97,7 +97,8 @@ def test_a_gpu_count_that_no_node_has_is_said_with_the_numbers(spec: dict[str, A
     assert scheduled(cluster) == (
         "False",
         "Unschedulable",
-        f"no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; lower {field}, or add a node",
+        "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it "
+        f"again with a lower {field}",
     )
 
 

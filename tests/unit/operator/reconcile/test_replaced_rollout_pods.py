@@ -218,3 +218,97 @@ def test_an_operator_that_is_killed_at_any_write_replaces_it_once(writes: int) -
     assert cluster.attempt.pod_replacements == 1
     bring_up(cluster, ROLLOUT_1)
     assert cluster.attempt.replacing_pods == []
+
+
+def test_as_many_pods_are_replaced_as_the_limit_allows() -> None:
+    cluster = running()
+    for _ in range(MAX_REPLACEMENTS):
+        cluster.vanish(ROLLOUT_1)
+        cluster.settle()
+        bring_up(cluster, ROLLOUT_1)
+        cluster.tick(60)
+    assert (cluster.attempt.reason, cluster.attempt.pod_replacements) == (None, MAX_REPLACEMENTS)
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    assert cluster.attempt.reason == "PodsDisrupted"
+    assert cluster.events.count("ReplacingPod") == MAX_REPLACEMENTS
+
+
+def test_a_node_that_refuses_each_new_pod_causes_no_busy_loop() -> None:
+    cluster = running()
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    pods = set()
+    for _ in range(120):
+        if cluster.pods[ROLLOUT_1].node is None:
+            cluster.place(ROLLOUT_1)
+            cluster.change_pod(ROLLOUT_1, phase="Failed", disruption="UnexpectedAdmissionError")
+        pods.add(cluster.pods[ROLLOUT_1].uid)
+        cluster.settle()
+        cluster.tick(min(1.0, cluster.last.requeue_after_seconds or 1.0))
+    assert 4 <= len(pods) <= 5
+    assert cluster.attempt.reason is None
+    message = cluster.condition(ConditionType.RUNNING).message
+    assert message.endswith("pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)")
+
+
+def test_a_new_pod_that_neither_starts_nor_ends_causes_no_busy_loop() -> None:
+    cluster = running()
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    cluster.place(ROLLOUT_1)
+    cluster.tick(60)
+    cluster.delete_pod(ROLLOUT_1)
+    for _ in range(4):
+        cluster.tick(900)
+        assert cluster.settle().requeue_after_seconds == 60
+    assert cluster.attempt.reason is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"unschedulable": "2 Insufficient nvidia.com/gpu"}, "pod demo-rollout-1: 2 Insufficient nvidia.com/gpu"),
+        ({"node": "gpu-node", "waiting": "ErrImagePull: x"}, "pod demo-rollout-1 cannot start: ErrImagePull: x"),
+    ],
+)
+def test_running_names_the_reason_why_a_new_pod_does_not_come(facts: dict[str, Any], why: str) -> None:
+    cluster = running()
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    cluster.change_pod(ROLLOUT_1, **facts)
+    cluster.tick(20)
+    cluster.settle()
+    assert cluster.condition(ConditionType.RUNNING).message == (
+        f"steps are being committed without demo-rollout-1, which the operator replaces: {why}"
+    )
+
+
+def test_an_owned_copy_of_a_rollout_pod_stops_no_reconcile() -> None:
+    cluster = running()
+    cluster.pods["copy"] = replace(cluster.pods[ROLLOUT_0], name="copy", uid="copy", index=7)
+    cluster.vanish(ROLLOUT_1)
+    cluster.settle()
+    assert cluster.attempt.reason == "PodsDisrupted"
+
+
+def its_creation_is_refused(cluster: SimulatedCluster) -> None:
+    cluster.facts = {"refused": "exceeded quota"}
+    cluster.vanish(ROLLOUT_1)
+
+
+def its_node_is_lost(cluster: SimulatedCluster) -> None:
+    cluster.place(ROLLOUT_1, node="lost-node")
+    cluster.nodes = (CPU_NODE, GPU_NODE, replace(GPU_NODE, name="lost-node", unreachable_since=cluster.now))
+    cluster.delete_pod(ROLLOUT_1)
+
+
+@pytest.mark.parametrize("lose", [its_creation_is_refused, its_node_is_lost])
+@pytest.mark.parametrize("stop", [lambda cluster: cluster.change_spec(suspend=True), SimulatedCluster.delete_job])
+def test_a_controller_that_works_without_it_has_time_to_commit(lose: Any, stop: Any) -> None:
+    cluster = running()
+    lose(cluster)
+    cluster.settle()
+    stop(cluster)
+    cluster.settle()
+    assert cluster.pods[CONTROLLER].deletion_grace_seconds == cluster.settings.termination_grace_seconds
