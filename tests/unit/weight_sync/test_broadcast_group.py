@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_trainer.weight_sync.broadcast_group import (
     BroadcastGroup,
     BroadcastInterrupted,
@@ -74,6 +77,35 @@ def test_a_sender_does_not_wait_for_a_failed_receiver(members: Members) -> None:
     with pytest.raises((EngineFailed, BroadcastInterrupted)):
         members.sender.broadcast(torch.zeros(64 << 20, dtype=torch.uint8), watch)
     members.receiver.leave()
+
+
+ABANDON = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from rljob_trainer.weight_sync.broadcast_group import BroadcastGroup, joined_store, served_store
+
+store = served_store("127.0.0.1")
+with ThreadPoolExecutor(1) as threads:
+    joining = threads.submit(lambda: BroadcastGroup(joined_store("127.0.0.1", store.port), 1, 2, "cpu"))
+    group = BroadcastGroup(store, 0, 2, "cpu")
+    receiver = joining.result()
+
+def fail():
+    raise KeyError
+
+try:
+    group.broadcast(torch.zeros(64 << 20, dtype=torch.uint8), fail)
+except KeyError:
+    print("abandoned", flush=True)
+"""
+
+
+def test_a_process_with_a_pending_broadcast_exits() -> None:
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(
+        [sys.executable, "-c", ABANDON], env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (ended.stdout, ended.returncode) == ("abandoned\n", 0), ended.stderr
 
 
 @pytest.mark.parametrize("change", [lambda buffer: buffer.zero_(), lambda buffer: buffer[-1:].add_(1)])

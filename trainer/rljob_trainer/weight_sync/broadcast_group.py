@@ -7,6 +7,7 @@ leaves the group if the other has failed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,9 +31,6 @@ _LEFT = "left"
 
 _CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 """torch's watchdog then aborts a broken communicator without ending the process: the policy survives a lost engine."""
-
-_abandoned: list[Any] = []
-"""Groups with a pending collective. gloo's destructor would wait for it; the connections end with the process."""
 
 
 class BroadcastInterrupted(TrainerError):
@@ -102,7 +100,8 @@ class BroadcastGroup:
             return
         with suppress(RuntimeError, AttributeError):  # gloo cannot abort
             self._group.abort()
-        _abandoned.append(self._group)
+        # gloo's destructor would wait for a pending collective, also when the process exits: it must never run.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
 
 
