@@ -19,7 +19,7 @@ from rljob_testing.soak.tenant import HostileTenant
 
 _LAST_START_SECONDS = 60.0
 """No job starts in the last minute of the faults."""
-_TO_END_SECONDS = 600.0
+_TO_END_SECONDS = 900.0
 """Time for jobs to end after the last fault: the longest delay between two attempts, and a long job."""
 _TO_SETTLE_SECONDS = 180.0
 """The kubelet cleans up after a pod about once a minute."""
