@@ -30,7 +30,7 @@ _TENSORS = Measure.TENSORS, False
 _SHARES = sorted(
     {option.leaf for program in PROGRAMS.values() for option in program.options if option.effect is Effect.SHARE}
 )
-_NUMBER = re.compile(r"[01]?\.?\d+")
+_SHARE = re.compile(r"0?\.\d+|1(?:\.0+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class CollectedEvidence:
     def engine_share(self) -> float | None:
         """The engine's configured share of the GPU, if the log has one."""
         values = (self.option_values.get(leaf) for leaf in _SHARES)
-        return next((float(value) for value in values if value and _NUMBER.fullmatch(value)), None)
+        return next((float(value) for value in values if value and _SHARE.fullmatch(value)), None)
 
     @property
     def shows_an_engines_start(self) -> bool:

@@ -50,7 +50,7 @@ _RETRY = re.compile(
     r"(?:batch|sample|step|example|micro-?batch))\b",
     re.IGNORECASE,
 )
-_ARROW = re.compile(r"^-+> ?\d+ ")
+_FAILING_LINE = re.compile(r"^-+> ?\d+ ")
 """IPython's mark of the line that failed, among the lines around it."""
 _RAISE = re.compile(r"^raise \w")
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
@@ -205,7 +205,7 @@ class LogReader:
             writer.expects_code, writer.traceback_line, writer.traceback_is_cut = True, number, True
             # A program that logs JSON, or one line an error, has the message in the line of the frames.
             return "emory" not in text
-        if writer.traceback and _ARROW.match(text):
+        if writer.traceback and _FAILING_LINE.match(text):
             writer.traceback.append(text.strip()[:200])
             writer.expects_code, writer.traceback_line = False, number
             return True

@@ -32,7 +32,7 @@ _LARGE_LOGITS = 0.05
 _LARGEST_PASS = 0.7
 _MOSTLY_WEIGHTS = 0.7
 """Share of weights in the tensors of an engine whose profiling pass has hardly begun."""
-_OTHER_CAUSES = frozenset(Activity) - set(_BY_ACTIVITY) - {Activity.ENGINE_WARM_UP}
+_OTHER_CAUSES = frozenset(Activity) - set(_BY_ACTIVITY)
 _AS_LARGE_AS_LOGITS = 0.7
 _HUGE_SHARE = 0.25
 _HUGE = 0.6
@@ -45,6 +45,8 @@ _NEARLY_FULL = 0.75
 
 def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     device = failure.device
+    if _fails_in_its_largest_pass(failure, evidence):
+        return _diagnosis(failure, _LARGEST_PASS, "the engine tried its largest batch before it has a KV cache")
     if not failure.is_of_the_gpu or failure.activity in _OTHER_CAUSES:
         return None
     if failure.exceeds_every_gpu and not (device and device.total_bytes):
@@ -68,20 +70,20 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledg
     )
     if failure.in_engine and not large_logits:
         confidence = min(confidence, _AN_ENGINES_SHARE)
-    if _fails_in_its_largest_pass(failure, device, evidence):
-        return _diagnosis(failure, _LARGEST_PASS, "the engine tried its largest batch before it has a KV cache")
     if not confidence:
         return None
     in_use = f", {human_bytes(device.allocated_bytes)} were in tensors" if device.allocated_bytes is not None else ""
     return _diagnosis(failure, confidence, f"{human_bytes(device.requested_bytes)} more did not fit{in_use}")
 
 
-def _fails_in_its_largest_pass(failure: Failure, device: DeviceMemory, evidence: CollectedEvidence) -> bool:
+def _fails_in_its_largest_pass(failure: Failure, evidence: CollectedEvidence) -> bool:
     """True if an engine's profiling pass, which comes before the KV cache, filled the GPU beside its weights."""
-    weights, engine = evidence.engine.weights_bytes, evidence.engine
-    if failure.activity is not Activity.ENGINE_WARM_UP or not weights or engine.kv_cache_bytes is not None:
+    engine, device = evidence.engine, failure.device
+    if failure.activity is not Activity.ENGINE_WARM_UP or device is None:
         return False
-    return weights < _MOSTLY_WEIGHTS * (device.allocated_bytes or 0)
+    if not engine.weights_bytes or engine.kv_cache_bytes is not None:
+        return False
+    return engine.weights_bytes < _MOSTLY_WEIGHTS * (device.allocated_bytes or 0)
 
 
 def _by_numbers(device: DeviceMemory, in_the_policy: bool) -> float:

@@ -24,7 +24,7 @@ _BY_TEXT = {
 }
 """Confidence from the message alone. cuBLAS also fails to allocate if indices are out of range, or versions clash."""
 _LARGE_CACHE_BYTES = GIB
-LARGE_SHARE = 0.75
+_LARGE_SHARE = 0.75
 """Share of the GPU with which an engine leaves a trainer too little, whatever torch's cache holds."""
 _BESIDE_A_LARGE_SHARE = 0.45
 _ALONE = 0.25
@@ -43,7 +43,7 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
         by_text = _BY_TEXT[kind]
         if failure.activity is Activity.KV_CACHE or evidence.shows_an_engines_start:
             by_text = 0.4  # It was allocating its memory, not mapping it again.
-        elif kind is FailureKind.ENGINE_WAKE and (evidence.engine_share or 0.0) >= LARGE_SHARE:
+        elif kind is FailureKind.ENGINE_WAKE and takes_most_of_the_gpu(evidence):
             by_text = _BESIDE_A_LARGE_SHARE
         if "NOT_INITIALIZED" in failure.text:
             by_text = 0.3
@@ -68,6 +68,11 @@ def allocator_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
         f"{_capitalized(kind)} while the policy's torch held {human_bytes(cache)} of unused cache",
         {"policy_cache_bytes": cache},
     )
+
+
+def takes_most_of_the_gpu(evidence: CollectedEvidence) -> bool:
+    """True if the engine's configured share leaves a trainer too little, by itself."""
+    return (evidence.engine_share or 0.0) >= _LARGE_SHARE
 
 
 def _shows_a_holder(failure: Failure, evidence: CollectedEvidence) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.diagnosis.rules.allocator_cache import LARGE_SHARE
+from rljob_memory.diagnosis.rules.allocator_cache import takes_most_of_the_gpu
 from rljob_memory.diagnosis.rules.model_weights import fills_the_gpu_with_weights
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
@@ -139,11 +139,12 @@ def _too_large_to_wake(evidence: CollectedEvidence) -> Diagnosis:
         return Diagnosis(
             FailureClass.KV_CACHE_OVERSIZED, 0.6, f"The engine's KV cache of {size} did not fit on the GPU at its start"
         )
-    if (share := evidence.engine_share or 0.0) >= LARGE_SHARE:
+    if takes_most_of_the_gpu(evidence):
         return Diagnosis(
             FailureClass.KV_CACHE_OVERSIZED,
             0.6,
-            f"The engine's share of {share:.0%} of the GPU did not fit beside the trainer's memory when it woke",
+            f"The engine's share of {evidence.engine_share:.0%} of the GPU did not fit beside the trainer's memory when it "
+            "woke",
         )
     freed = f" of {human_bytes(engine.freed_bytes)}" if engine.freed_bytes else ""
     beside = f" beside {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
