@@ -143,8 +143,8 @@ def _too_large_to_wake(evidence: CollectedEvidence) -> Diagnosis:
         return Diagnosis(
             FailureClass.KV_CACHE_OVERSIZED,
             0.6,
-            f"The engine's share of {evidence.engine_share:.0%} of the GPU did not fit beside the trainer's memory when it "
-            "woke",
+            f"The engine woke with a share of {evidence.engine_share:.0%} of the GPU, which did not fit beside the "
+            "trainer's memory",
         )
     freed = f" of {human_bytes(engine.freed_bytes)}" if engine.freed_bytes else ""
     beside = f" beside {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
