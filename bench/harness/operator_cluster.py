@@ -38,7 +38,7 @@ def control_plane(base_port: int, *, scheduler: bool) -> Iterator[ControlPlane]:
         ControlPlane(Path(directory), base_port=base_port, controller_manager=True, scheduler=scheduler) as plane,
     ):
         kubectl(plane, "apply", "-f", str(ROOT / "crds" / "manifests"))
-        kubectl(plane, "wait", "--for=condition=Established", "crd", "--all")
+        plane.wait_established()
         kubectl(plane, "create", "namespace", NAMESPACE)
         yield plane
 

@@ -78,7 +78,7 @@ def version_of(repository: Path) -> str:
 def measure_kuberay(manager: Path, repository: Path, jobs: int, nodes: int) -> dict[str, Any]:
     with control_plane(BASE_PORT, scheduler=True) as plane, kwok(plane):
         kubectl(plane, "create", "-f", str(repository / "ray-operator" / "config" / "crd" / "bases"))
-        kubectl(plane, "wait", "--for=condition=Established", "crd", "--all")
+        plane.wait_established()
         api = ApiClient.from_kubeconfig(plane.kubeconfig)
         make_nodes(api, nodes)
         with running(manager, plane) as process, MemoryWatch({"operator": process}) as memory:

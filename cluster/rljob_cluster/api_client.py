@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_cluster.certificates import KeyPair
@@ -15,7 +16,10 @@ from rljob_cluster.control_plane_programs import ADMIN_GROUP, ADMIN_USER, Contro
 from rljob_cluster.errors import ClusterError
 
 READY_SECONDS = 60.0
+ESTABLISHED_SECONDS = 240.0
+"""Tests of other processes may leave the API server a tenth of two cores for a while."""
 POLL_SECONDS = 0.1
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,21 @@ class ApiClient:
                 raise ClusterError(f"the API server at {self.url} is not ready after {READY_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
 
+    def wait_established(self, seconds: float = ESTABLISHED_SECONDS) -> None:
+        """Wait until all CustomResourceDefinitions are established, at least one.
+
+        Raises ClusterError after `seconds`. `kubectl wait --for=condition=Established` (1.36) fails at once if it reads
+        a CustomResourceDefinition whose `status.conditions` is still null, as it is for a moment after the creation;
+        so does its jsonpath with a filter.
+        """
+        end = time.monotonic() + seconds
+        while (missing := _not_established(self.get(_CRDS))) is not None:
+            if time.monotonic() > end:
+                raise ClusterError(
+                    f"expected established CustomResourceDefinitions after {seconds:g} s, found {missing}"
+                )
+            time.sleep(POLL_SECONDS)
+
     def _request(self, verb: str, path: str, body: str | None = None, kind: str = "application/json") -> bytes | None:
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
         context.load_cert_chain(self.user.certificate, self.user.key)
@@ -59,6 +78,20 @@ class ApiClient:
             return None
         finally:
             connection.close()
+
+
+def _not_established(response: bytes | None) -> str | None:
+    """The reason to wait, from a list of CustomResourceDefinitions; None if all are established."""
+    if response is None:
+        return "no answer from the API server"
+    crds = json.loads(response)["items"]
+    waiting = [crd["metadata"]["name"] for crd in crds if not _is_established(crd)]
+    return "none" if not crds else f"these without the condition: {', '.join(waiting)}" if waiting else None
+
+
+def _is_established(crd: dict[str, Any]) -> bool:
+    conditions = (crd.get("status") or {}).get("conditions") or ()
+    return any((condition["type"], condition["status"]) == ("Established", "True") for condition in conditions)
 
 
 def admin_client(layout: ControlPlaneLayout) -> ApiClient:

@@ -104,6 +104,10 @@ class ControlPlane:
         self._api_server.start()
         admin_client(self._layout).wait_ready(self.check_running)
 
+    def wait_established(self) -> None:
+        """Wait until the CustomResourceDefinitions that were applied are established. Raises ClusterError."""
+        admin_client(self._layout).wait_established()
+
     def kill_api_server(self) -> None:
         """Kill the API server, as a crash does. etcd keeps all writes that the server confirmed."""
         if self._api_server:

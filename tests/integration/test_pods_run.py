@@ -40,7 +40,7 @@ class Cluster:
         self._control_plane = control_plane
         self.service_account = service_account
         self.kubectl("apply", "-f", str(ROOT / "crds" / "manifests"))
-        self.kubectl("wait", "--for=condition=Established", "crd/stepreports.rljob.dev")
+        control_plane.wait_established()
         self.kubectl("create", "serviceaccount", "trainer")
         report = ["--resource=stepreports.rljob.dev/status", "--resource-name=digits"]
         self.kubectl("create", "role", "trainer", "--verb=patch", *report)

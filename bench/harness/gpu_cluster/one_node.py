@@ -80,7 +80,7 @@ class OneNodeCluster:
     def install(self, crds: Path) -> None:
         """Apply the CRDs of a folder, and wait until they are served. Raises ClusterError."""
         run(*self.kubectl, "apply", "--server-side", "--request-timeout=30s", "-f", crds)
-        run(*self.kubectl, "wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        self.api.wait_established()
 
     def apply(self, manifest: dict[str, Any]) -> None:
         """Raises ClusterError if the API server refuses the object."""

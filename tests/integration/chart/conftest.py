@@ -108,12 +108,12 @@ def command_line(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def installed(command_line: CommandLine) -> Iterator[Install]:
+def installed(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[Install]:
     """Installs the chart with helm's arguments; afterwards the release, the jobs and the CRDs are gone."""
 
     def install(*arguments: str, chart: Path = CHART) -> None:
         command_line.helm("install", RELEASE, str(chart), *arguments)
-        command_line.kubectl("wait", "--for=condition=Established", "--timeout=240s", *CRDS)
+        control_plane.wait_established()
         eventually(lambda: command_line.serves("rljobs"), "the API server to serve RLJobs")
 
     yield install

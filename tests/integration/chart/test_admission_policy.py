@@ -39,7 +39,7 @@ def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ApiC
     """An administrator, once the policy is in force."""
     api = ApiClient.from_kubeconfig(control_plane.kubeconfig)
     command_line.helm("install", RELEASE, str(CHART), "--set-json", f"admissionPolicy={json.dumps(VALUES)}")
-    command_line.kubectl("wait", "--for=condition=Established", "--timeout=240s", "crd/rljobs.rljob.dev")
+    control_plane.wait_established()
     eventually(lambda: refusal(dry_run, api, worker({"hostNetwork": True})), "the policy to be in force")
     eventually(lambda: api.find("serviceaccounts", "default", "team-a"), "the namespace to have its ServiceAccount")
     yield api

@@ -46,7 +46,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory, ports: Iterator[int]
         pytest.skip(f"no Kubernetes API server here: {error}")
     control_plane.start()
     run_kubectl(control_plane, "apply", "-f", str(ROOT / "crds" / "manifests"))
-    run_kubectl(control_plane, "wait", "--for=condition=Established", "crd", "--all")
+    control_plane.wait_established()
     yield control_plane
     control_plane.kill_api_server()  # asked to end, it would wait for its watchers
     control_plane.stop()

@@ -32,7 +32,7 @@ def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, oper
             pytest.skip(f"no CRDs of {project[0]} here: {error}")
         for file in files:
             run_kubectl(control_plane, "apply", "--server-side", "-f", str(file))
-        run_kubectl(control_plane, "wait", "--for=condition=Established", "crd", "--all")
+        control_plane.wait_established()
         restart(operator, api)
 
     return install
