@@ -17,14 +17,15 @@ settings.load_profile("rljob")
 
 CLUSTER = "tests/e2e/"
 ON_NO_CLUSTER = "tests/e2e/test_built_images.py"
-ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operator/")
-"""Folders whose tests share one cluster, or one API server."""
+POD_PROCESSES = "tests/integration/test_pods_"
+ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operator/", POD_PROCESSES)
+"""Starts of paths whose tests share one cluster, one API server, or the fixed ports of `pod_processes.py`."""
 LONGEST_FIRST = (
     CLUSTER,
     "tests/integration/operator/",
     "tests/integration/test_run_recovers.py",
     "tests/integration/test_run_resumes.py",
-    "tests/integration/test_pods_run.py",
+    POD_PROCESSES,
     "tests/integration/test_run_digits.py",
     ON_NO_CLUSTER,
     "tests/integration/chart/",
@@ -38,14 +39,14 @@ all of the cluster's processes together the share of one."""
 
 
 def scope_of(path: str) -> str:
-    """The tests that run in the same process as those of the file at `path`: its folder's, or the file's own."""
+    """The tests that run in the same process as those of the file at `path`: a group's, or the file's own."""
     if path == ON_NO_CLUSTER:
         return path
-    return next((folder for folder in ONE_AT_A_TIME if path.startswith(folder)), path)
+    return next((start for start in ONE_AT_A_TIME if path.startswith(start)), path)
 
 
 class FilesAndFolders(LoadScopeScheduling):
-    """Runs a file in one process under `pytest -n`, and so a folder whose tests share something."""
+    """Runs a file in one process under `pytest -n`, and so a group of files whose tests share something."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid.partition("::")[0])

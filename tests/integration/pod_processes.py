@@ -24,6 +24,7 @@ from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import RLJOB
 
 RAY_PORT = 21000
+"""The same for all tests, which therefore run in one process (`POD_PROCESSES` in tests/conftest.py)."""
 _PORTS_OF_A_POD = 300
 
 
