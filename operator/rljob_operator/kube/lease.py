@@ -110,15 +110,26 @@ class LeaderElection:
 
     async def release(self) -> None:
         """Let another replica take over at once. Best effort."""
-        if not self.leading or self._lease is None:
+        if not self.leading:
             return
         self._renewed_at = float("-inf")
-        spec = self._spec() | {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time(_now())}
         try:
-            async with asyncio.timeout(self._times.retry_period):
-                await self._client.update(LEASES, self._name, self._lease | {"spec": spec}, self._namespace)
+            async with asyncio.timeout(self._times.renew_deadline / 2):
+                while self._spec().get("holderIdentity") == self._identity and not await self._empty():
+                    await self._read()
         except (ApiError, TimeoutError) as error:
             _log.warning("cannot release the lease", error=str(error) or type(error).__name__)
+
+    async def _empty(self) -> bool:
+        """Remove the holder from the Lease as last read. False if it has changed since: when `hold` is cancelled, the
+        API server may execute a renewal whose response nobody receives.
+        """
+        spec = self._spec() | {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time(_now())}
+        try:
+            await self._client.update(LEASES, self._name, (self._lease or {}) | {"spec": spec}, self._namespace)
+        except Conflict:
+            return False
+        return True
 
     async def _try(self) -> bool:
         """Read the Lease and, if allowed, try to acquire it. False if another replica has it, or without an answer."""

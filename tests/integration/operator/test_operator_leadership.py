@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,13 @@ def standby(operator: OperatorProcess, operator_kubeconfig: Path, ports: Iterato
         standby.stop()
 
 
-def holder(api: ApiClient) -> str:
+def lease_of(api: ApiClient) -> dict[str, Any]:
     [lease] = api.list("leases", OPERATOR_NAMESPACE)
-    return str(lease["spec"].get("holderIdentity") or "")
+    return dict(lease["spec"])
+
+
+def holder(api: ApiClient) -> str:
+    return str(lease_of(api).get("holderIdentity") or "")
 
 
 def test_the_second_replica_waits_and_takes_over_from_a_killed_leader(
@@ -57,6 +62,18 @@ def test_a_leader_that_is_stopped_hands_over_at_once(
     assert holder(api) != leader, "released, not left to expire"
     eventually(lambda: holder(api) not in ("", leader), "the other replica to lead")
     job.create().run()
+
+
+def test_a_leader_that_is_stopped_during_a_renewal_hands_over_too(
+    job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, api: ApiClient, proxy: FaultProxy
+) -> None:
+    leader = holder(api)
+    with proxy.failing(None, verbs=("update",), resources=("leases",), times=1, after_passing=True) as fault:
+        before = lease_of(api)
+        eventually(lambda: fault.hits and lease_of(api) != before, "a renewal without a response")
+        assert operator.stop() == 0
+    assert holder(api) != leader, "released, not left to expire"
+    eventually(lambda: holder(api) not in ("", leader), "the other replica to lead")
 
 
 def test_a_leader_that_cannot_renew_its_lease_ends_before_another_acts(

@@ -71,6 +71,35 @@ def test_a_free_lease_is_had_at_once_and_given_back_in_the_end() -> None:
     assert server.asked[-1].body["spec"]["holderIdentity"] == ""
 
 
+def test_a_lease_is_released_after_a_renewal_whose_response_was_lost() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        leader = election(serving)
+        await leader.acquire()
+        for version in ("8", "9"):  # the API server may execute the renewal as late as after the first reading
+            serving.server.answer("PUT", "/leases/lock", refusal(409, "Conflict"))
+            serving.server.answer("GET", "/leases/lock", lease("me", version=version))
+        await leader.release()
+
+    last = play(story).asked[-1]
+    assert last.method == "PUT"
+    assert last.body["metadata"]["resourceVersion"] == "9"
+    assert last.body["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.parametrize("found", [lease("other"), refusal(404, "NotFound")])
+def test_a_lease_that_somebody_else_took_is_not_released(found: Answer) -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        leader = election(serving)
+        await leader.acquire()
+        serving.server.answer("PUT", "/leases/lock", refusal(409, "Conflict"))
+        serving.server.answer("GET", "/leases/lock", found)
+        await leader.release()
+
+    assert [asked.method for asked in play(story).asked] == ["GET", "POST", "PUT", "GET"]
+
+
 def test_another_leader_keeps_the_lease_for_its_duration() -> None:
     async def story(serving: Serving) -> None:
         serving.server.answer("GET", "/leases/lock", lease("other", seconds=1), times=200)
