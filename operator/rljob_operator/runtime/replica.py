@@ -70,6 +70,7 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
         election = _election(settings, connection, lease_client)
         if election:
             await election.acquire(health.standing_by)
+            stack.push_async_callback(election.release)  # also if a signal comes before the Leader begins
         await Leader(settings, connection, election, health, reconcile, identity=_pod_name()).lead()
 
 

@@ -1,0 +1,44 @@
+"""The start of a replica, which a signal may interrupt at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from rljob_api.names import GROUP
+from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.runtime import replica
+from rljob_operator.settings import OperatorSettings
+from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
+
+
+def no_leader_yet(server: ScriptedApiServer) -> None:
+    server.answer("GET", "/apis", Answer(body={"groups": [{"name": GROUP}]}))
+    server.answer("GET", "/leases/rljob-operator", refusal(404, "NotFound"))
+
+
+def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted() -> None:
+        raise asyncio.CancelledError
+
+    async def story(serving: Serving) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        settings = OperatorSettings(
+            trainer_image="trainer:1",
+            trainer_torch_version="2.8.0",
+            network_policy=False,
+            metrics_port=0,
+            probes_port=port,
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await replica._operate(settings, serving.connection, reconcile)
+
+    monkeypatch.setattr(replica, "Leader", lambda *_, **__: SimpleNamespace(lead=interrupted))
+    server = play(story, no_leader_yet)
+    assert [method for method, _ in server.writes()] == ["POST", "PUT"]
+    assert server.asked[-1].body["spec"]["holderIdentity"] == ""
