@@ -12,19 +12,23 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import OPERATOR_NAMESPACE
+from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, kept_running
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import SETTINGS
 
 
 @pytest.fixture
-def standby(operator: OperatorProcess, operator_kubeconfig: Path, ports: Iterator[int]) -> Iterator[OperatorProcess]:
+def standby(
+    operator: OperatorProcess, operator_kubeconfig: Path, api: ApiClient, ports: Iterator[int]
+) -> Iterator[OperatorProcess]:
     """A second replica, with the same identity at the API server as the first, which leads."""
+    operator.wait_ready()  # it leads, even if it has just lost its Lease and been started again
     standby = OperatorProcess(
         operator_kubeconfig, operator_kubeconfig.with_name("standby.log"), next(ports), next(ports), SETTINGS
     )
     standby.start()
-    yield standby
+    with kept_running(standby, api):
+        yield standby
     if standby.running:
         standby.stop()
 
@@ -58,8 +62,8 @@ def test_a_leader_that_is_stopped_hands_over_at_once(
     job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, api: ApiClient
 ) -> None:
     leader = holder(api)
-    assert operator.stop() == 0
-    assert holder(api) != leader, "released, not left to expire"
+    assert operator.stop() == 0, operator.end_of_log()
+    assert holder(api) != leader, f"released, not left to expire; {operator.end_of_log()}"
     eventually(lambda: holder(api) not in ("", leader), "the other replica to lead")
     job.create().run()
 
@@ -71,8 +75,8 @@ def test_a_leader_that_is_stopped_during_a_renewal_hands_over_too(
     with proxy.failing(None, verbs=("update",), resources=("leases",), times=1, after_passing=True) as fault:
         before = lease_of(api)
         eventually(lambda: fault.hits and lease_of(api) != before, "a renewal without a response")
-        assert operator.stop() == 0
-    assert holder(api) != leader, "released, not left to expire"
+        assert operator.stop() == 0, operator.end_of_log()
+    assert holder(api) != leader, f"released, not left to expire; {operator.end_of_log()}"
     eventually(lambda: holder(api) not in ("", leader), "the other replica to lead")
 
 
