@@ -56,6 +56,16 @@ def test_similar_lengths_share_a_micro_batch_and_the_longest_come_first() -> Non
     assert plan_micro_batches([10, 100, 11, 99, 12], 1, 200) == [[[1, 3], [4, 2, 0]]]
 
 
+def test_equal_lengths_are_divided_evenly() -> None:
+    """Not into nine micro-batches of seven and one of a single row, which torch.compile would compile anew."""
+    assert [len(part) for part in plan_micro_batches([528] * 64, 1, 4096)[0]] == [6] * 6 + [7] * 4
+
+
+@given(st.lists(st.integers(1, 200), min_size=2, max_size=60), st.integers(600, 1000))
+def test_no_sequence_is_alone_if_three_of_its_length_fit(lengths: list[int], budget: int) -> None:
+    assert min(map(len, plan_micro_batches(lengths, 1, budget)[0])) > 1
+
+
 def test_padding_is_less_than_a_tenth_of_spread_lengths() -> None:
     draw = np.random.default_rng(0)
     lengths = np.minimum(draw.lognormal(6.0, 0.8, 512).astype(int) + 32, 2048).tolist()

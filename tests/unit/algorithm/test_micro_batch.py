@@ -117,7 +117,7 @@ def test_the_weights_of_all_ranks_sum_to_one(lengths: list[int], ranks: int, bud
 def test_an_empty_micro_batch_has_only_padding_and_nothing_to_learn() -> None:
     first, second = all_micro_batches(batch_of([[1, 2]], [[3]], group_size=1), ranks=2, budget=10)
     assert first.completions == [0]
-    assert second.input_ids.tolist() == [[0, 0]]
+    assert second.input_ids.tolist() == [[0, 0], [0, 0]]
     assert len(second.targets) == len(second.hidden_rows) == len(second.loss_weights) == 0
 
 
