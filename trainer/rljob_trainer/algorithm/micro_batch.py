@@ -31,8 +31,8 @@ _MICRO_BATCH_COST = 32
 class MicroBatch:
     """B completions with T response tokens in total. All arrays of [T] are parallel, completion after completion.
 
-    An empty micro-batch (B = 0) has T = 0 and two padding tokens in each of two rows, or in the one row if it is packed,
-    so that a rank without completions still joins the collectives.
+    An empty micro-batch (B = 0) has T = 0 and two padding tokens in each of two rows, or in its only row if it is
+    packed, so that a rank without completions still joins the collectives.
     """
 
     completions: list[int]

@@ -21,14 +21,15 @@ def _sync_bucket(case: Case) -> Change | None:
     """Half the bucket, down to the largest parameter, which is sent whole.
 
     Expected: the difference, once as gathered parameters and once packed: with all weights in one bucket, a sync on an
-    H200 allocated twice their bytes. In shared memory there is only the packed copy.
+    H200 allocated twice their bytes. In shared memory there is only the packed copy. None if less than an eighth of the
+    bucket is left to free: the first plan's bucket is that of the largest parameter, rounded up.
     """
     before, profile = case.plan.sync_bucket_bytes, case.profile
     if profile:
         before = min(before, profile.weight_bytes)
     least = profile.largest_parameter_bytes if profile else _SMALLEST_OF_ANOTHER_TRAINER_BYTES
     after = max(before // 2, least, _SMALLEST_BUCKET_BYTES)
-    if after >= before or not _in_sync(case):
+    if after > before - before // 8 or not _in_sync(case):
         return None
     in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
     if in_shared_memory and case.on_gpu:

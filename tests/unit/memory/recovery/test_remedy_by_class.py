@@ -74,6 +74,7 @@ def test_each_class_has_its_remedy(failure_class: str, role: Role, phase: Phase 
             "empty_cache": failure_class != "AllocatorCache",
             "expandable_segments": failure_class != "Fragmentation",
             "rollout_sleep": "Disabled" if failure_class == "EngineNotAsleep" else "Level2",
+            "sync_bucket_bytes": GIB,
         }
     )
     evidence = failure(diagnosis(failure_class), role=role, phase=phase)
@@ -185,6 +186,14 @@ def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     assert buckets[:2] == [3 * FACTS.largest_parameter_bytes // 2, FACTS.largest_parameter_bytes]
     assert remedies[2].change.remedy.setting == "optimizerOffload", "a sleeping engine has no KV cache in a sync"
     assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
+
+
+def test_a_bucket_of_the_largest_parameter_is_not_made_smaller_by_a_rounding() -> None:
+    """297 MiB instead of 296.75 MiB was the remedy of a failed sync on an H200."""
+    spike = failure(diagnosis("WeightSyncSpike", 0.9), phase="sync")
+    plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": 297 * MIB})
+    assert 0 < plan.sync_bucket_bytes - FACTS.largest_parameter_bytes < MIB
+    assert change_after(spike, plan, constraints(IN_THE_TRAINER)).change.remedy.setting != "syncBucketSize"
 
 
 @pytest.mark.parametrize("failure_class", ["WeightSyncSpike", "AllocatorCache", "Unknown"])
