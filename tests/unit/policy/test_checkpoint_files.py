@@ -59,6 +59,22 @@ def test_a_view_is_written_without_the_memory_that_it_belongs_to(tmp_path: Path)
     assert (tmp_path / "__0_0.distcp").stat().st_size < 4_000
 
 
+@pytest.mark.usefixtures("three_files")
+def test_files_become_durable_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An fsync of another file then waits for little."""
+    sizes: list[int] = []
+
+    def durable(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(checkpoint_files, "_DURABLE_BYTES", 5_000)
+    monkeypatch.setattr(os, "fdatasync", durable)
+    save(dict(STATE), storage_writer=ParallelWriter(tmp_path), no_dist=True)
+    written = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
+    assert len(sizes) >= written // 10_000
+    assert min(sizes) >= 5_000
+
+
 def test_there_are_as_many_files_as_cores_and_bytes_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_files, "visible_cores", lambda: 64)
     gib = 1 << 30

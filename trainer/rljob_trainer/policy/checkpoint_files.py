@@ -34,6 +34,9 @@ from rljob_trainer.ledger.checkpoint_manifest import FileDigest, share_of_reader
 FILE_BYTES = 256 << 20
 """A rank's share of the state is divided into more files only if each has as much."""
 _MOST_THREADS = 8
+_DURABLE_BYTES = 64 << 20
+"""A file is made durable after each such part. On some file systems an fsync of another file, such as the rollouts of a
+step, waits for all data that is not on the disk yet: beside the writing of a checkpoint of 7 GB, that took 2.3 s."""
 _READ_BYTES = 8 << 20
 
 
@@ -173,11 +176,16 @@ class _HashedFile(io.RawIOBase):
         self._file = file
         self.hash = hashlib.sha256()
         self.nbytes = 0
+        self._durable_bytes = 0
 
     def write(self, content: Any) -> int:
         self.hash.update(content)
         written = self._file.write(content)
         self.nbytes += written
+        if self.nbytes - self._durable_bytes >= _DURABLE_BYTES:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._durable_bytes = self.nbytes
         return written
 
 
