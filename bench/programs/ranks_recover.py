@@ -13,9 +13,10 @@ update, in an optimizer step and in a sync, each in a step of its own:
 A third run, `killed`, loses an engine while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
-beyond the median of the steps without a failure, by part, the processes that were started, and the freed bytes without
-those that the fault itself held. Rows of other arms that the result already has are kept. `--smoke`: a tiny model on
-the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
+beyond the median of the steps without a failure, by part, and the processes that were started. `freed_bytes` compares
+the peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result
+already has are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's
+shape, on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +67,6 @@ _RLJOB = "from rljob_trainer.__main__ import main; main()"
 _WITHOUT_LIVE = (
     "from rljob_trainer.roles import policy_ranks; policy_ranks.all_returned = lambda *_, **__: False; " + _RLJOB
 )
-_HELD = re.compile(r"the fault held (\d+) bytes")
 
 
 def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool, runs: Path | None) -> None:
@@ -115,7 +114,7 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
     if done.returncode != 0:
         return [{"arm": arm, "failed": (done.stdout + done.stderr)[-2_000:]}]
     ledger = [json.loads(line) for line in (folder / "run" / "ledger.jsonl").read_text().splitlines()]
-    return [row(arm, name, fault, ledger, folder / "run" / "logs") for name, fault in faults.items()]
+    return [row(arm, name, fault, ledger, folder / "run") for name, fault in faults.items()]
 
 
 def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
@@ -149,7 +148,7 @@ def first_plan() -> dict[str, Any]:
     }
 
 
-def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]], logs: Path) -> dict[str, Any]:
+def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]], run: Path) -> dict[str, Any]:
     steps = [line for line in ledger if line["kind"] == "step"]
     failing = {each["step"] for each in (*OUT_OF_MEMORY.values(), *KILLED.values())}
     calm = median(step["total_seconds"] for step in steps if step["step"] > 1 and step["step"] not in failing)
@@ -161,19 +160,30 @@ def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]]
         "seconds_lost": round(step["committed_at"] - before["committed_at"] - calm, 3),
         "calm_step_seconds": round(calm, 3),
         "new_attempt": step["attempt"] != before["attempt"],
-        "processes_started": processes_started(logs),
+        "compilations": step["metrics"].get("compilations"),
+        "processes_started": processes_started(run / "logs"),
     }
     changes = [line for line in ledger if line["kind"] == "plan_change" and line["change"]["step"] == fault["step"]]
     if not changes:
         return found
-    change, evidence = changes[-1]["change"], changes[0]["evidence"]
-    freed, held = change["remedy"]["observedBytes"], _HELD.search(evidence["message"])
+    change = changes[-1]["change"]
     return found | {
         "level": change["level"],
         "change": f"{change['remedy']['setting']} {change['remedy']['before']} → {change['remedy']['after']}",
         "parts": {part: round(seconds, 3) for part, seconds in changes[-1]["seconds"].items()},
-        "freed_bytes": None if freed is None else freed - (int(held[1]) if held else 0),
+        "freed_bytes": freed_bytes(run / "memory" / f"policy-{fault['rank']}.jsonl", change["phase"], fault["step"]),
     }
+
+
+def freed_bytes(log: Path, phase: str, step: int) -> int | None:
+    """Peak of a rank's tensors in `phase` of the step before `step`, minus that of the step after it. None on a CPU."""
+    samples = [json.loads(line) for line in log.read_text().splitlines()]
+    of_phase = [sample for sample in samples if sample["phase"] == phase and sample.get("peak_allocated_bytes")]
+    before, after = (
+        [sample["peak_allocated_bytes"] for sample in of_phase if sample["step"] == place]
+        for place in (step - 1, step + 1)
+    )
+    return max(before) - max(after) if before and after else None
 
 
 def processes_started(logs: Path) -> dict[str, int]:

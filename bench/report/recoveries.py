@@ -71,17 +71,29 @@ def recovery_time(result: Result) -> str:
 
 
 def ranks_recover(result: Result) -> str:
-    """One line for each failure, with the seconds that its step took longer, by arm."""
+    """One line for each failure, with the seconds that its step took longer, by arm, and what live recovery freed."""
     rows = [row for row in result["rows"] if "failed" not in row]
     lines = []
     for failure in dict.fromkeys(row["failure"] for row in rows):
         found = {row["arm"]: row for row in rows if row["failure"] == failure}
-        arms = (found.get("restart", found.get("killed")), found.get("live"))
-        cells = (f"{row['seconds_lost']:.1f} s; {markdown.parts(row.get('parts', {}))}" if row else "–" for row in arms)
-        lines.append((failure, *cells))
+        restarted, live = found.get("restart", found.get("killed")), found.get("live")
+        lines.append((failure, _lost(restarted), _lost(live), _change(live)))
     note = f"{sentence(result['note'])}\n"
-    header = ("rank 1 fails in", "processes restarted; parts", "live; parts")
+    header = ("rank 1 fails in", "processes restarted; parts", "live; parts", "live change; freed")
     return f"{source(result, versions=False)}{note}\n{markdown.table(header, lines)}"
+
+
+def _lost(row: Mapping[str, Any] | None) -> str:
+    return (
+        "; ".join(filter(None, (f"{row['seconds_lost']:.1f} s", markdown.parts(row.get("parts", {}))))) if row else "–"
+    )
+
+
+def _change(row: Mapping[str, Any] | None) -> str:
+    if row is None or "change" not in row:
+        return "–"
+    freed = row.get("freed_bytes")
+    return row["change"] if freed is None else f"{row['change']}; {_gib([freed])}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

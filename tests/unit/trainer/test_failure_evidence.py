@@ -12,8 +12,9 @@ from rljob_api.plan_change import Phase
 from rljob_api.step_report import Evidence
 from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
-from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
+from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
 from rljob_trainer.roles.actor import known_failure
+from rljob_trainer.roles.faults import INJECTED
 from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY, OutOfMemoryError, out_of_memory
 
 GIB = 1 << 30
@@ -73,6 +74,16 @@ def test_a_failure_before_the_first_micro_batch_has_none(tmp_path: Path) -> None
     evidence = gathered(out_of_memory("policy-0"), tmp_path)
     assert evidence is not None
     assert evidence.micro_batch is None
+
+
+def test_the_memory_of_an_injected_failure_is_not_freed_by_a_change(tmp_path: Path) -> None:
+    evidence = gathered(out_of_memory("policy-0"), tmp_path)
+    assert evidence is not None
+    assert gpu_memory_at_failure(evidence) == evidence.memory
+    injected = evidence.model_copy(
+        update={"message": f"{evidence.message} {INJECTED}: the fault held 142136573952 bytes"}
+    )
+    assert gpu_memory_at_failure(injected) is None
 
 
 def test_other_failures_have_no_evidence(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rljob_memory.evidence.failure import DeviceMemory
 from rljob_memory.evidence.reports import completed
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import OutOfMemory, TrainerError
+from rljob_trainer.roles.faults import INJECTED
 from rljob_trainer.step_report.content import rank_memory, role_and_rank
 from rljob_trainer.telemetry.memory_logs import latest_samples
 
@@ -67,6 +68,17 @@ def gather_evidence(
         memory=_memory_at_failure(memory, failure.device, role, rank),
         diagnoses=diagnosis_statuses(diagnose(evidence_around(failure, directory, plan))),
     )
+
+
+def gpu_memory_at_failure(evidence: Evidence | None) -> RankMemory | None:
+    """Memory of the process that failed, to measure what a change frees.
+
+    None without GPUs, where no failure reports the size of its request, and after an injected failure: most of the
+    memory in use was allocated by the fault itself.
+    """
+    if evidence is None or evidence.memory is None or INJECTED in evidence.message:
+        return None
+    return evidence.memory if evidence.memory.device_total_bytes else None
 
 
 def latest_memory(directory: Path, role: Role, rank: int) -> RankMemory | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, Role
-from rljob_api.step_report import Evidence, MemoryPressure, RankMemory
+from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.recovery import (
     Changed,
     Constraints,
@@ -33,7 +33,7 @@ from rljob_trainer.errors import (
     TrainerError,
     WorkerLost,
 )
-from rljob_trainer.recovery.failure_evidence import gather_evidence, latest_memory
+from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
 from rljob_trainer.recovery.phase_deadlines import with_stacks
 from rljob_trainer.recovery.plan_changes import PlanChanges
 from rljob_trainer.roles.checkpointing import Checkpointing
@@ -126,7 +126,7 @@ class Recovery:
             return
         self._retrying = False
         change = record.change
-        before = _memory_of_a_gpu(record.evidence)
+        before = gpu_memory_at_failure(record.evidence)
         after = latest_memory(self.directory, role_that_shows(change), change.rank)
         seconds = (datetime.now(UTC) - change.time).total_seconds()
         change = observed(change, before, after).model_copy(update={"seconds_to_recover": round(seconds, 3)})
@@ -248,12 +248,6 @@ def _with_explanation(failure: TrainerError, answer: Response) -> TrainerError:
     explained.actor, explained.evidence = failure.actor, failure.evidence
     explained.given_up = True
     return explained
-
-
-def _memory_of_a_gpu(evidence: Evidence | None) -> RankMemory | None:
-    """Memory at the failure. On a CPU no failure reports the size of its request, so no effect is measured."""
-    memory = evidence.memory if evidence else None
-    return memory if memory and memory.device_total_bytes else None
 
 
 def _is_past(change: PlanChange, step: int, phase: Phase | None) -> bool:

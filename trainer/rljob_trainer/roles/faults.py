@@ -117,7 +117,6 @@ def _exhaust_gpu_memory(*, fragmented: bool) -> NoReturn:
             held.append(torch.empty(piece_bytes, dtype=torch.uint8, device="cuda"))
     except torch.OutOfMemoryError as error:
         if not fragmented:
-            # Measurements of freed memory subtract it.
             raise torch.OutOfMemoryError(
                 f"{error} {INJECTED}: the fault held {len(held) * piece_bytes} bytes"
             ) from None
