@@ -28,7 +28,7 @@ from bench.report import (
     topologies,
     training,
 )
-from bench.report.markdown import Result, is_recorded, read
+from bench.report.markdown import Result, read
 
 Render = Callable[[Result], str]
 
@@ -57,6 +57,7 @@ BLOCKS: Mapping[str, Render] = {
     "recovery_in_pods": recoveries.recovery_in_pods,
     "recovered_jobs": recoveries.recovered_jobs,
     "recovered_jobs: freed bytes": freed_bytes.block,
+    "ranks_recover": recoveries.ranks_recover,
     "ranks_recover_cpu": recoveries.ranks_recover,
     "recovery_time": recoveries.recovery_time,
     "recovery_time_h200": recoveries.recovery_time,
@@ -77,9 +78,6 @@ BLOCKS: Mapping[str, Render] = {
 }
 """Renderers by the name of the result, and of the block if there are several."""
 
-UNRECORDED = {"topologies": "two GPUs", "tensor_parallel": "two GPUs"}
-"""Results that may be missing, with the machine that they need. Until they are recorded, their blocks state this."""
-
 _BLOCK = re.compile(r"<!-- from bench/results/(\w+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
 
 
@@ -93,12 +91,8 @@ def fill(page: str) -> str:
 
 
 def _filled(block: re.Match[str]) -> str:
-    result, name = block[1], f"{block[1]}{block[2]}"
+    name = f"{block[1]}{block[2]}"
     if name not in BLOCKS:
         raise UnknownBlock(f"expected one of {', '.join(BLOCKS)}; found the mark of {name}")
     mark = block[0].partition("\n")[0]
-    if result in UNRECORDED and not is_recorded(result):
-        content = f"Not recorded yet: `python -m bench.programs.{result}`, on {UNRECORDED[result]}.\n"
-    else:
-        content = BLOCKS[name](read(result))
-    return f"{mark}\n{content}<!-- end -->\n"
+    return f"{mark}\n{BLOCKS[name](read(block[1]))}<!-- end -->\n"

@@ -19,10 +19,6 @@ def read(name: str) -> Result:
     return dict(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
-def is_recorded(name: str) -> bool:
-    return (RESULTS / f"{name}.json").exists()
-
-
 def source(result: Result, *, versions: bool = True) -> str:
     """One line: the script, date, device and versions of a result."""
     script = result["script"]

@@ -84,9 +84,10 @@ def ranks_recover(result: Result) -> str:
 
 
 def _lost(row: Mapping[str, Any] | None) -> str:
-    return (
-        "; ".join(filter(None, (f"{row['seconds_lost']:.1f} s", markdown.parts(row.get("parts", {}))))) if row else "–"
-    )
+    if row is None:
+        return "–"
+    seconds = f"{row['seconds_lost']:.1f} s"
+    return f"{seconds}; {markdown.parts(row['parts'])}" if row.get("parts") else seconds
 
 
 def _change(row: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from bench.harness.gpu_use import idle_of_each_gpu
 from bench.harness.run_arms import _run_steps, memory_of
 from bench.programs import tensor_parallel, topologies
 from bench.programs.memory_rollout_role import merged
-from bench.report import blocks, mitigations
+from bench.report import mitigations
 from bench.report import topologies as report
 from rljob_api.job import RLJobSpec
 
@@ -76,17 +75,6 @@ def test_the_tables_have_a_row_for_each_arm_and_name_those_that_failed() -> None
     ) in table
     assert table.endswith("Failed: `overlapped` (exit code 80).\n")
     assert "| tp2-14b | 12.3 | 8.0 | 21,000 | 8.0 GiB |" in report.tensor_parallel(result(row("tp2-14b")))
-
-
-@pytest.mark.parametrize("name", list(blocks.UNRECORDED))
-def test_a_page_shows_a_result_as_soon_as_it_is_recorded(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.report.markdown.RESULTS", tmp_path)
-    page = f"<!-- from bench/results/{name}.json -->\n<!-- end -->\n"
-    assert f"Not recorded yet: `python -m bench.programs.{name}`, on two GPUs." in blocks.fill(page)
-    (tmp_path / f"{name}.json").write_text(json.dumps(result(row("arm"))))
-    assert "| arm | 12.3 |" in blocks.fill(page)
 
 
 def test_rows_of_another_shape_are_kept() -> None:

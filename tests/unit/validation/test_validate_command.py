@@ -67,14 +67,14 @@ def test_a_job_that_would_run_is_valid(folder: Path) -> None:
     result = validate(folder / "job.yaml")
     note, valid = result.output.splitlines()
     assert (result.exit_code, valid) == (0, f"{folder}/job.yaml: valid")
-    assert note.startswith(f"{folder}/job.yaml:5: note: spec.policy: predicted on a GPU: host memory 4.25 GiB a worker")
+    assert note.startswith(f"{folder}/job.yaml:5: note: spec.policy: predicted on a GPU: host memory 5.75 GiB a worker")
 
 
 def test_a_memory_limit_below_the_prediction_is_a_warning(folder: Path) -> None:
     small = "policy: {template: {spec: {containers: [{resources: {limits: {memory: 2Gi}}}]}}}"
     result = validate(change(folder, "  algorithm:", f"  {small}\n  algorithm:"))
     assert result.exit_code == 0
-    assert "expected a memory limit of at least 4.25 GiB in spec.policy.template" in result.stderr
+    assert "expected a memory limit of at least 5.75 GiB in spec.policy.template" in result.stderr
     assert "found 2.00 GiB" in result.stderr
 
 

@@ -188,7 +188,7 @@ def test_weights_are_sent_in_halves_down_to_the_largest_parameter() -> None:
     assert [remedy.change.level for remedy in remedies] == ["Live", "Live", "RespawnRole"]
 
 
-def test_a_bucket_of_the_largest_parameter_is_not_made_smaller_by_a_rounding() -> None:
+def test_a_bucket_is_not_made_smaller_by_a_rounding() -> None:
     """297 MiB instead of 296.75 MiB was the remedy of a failed sync on an H200."""
     spike = failure(diagnosis("WeightSyncSpike", 0.9), phase="sync")
     plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": 297 * MIB})

@@ -21,9 +21,9 @@ def memory_of(resources: Object | None = None, model: Object = EIGHT_B, **policy
 
 
 def test_a_worker_requests_the_prediction_and_is_limited_to_twice_that() -> None:
-    assert memory_of() == ("94Gi", "188Gi")
+    assert memory_of() == ("97792Mi", "191Gi")
     eight, _ = memory_of(gpusPerReplica=8)
-    assert eight == "216576Mi"
+    assert eight == "228864Mi"
 
 
 OTHER_TRAINER = {"image": "registry.example.com/trainer:1"}
@@ -55,9 +55,9 @@ def test_a_model_of_unknown_size_has_the_default_request_and_no_limit() -> None:
     [
         ({"limits": {"memory": "16Gi"}}, ("16Gi", "16Gi")),
         ({"requests": {"memory": "300Gi"}}, ("300Gi", "300Gi")),
-        ({"requests": {"memory": "16Gi"}}, ("16Gi", "188Gi")),
+        ({"requests": {"memory": "16Gi"}}, ("16Gi", "191Gi")),
         ({"requests": {"memory": "4e9"}}, ("4e9", None)),
-        ({"limits": {"memory": None}}, ("94Gi", None)),
+        ({"limits": {"memory": None}}, ("97792Mi", None)),
     ],
 )
 def test_what_the_template_sets_wins(resources: Object, memory: tuple[str, str | None]) -> None:
@@ -95,7 +95,7 @@ def test_the_claim_holds_the_checkpoints() -> None:
 def test_only_a_limit_of_the_users_that_is_too_low_is_reported() -> None:
     limited = {"template": {"spec": {"containers": [{"resources": {"limits": {"memory": "16Gi"}}}]}}}
     message = low_memory_limit(job(model=EIGHT_B, policy=limited).spec) or ""
-    assert "expected a memory limit of at least 93." in message
+    assert "expected a memory limit of at least 95." in message
     assert "found 16.00 GiB" in message
     assert low_memory_limit(job(model=EIGHT_B).spec) is None
     assert low_memory_limit(job(policy=limited).spec) is None, "the size is not known"
