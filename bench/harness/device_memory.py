@@ -1,4 +1,4 @@
-"""Memory in use on GPU 0 by all processes, as the driver reports it. Creates no CUDA context."""
+"""Memory in use on the first visible GPU by all processes, as the driver reports it. Creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import threading
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pynvml
+
+from rljob_trainer.telemetry.outside_torch import first_visible_gpu
 
 SAMPLE_EVERY_SECONDS = 0.02
 
 
 def device_used_bytes() -> int:
-    """Memory in use on GPU 0 by all processes; 0 without a GPU."""
-    gpu = _gpu()
+    """Memory in use on the first visible GPU by all processes; 0 without a GPU."""
+    gpu = first_visible_gpu()
     return 0 if gpu is None else int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)
 
 
 def device_processes() -> int:
-    """Number of processes with a CUDA context on GPU 0 that the driver shows to this process."""
-    gpu = _gpu()
+    """Number of processes with a CUDA context on the first visible GPU that the driver shows to this process."""
+    gpu = first_visible_gpu()
     return 0 if gpu is None else len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
 
 
 class DevicePeak(threading.Thread):
-    """Context manager that samples GPU 0 every 20 ms; `peak_bytes` is the largest use by all processes."""
+    """Context manager that samples the first visible GPU every 20 ms. `peak_bytes`: the most that all processes use."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -57,11 +59,3 @@ class DevicePeak(threading.Thread):
     ) -> None:
         self._ended.set()
         self.join()
-
-
-def _gpu() -> Any:
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByIndex(0)
-    except pynvml.NVMLError:
-        return None

@@ -25,7 +25,7 @@ from rljob_memory.estimate import (
     trained_weight_bytes,
 )
 from rljob_memory.planning.shared_memory import object_store_bytes
-from rljob_memory.sizes import GIB, MIB
+from rljob_memory.sizes import MIB
 from rljob_memory.workload import ModelShape, Workload
 
 DeviceKind = Literal["cpu", "cuda"]

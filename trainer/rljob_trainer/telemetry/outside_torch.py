@@ -11,7 +11,7 @@ class OutsideTorch:
     """Create it before this process touches its GPU: memory in use by then counts as that of other processes."""
 
     def __init__(self) -> None:
-        self._handle = _first_visible_gpu()
+        self._handle = first_visible_gpu()
         self._used_by_others = _used_bytes(self._handle)
         self._calibrated: int | None = None
 
@@ -31,7 +31,7 @@ class OutsideTorch:
         return self._calibrated
 
 
-def _first_visible_gpu() -> Any:
+def first_visible_gpu() -> Any:
     """NVML's handle of the GPU that CUDA calls 0; None if there is none. It takes no CUDA context."""
     import pynvml
 
