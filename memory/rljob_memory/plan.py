@@ -70,6 +70,9 @@ _LOGPROB_CHUNK_ROOM_SHARE = 16
 """Above the lower bound, the logits take at most this fraction of the room for activations: 1/16."""
 _LOGITS_OF_A_CHUNK = 3
 """The chunk's logits, their softmax and their gradient, in compiled functions; others hold more at once."""
+_REDUCED_NUMBER_BYTES = 12
+"""Of each gradient of a layer while several ranks reduce it: at most 2 bytes in the weights' dtype, 2 of this rank's
+float32 shard, 4 of the float32 input of the reduction, and 4 of that of the layer before, which may still run."""
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _SMALLEST_KV_CACHE_BYTES = 64 * MIB
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
@@ -135,10 +138,10 @@ def compiles_ahead(hardware: Hardware, model: ModelShape, workload: Workload, pl
     """True if the policy may compile its layers while the engine starts. `model`'s layers must be compiled.
 
     The passes of one layer and the head for this need memory beside an engine that is awake: for the activations of a
-    micro-batch, and for the gradient of the head. Several ranks compile in their first update, and so does a policy
-    that makes room for the engine before it starts.
+    micro-batch, for the gradient of the head, and with several ranks for gathered weights and for gradients that are
+    being reduced. A policy that makes room for the engine before it starts compiles in its first update.
     """
-    if hardware.device == "cpu" or workload.policy_ranks > 1:
+    if hardware.device == "cpu":
         return False
     engine = 0
     if workload.topology == "Colocated":
@@ -146,12 +149,17 @@ def compiles_ahead(hardware: Hardware, model: ModelShape, workload: Workload, pl
             return False
         engine = engine_weight_bytes(model, workload) + awake_engine_bytes(workload) + plan.kv_cache_bytes
     policy = policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
-    gradients = policy_update_bytes(model, workload) - 4 * model.trained_parameters  # those of layers are dropped
+    # Sums of gradients are dropped.
+    gradients = policy_update_bytes(model, workload) - 4 * model.trained_parameters // workload.policy_ranks
+    room = hardware.device_memory_bytes
+    if workload.policy_ranks > 1:
+        gradients += _REDUCED_NUMBER_BYTES * model.trained_parameters // model.layers
+        room = int(room * _USABLE)  # FSDP2 allocates on several streams, which cannot reuse each other's free memory
     layer = activation_bytes_per_token(model, checkpointing=False, fused=True) // model.layers
     passes = plan.micro_batch_tokens * layer + _LOGITS_OF_A_CHUNK * plan.logprob_chunk_tokens * logits_bytes_per_token(
         model
     )
-    return engine + policy + gradients + passes <= hardware.device_memory_bytes
+    return engine + policy + gradients + passes <= room
 
 
 @dataclass(frozen=True, slots=True)

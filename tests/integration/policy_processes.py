@@ -68,8 +68,8 @@ class PolicyProcesses:
 
 
 @contextmanager
-def policy_processes(ranks: int, config: PolicyConfig) -> Iterator[PolicyProcesses]:
-    """`ranks` connected ranks with the model loaded."""
+def policy_processes(ranks: int, config: PolicyConfig, *, load: bool = True) -> Iterator[PolicyProcesses]:
+    """`ranks` connected ranks, with the model loaded unless `load` is False."""
     pipes, workers = [], []
     for rank in range(ranks):
         here, there = _processes.Pipe()
@@ -81,7 +81,8 @@ def policy_processes(ranks: int, config: PolicyConfig) -> Iterator[PolicyProcess
         processes = PolicyProcesses(pipes)
         address = PolicyProcesses(pipes[:1]).call("rendezvous")[0]
         processes.call("connect", *address)
-        processes.call("load")
+        if load:
+            processes.call("load")
         yield processes
     finally:
         for pipe in pipes:

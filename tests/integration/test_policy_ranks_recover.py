@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.policy import checkpoint, checkpoint_planners, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
+from rljob_trainer.policy.update import PolicyUpdate
 
 FAILING_RANK = 1
 SMALL_PIECE_BYTES = 256
@@ -45,6 +47,10 @@ def in_forward(policy: PolicyRank) -> None:
 
 def in_first_forward(policy: PolicyRank) -> None:
     fail_in_call(policy, 1, lambda _output: out_of_memory())
+
+
+def in_first_backward(policy: PolicyRank) -> None:
+    fail_in_call(policy, 1, lambda output: output.register_hook(lambda _grad: out_of_memory()))
 
 
 def in_backward(policy: PolicyRank) -> None:
@@ -64,6 +70,17 @@ def fail_in_call(policy: PolicyRank, call: int, fail: Callable[[torch.Tensor], A
             fail(output)
 
     handle = layer.register_forward_hook(hook)
+
+
+def in_rehearsal(policy: PolicyRank, fault: Callable[[PolicyRank], None]) -> None:
+    """Before the model is loaded."""
+    original = PolicyUpdate.rehearse
+
+    def fail(update: PolicyUpdate) -> None:
+        fault(policy)
+        original(update)
+
+    PolicyUpdate.rehearse = fail  # type: ignore[method-assign]
 
 
 def between_micro_batches(policy: PolicyRank) -> None:
@@ -212,10 +229,22 @@ def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied:
 def test_four_ranks_recover_from_a_failure_of_one(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     expected = without_failure(4, config, (1, 2))
-    with policy_processes(4, config) as policy:
+    with policy_processes(4, replace(config, compile_ahead=True)) as policy:
         for step, fault in ((1, in_backward), (2, in_optimizer_step)):
             fail_in_update(policy, step, fault)
             assert (policy.run(updated, step)[0], state_of(policy)) == expected[step - 1]
+
+
+@pytest.mark.parametrize("fault", [in_first_forward, in_first_backward])
+def test_a_rank_that_fails_while_it_compiles_ahead_leaves_no_other_waiting(
+    tmp_path: Path, fault: Callable[[PolicyRank], None]
+) -> None:
+    with policy_processes(2, config_of(tmp_path, compile_ahead=True), load=False) as policy:
+        policy.run(inject, partial(in_rehearsal, fault=fault))
+        outcomes = policy.outcomes(PolicyRank.load)
+    assert isinstance(outcomes[FAILING_RANK], torch.OutOfMemoryError)
+    assert isinstance(outcomes[1 - FAILING_RANK], RuntimeError)
+    assert not isinstance(outcomes[1 - FAILING_RANK], torch.OutOfMemoryError)
 
 
 def forget_nothing(_policy: PolicyRank) -> None:

@@ -41,6 +41,26 @@ def test_nothing_is_compiled_on_a_cpu() -> None:
     assert not compiles_ahead(hardware, QWEN3_8B, STEP, first_plan(MemorySettings(), hardware, QWEN3_8B, STEP))
 
 
-def test_several_ranks_compile_in_their_first_update() -> None:
+@pytest.mark.parametrize(("card_gib", "ahead"), [(139, True), (79, True), (74, False)])
+def test_several_ranks_need_room_for_gathered_weights_and_gradients(card_gib: int, ahead: bool) -> None:
+    hardware, two = Hardware("cuda", card_gib * GIB, 256 * GIB, "2.11.0"), replace(STEP, policy_ranks=2, engines=2)
+    plan = first_plan(MemorySettings(kv_cache="18Gi", optimizer_offload="Enabled"), hardware, QWEN3_8B, two)
+    assert compiles_ahead(hardware, QWEN3_8B, two, plan) is ahead
+
+
+def test_more_ranks_hold_less_of_the_state() -> None:
+    hardware = Hardware("cuda", 28 * GIB, 256 * GIB, "2.11.0")
+    found = {}
+    for ranks in (2, 4):
+        apart = replace(STEP, topology="Disaggregated", policy_ranks=ranks)
+        plan = first_plan(MemorySettings(optimizer_offload="Enabled"), hardware, QWEN3_8B, apart)
+        found[ranks] = compiles_ahead(hardware, QWEN3_8B, apart, plan)
+    assert found == {2: False, 4: True}
+
+
+def test_several_ranks_do_not_use_all_of_the_memory() -> None:
+    """A KV cache that takes all planned memory leaves no room, although a tenth of the GPU is unplanned."""
     hardware, two = Hardware("cuda", 139 * GIB, 256 * GIB, "2.11.0"), replace(STEP, policy_ranks=2, engines=2)
-    assert not compiles_ahead(hardware, QWEN3_8B, two, first_plan(MemorySettings(), hardware, QWEN3_8B, two))
+    plan = first_plan(MemorySettings(kv_cache="50Gi"), hardware, QWEN3_8B, two)
+    assert not compiles_ahead(hardware, QWEN3_8B, two, plan)
+    assert compiles_ahead(hardware, QWEN3_8B, two, plan.model_copy(update={"kv_cache_bytes": 40 * GIB}))

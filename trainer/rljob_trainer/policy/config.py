@@ -86,8 +86,7 @@ class PolicyConfig:
     from the state itself, and the next optimizer step waits."""
 
     compile_ahead: bool = False
-    """Compile the layers when the model is loaded, while the engine starts, instead of in the first update. Only for a
-    single rank."""
+    """Compile the layers when the model is loaded, while the engine starts, instead of in the first update."""
 
     copy_frozen_weights: bool = True
     """With `policy_offload`: keep a copy of weights that are not trained in host memory. Otherwise they are read from

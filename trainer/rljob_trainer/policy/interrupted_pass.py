@@ -1,4 +1,5 @@
-"""Resets FSDP2 after a forward or backward pass that raised, and gives it the process group of a new generation.
+"""Initializes FSDP2 before its first pass, resets it after a forward or backward pass that raised, and gives it the
+process group of a new generation.
 
 FSDP ends a pass in an autograd callback, which is not called if the pass raises. Parameters then stay gathered, with
 the gradients of an incomplete layer. Without a reset, the next forward computes with these stale parameters, and the
@@ -25,6 +26,16 @@ _OF_A_GROUP_IN_A_PASS = (
     "_partial_reduce_output",
     "_all_reduce_state",
 )
+
+
+def initialize(model: nn.Module) -> None:
+    """Find all modules that FSDP shards, as it else does in the first pass of `model`. Not collective.
+
+    A layer that the first pass leaves out would not be found. It would later become a root of its own, whose weights
+    stay gathered from the forward to the backward pass. Does nothing if `model` is not sharded or has been initialized.
+    """
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._lazy_init()
 
 
 def forget_interrupted_pass(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from rljob_trainer.models.checkpoint import files_of_weights, policy_weight_shap
 from rljob_trainer.models.trainable import ADVICE, scaled_head_settings
 from rljob_trainer.policy import packed_attention
 from rljob_trainer.policy.float32_masters import split
+from rljob_trainer.policy.interrupted_pass import initialize
 from rljob_trainer.policy.lora import checkpoint_name
 from rljob_trainer.policy.weight_loading import PIECE_ELEMENTS, load_weights, parameters_on_meta, rows_of
 
@@ -73,8 +74,8 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def one_layer_of_each_kind(self) -> Iterator[None]:
-        """Leave out all but the first layer of each kind of attention. Not for a sharded model before its first
-        pass."""
+        """Leave out all but the first layer of each kind of attention."""
+        initialize(self)
         layers, base = self.decoder_layers, self.causal_lm.base_model
         first = {getattr(layer, "attention_type", None): layer for layer in reversed(layers)}
         base.layers = nn.ModuleList(reversed(first.values()))

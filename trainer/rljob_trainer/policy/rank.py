@@ -108,7 +108,7 @@ class PolicyRank:
         optimizer.weights_on_host = self._loaded.offload.copies
         self._membership.before_leaving = self._drop_groups
         if self.config.compile_ahead:
-            with self._cache_released_after():
+            with self._membership.collective(), self._cache_released_after():
                 self._loaded.update.rehearse()
         self._memory_log.record(self._step, "load")
         return self._model_info()

@@ -85,7 +85,7 @@ class PolicyUpdate:
         }
 
     def rehearse(self) -> None:
-        """Compile layers and head by running the passes of a micro-batch. Changes no state.
+        """Compile layers and head by running the passes of a micro-batch. Changes no state. Collective.
 
         Only one layer of each kind runs, so it takes little memory. The number of tokens is realistic, because the
         compiler chooses kernels by it.
