@@ -113,6 +113,13 @@ class Case:
         return self.role == "policy" and (self.phase == "update" or not_reported)
 
     @property
+    def in_micro_batch(self) -> bool:
+        """True if the policy was, or may have been, processing a micro-batch: in an update, or at startup, where it
+        compiles one layer with the passes of a micro-batch (`plan.compiles_ahead`)."""
+        compiling = self.phase is None and self.failure_class == FailureClass.ACTIVATION_SPIKE
+        return self.in_update or (self.role == "policy" and compiling)
+
+    @property
     def kv_cache_is_awake(self) -> bool:
         """True if an engine may have held its KV cache at the failure, so that a smaller one would have left more. An
         engine that sleeps in the update gets it back when it has received its weights."""

@@ -29,7 +29,7 @@ _OF_A_GROUP_IN_A_PASS = (
 
 
 def initialize(model: nn.Module) -> None:
-    """Find all modules that FSDP shards, as it else does in the first pass of `model`. Not collective.
+    """Find all modules that FSDP shards, which it otherwise does in the first pass of `model`. Not collective.
 
     A layer that the first pass leaves out would not be found. It would later become a root of its own, whose weights
     stay gathered from the forward to the backward pass. Does nothing if `model` is not sharded or has been initialized.

@@ -29,7 +29,7 @@ def _micro_batch(case: Case) -> Change | None:
     """
     tokens, profile = _filled(case, case.plan.micro_batch_tokens), case.profile
     after = max(tokens // 2, profile.longest_sequence_tokens if profile else 1)
-    if not case.in_update or after >= tokens:
+    if not case.in_micro_batch or after >= tokens:
         return None
     if profile is None:
         return Change(after, None)
@@ -45,7 +45,7 @@ def _logprob_chunk(case: Case) -> Change | None:
     """
     at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
     after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
-    if not case.in_update or after >= at_once or not _asked_for_logits(case, at_once):
+    if not case.in_micro_batch or after >= at_once or not _asked_for_logits(case, at_once):
         return None
     if case.profile is None:
         return Change(after, None)

@@ -54,6 +54,7 @@ def test_fragmentation_enables_expandable_segments_live() -> None:
         ("AllocatorCache", "rollout", "sync", "emptyCache"),
         ("RetainedGraph", "policy", "update", "detachMetrics"),
         ("ActivationSpike", "policy", "update", "microBatchTokens"),
+        ("ActivationSpike", "policy", None, "microBatchTokens"),
         ("KVCacheOversized", "rollout", None, "policyOffload"),
         ("WeightSyncSpike", "policy", "sync", "syncBucketSize"),
         ("OptimizerState", "policy", "update", "optimizerOffload"),
