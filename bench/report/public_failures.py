@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.report.markdown import Result, Row, read, source, table
 
-_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
 
 
 def block(result: Result) -> str:

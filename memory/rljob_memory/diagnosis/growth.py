@@ -98,7 +98,7 @@ def large_growth(series: MemorySeries) -> tuple[int, int] | None:
     values = [sample.allocated_bytes for sample in series.samples][_FIRST_STEPS:]
     if _grows_with_its_sequences(series):
         return None
-    if len(values) < (_LEAST_VALUES_OF_STEPS if _OF_STEPS.search(series.name) else _LEAST_VALUES_ALONE):
+    if len(values) < (_LEAST_VALUES_OF_STEPS if _is_of_steps(series) else _LEAST_VALUES_ALONE):
         return None
     if not series.name or (len(values) < _LEAST_VALUES_ALONE and values != sorted(values)):
         return None
@@ -141,6 +141,12 @@ def _growth_of_few(series: MemorySeries) -> PastGrowth | None:
         return None
     trend = Trend(values[0], values[-1], len(values), theil_sen_slope(values), is_firm=False)
     return PastGrowth(trend, "step")
+
+
+def _is_of_steps(series: MemorySeries) -> bool:
+    """True if the name of the series speaks of steps, or each line has a step of its own."""
+    steps = {sample.step for sample in series.samples if sample.step is not None}
+    return bool(_OF_STEPS.search(series.name)) or len(steps) == len(series.samples)
 
 
 def _grows_with_its_sequences(series: MemorySeries) -> bool:

@@ -156,7 +156,8 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
     (Activity.GENERATION, r"generate_sequences|in generate\b|/generation/utils\.py|cache_utils\.py in update$"),
     (
         Activity.FORWARD,
-        r"fetch_sub_module|pre_sub_module_forward|torchinductor_\w+/\S+ in call$|"
+        r"fetch_sub_module|pre_sub_module_forward|torchinductor_\w+/\S+ in call$|_inductor/output_code\.py"
+        r"|\bempty_strided_(?:cuda|xpu)\(|"
         + _in(
             r"_?(?:pre|root_pre|post)_(?:forward|unshard)\w*",
             r"(?:train\w*|validat\w+|eval\w*|forward|update|ppo)_(?:step|batch|epoch)",

@@ -41,7 +41,9 @@ _UNIT_IN_TEXT = re.compile(rf"[_( ]({_UNIT})\b\)?")
 _PEAK = re.compile(r"max|peak", re.IGNORECASE)
 _STEP = re.compile(
     r"\b(?:global_?step|step|iteration|iter|it|batch)s?['\"]?[ :=#/]{1,3}\[?\s{0,4}(\d{1,9})\b"
-    r"|\bafter (\d{1,9}) iterations",
+    r"|\bafter (\d{1,9}) iterations"
+    # mmcv and mmengine: `Epoch [1][240/3712]`
+    r"|\bepoch(?:\(\w{1,8}\))?\s{0,3}\[\d{1,6}\]\[\s{0,6}(\d{1,9})/",
     re.IGNORECASE,
 )
 _EPOCH = re.compile(r"\bepoch['\"]?[ :=#]{1,3}\[?(\d{1,6})\b", re.IGNORECASE)
@@ -148,7 +150,7 @@ def _sample(text: str, allocated: int, reserved: int) -> MemorySample:
 def _step(text: str) -> int | None:
     """The step that the line names, else its epoch."""
     if found := _STEP.search(text):
-        return int(found[1] or found[2])
+        return int(found[1] or found[2] or found[3])
     return int(found[1]) if (found := _EPOCH.search(text)) else None
 
 

@@ -61,7 +61,8 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FailureKind.KV_CACHE_TOO_SMALL,
         r"is larger than the maximum number of tokens that can be stored in KV cache"
-        r"|maxTokensInPagedKvCache must be large enough",  # TensorRT-LLM
+        r"|maxTokensInPagedKvCache must be large enough"  # TensorRT-LLM
+        r"|Aborted due to the lack of CPU swap space",  # vLLM up to 0.6: no blocks for preempted sequences
     ),
     # The room for the cache is what the share leaves after the weights: less than nothing, in vLLM and in SGLang.
     _signature(FailureKind.KV_CACHE_TOO_SMALL, r"Available KV cache memory: -\d|larger than the profiled value -\d"),
