@@ -57,6 +57,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndFold
     return FilesAndFolders(config, log)
 
 
+class FailuresAtOnce:
+    """Prints the name of each test when it fails: pytest does so at the end, which is half an hour later."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line("")
+            self._terminal.write_line(f"{report.when} of {report.nodeid} failed: {_error(report.longreprtext)}")
+
+
+def _error(text: str) -> str:
+    """The first line of the error in a report."""
+    return next((line[1:].strip() for line in text.splitlines() if line.startswith("E ")), "")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect without the garbage collector, which later ignores the modules and tests that exist by then.
