@@ -139,8 +139,10 @@ def test_engines_of_their_own_give_the_same_bits_whatever_fails(
 
 
 def test_changed_micro_batches_lost_and_hanging_processes_keep_the_result(
-    manifest: Path, plan: Path, without_failure: Run, tmp_path: Path
+    plan: Path, without_failure: Run, tmp_path: Path
 ) -> None:
+    # Without a checkpoint in between: while one is being written, the deadline is later.
+    manifest = write_manifest(tmp_path / "job.yaml", **JOB | {"checkpoint": {"everySteps": STEPS}})
     faults = ["ActivationSpike@update:2x2", "WorkerLost@update:3", "Hang@update:4"]
     run = rljob_run(manifest, tmp_path / "run", "--plan", plan, *(f"--fault={fault}" for fault in faults))
 
