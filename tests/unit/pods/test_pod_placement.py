@@ -30,10 +30,13 @@ SPEC = RLJobSpec.model_validate(
 class Agents:
     """Agents of three workers. Worker 1 is lost, and the kernel killed a process in the pod of worker 2."""
 
-    def __init__(self, _workers: int) -> None: ...
+    kills: dict[int, int]
+
+    def __init__(self, _workers: int) -> None:
+        Agents.kills = {0: 0, 2: 1}
 
     def answers(self, _function: Callable[[], Any], _timeout_seconds: float) -> dict[int, int]:
-        return {0: 0, 2: 1}
+        return self.kills
 
 
 @pytest.fixture
@@ -45,6 +48,15 @@ def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
 
 def test_a_lost_worker_does_not_hide_kills_in_other_pods(placement: PodPlacement) -> None:
     assert placement.oom_kills() == 1
+
+
+def test_a_worker_that_answers_again_counts_with_its_new_kills(placement: PodPlacement) -> None:
+    """A pod that came back counted with kills of long ago, and the next loss was taken for another one."""
+    seen = []
+    for kills in ({0: 2, 1: 1, 2: 0}, {0: 2, 2: 0}, {0: 2, 1: 1, 2: 0}, {0: 2, 1: 0, 2: 0}, {0: 2, 1: 1, 2: 0}):
+        Agents.kills = kills
+        seen.append(placement.oom_kills())
+    assert seen == [3, 3, 3, 3, 4], "the fourth is of a new container, in which the kernel then kills a process"
 
 
 def test_pods_are_not_restarted_in_place_if_one_does_not_respond(placement: PodPlacement) -> None:

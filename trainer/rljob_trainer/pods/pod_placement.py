@@ -45,6 +45,8 @@ class PodPlacement:
         self._log = log
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
+        self._kills = 0
+        self._kills_of_workers: dict[int, int] = {}
         self.workers_answer = True
         """True if all workers answered when they were last asked. One that does not cannot restart in place."""
 
@@ -111,10 +113,14 @@ class PodPlacement:
             ray.shutdown()
 
     def oom_kills(self) -> int:
-        """OOM kills in the containers of the workers that answer: a lost worker does not hide those of others."""
+        """OOM kills that have been seen in the containers of the workers. It never falls: when a worker answers again,
+        those since its last answer are new. The container of a new pod begins with none.
+        """
         kills = self._agents.answers(container_oom_kills, _KILLS_SECONDS)
         self.workers_answer = len(kills) == self._environment.workers
-        return sum(kills.values())
+        self._kills += sum(max(now - self._kills_of_workers.get(worker, 0), 0) for worker, now in kills.items())
+        self._kills_of_workers |= kills
+        return self._kills
 
     def _connect(self) -> None:
         ray_node.require_started(self._starting.wait(), self._log)

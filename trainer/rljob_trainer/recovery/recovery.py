@@ -101,13 +101,10 @@ class Recovery:
 
     def may_replace(self, failure: WorkerLost) -> bool:
         """True if one engine was lost while others work, and a new process may take its place meanwhile."""
-        kills = self.oom_kills()
-        if kills > self._kills:
+        if self.oom_kills() > self._kills:
             return False  # the kernel killed it: the memory plan changes
-        if (
-            failure.place_lost
-        ):  # by the cluster, and not counted: the supervisor creates the pod again, or ends the attempt
-            self._kills = kills  # those of the lost pod are not counted any more
+        if failure.place_lost:
+            # By the cluster, and not counted: the supervisor creates the pod again, or ends the attempt.
             self.display.warning(f"Continuing without a pod: {failure}; its engine starts again when the pod is back")
             return True
         now = datetime.now(UTC)
