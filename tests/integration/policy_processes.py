@@ -26,6 +26,9 @@ from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 
 VOCABULARY = 64
+ALL_TERMS = LossConfig(
+    aggregation="sequence-mean", importance_sampling="mask", kl_coefficient=0.3, entropy_coefficient=0.05, dual_clip=1.5
+)
 
 os.environ["OMP_NUM_THREADS"] = "1"
 _processes = get_context("forkserver")

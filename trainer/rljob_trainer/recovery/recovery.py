@@ -61,7 +61,7 @@ class Recovery:
     settings_under: Callable[[MemoryPlan], RoleSettings]
     """Returns the settings of the roles for a plan."""
     oom_kills: Callable[[], int]
-    """Number of processes that the kernel has OOM-killed, on all machines with roles."""
+    """Number of processes that the kernel has OOM-killed, on all machines with roles. Never falls."""
     display: RunDisplay
     listener: RunListener
     _kills: int = field(init=False)
@@ -161,9 +161,8 @@ class Recovery:
         """A lost process as a failure of host memory, if the kernel has killed one since the attempt began."""
         if not isinstance(failure, WorkerLost):
             return failure
-        kills, before = self.oom_kills(), self._kills
-        self._kills = max(kills, before)
-        return explained_loss(failure, kills - before)
+        before, self._kills = self._kills, self.oom_kills()
+        return explained_loss(failure, self._kills - before)
 
     def _apply(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
