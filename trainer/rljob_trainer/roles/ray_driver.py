@@ -11,6 +11,7 @@ from typing import Any
 from rljob_trainer.errors import WorkerLost
 
 _RAYLET_SECONDS = 120
+_STARTS = 3
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
 
@@ -28,16 +29,29 @@ _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
 }
 
 
+class RayletDied(Exception):
+    """A raylet that this process started ended before it registered."""
+
+
 def wait_longer_for_raylets() -> None:
-    """Give the raylets that this process starts two minutes to register.
+    """Give the raylets that this process starts two minutes to register. One that dies meanwhile raises `RayletDied`.
 
     Ray allows 30 seconds and has no setting for it (ray._private.node.Node). A busy machine with two cores needs more.
+    Ray does not check whether the raylet still runs. A raylet exits if its agents take longer than 15 seconds to start,
+    and Ray has no setting for that either (https://github.com/ray-project/ray/issues/65983).
     """
     from ray._private import services
 
-    ask = services.get_node
+    ask, start = services.get_node, services.start_raylet
     if hasattr(ask, "__wrapped__"):
         return
+    raylets = []
+
+    @functools.wraps(start)
+    def start_and_remember(*arguments: Any, **options: Any) -> Any:
+        started = start(*arguments, **options)
+        raylets.append(started.process)
+        return started
 
     @functools.wraps(ask)
     def ask_patiently(gcs_address: str, node_id: str) -> Any:
@@ -46,10 +60,13 @@ def wait_longer_for_raylets() -> None:
             try:
                 return ask(gcs_address, node_id)
             except RuntimeError:
+                if raylets and (code := raylets[-1].poll()) is not None:
+                    raise RayletDied(f"the raylet ended with exit code {code} before it registered") from None
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
+    services.start_raylet = start_and_remember
     services.get_node = ask_patiently
 
 
@@ -75,25 +92,34 @@ def _start_nothing(*_arguments: Any, **_options: Any) -> tuple[None, None]:
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray cluster for this run on this machine. It ends with this process, or at `ray.shutdown()`.
 
-    `cpus`, `gpus`: logical resources for actors. Raises `WorkerLost` if Ray does not start in time.
+    `cpus`, `gpus`: logical resources for actors. If the raylet dies, Ray is started again, up to three times in all.
+    Raises `WorkerLost` if Ray does not start in time.
     """
     os.environ.update(_LOCAL_ENVIRONMENT)
     wait_longer_for_raylets()
     start_only_what_is_used()
-    try:
-        connect(
-            "local",
-            num_cpus=cpus,
-            num_gpus=gpus,
-            object_store_memory=object_store_bytes,
-            include_dashboard=False,
-        )
-    except Exception as error:
-        if _TOO_SLOW not in str(error):
-            raise
-        raise WorkerLost(
-            f"expected Ray to start within {_RAYLET_SECONDS} seconds, it did not; the machine may be too busy: retry"
-        ) from None
+    for start in range(1, _STARTS + 1):
+        try:
+            return connect(
+                "local",
+                num_cpus=cpus,
+                num_gpus=gpus,
+                object_store_memory=object_store_bytes,
+                include_dashboard=False,
+            )
+        except RayletDied as error:
+            if start == _STARTS:
+                raise WorkerLost(
+                    f"expected Ray to start, but in {_STARTS} attempts {error}; "
+                    "the machine may be too busy: retry, or read raylet.err in /tmp/ray/session_latest/logs"
+                ) from None
+        except Exception as error:
+            if _TOO_SLOW not in str(error):
+                raise
+            raise WorkerLost(
+                f"expected Ray to start within {_RAYLET_SECONDS} seconds, it did not; "
+                "the machine may be too busy: retry"
+            ) from None
 
 
 def connect(address: str, **options: Any) -> None:
