@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,39 +41,21 @@ def test_a_slow_start_of_ray_raises_its_own_error(
 
 @pytest.mark.usefixtures("starting")
 @pytest.mark.parametrize("deaths", [0, 2, 3])
-def test_ray_is_started_again_if_its_raylet_dies(monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+def test_ray_is_started_three_times_at_most(monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
     starts = []
 
     def init(**_: Any) -> None:
         starts.append(1)
         if len(starts) <= deaths:
-            raise ray_driver.RayletDied("the raylet ended with exit code -6")
+            raise ray_driver.RayDied("raylet with exit code -6")
 
     monkeypatch.setattr(ray, "init", init)
     if deaths < 3:
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
         assert len(starts) == deaths + 1
     else:
-        with pytest.raises(WorkerLost, match=r"in 3 attempts the raylet ended with exit code -6; .*retry"):
+        with pytest.raises(WorkerLost, match=r"each of 3 times .*raylet with exit code -6.*retry"):
             ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
-
-
-def test_a_raylet_that_has_died_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services
-
-    codes = [None, None, -6]
-
-    def get_node(gcs_address: str, node_id: str) -> Any:
-        raise RuntimeError("not yet")
-
-    raylet = SimpleNamespace(poll=lambda: codes.pop(0))
-    monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr(services, "start_raylet", lambda: SimpleNamespace(process=raylet))
-    ray_driver.wait_longer_for_raylets()
-    services.start_raylet()
-    with pytest.raises(ray_driver.RayletDied, match="exit code -6"):
-        services.get_node("127.0.0.1:1", "n")
-    assert not codes
 
 
 def test_the_object_store_holds_buckets_of_weights_on_cpus_only() -> None:
@@ -84,7 +65,7 @@ def test_the_object_store_holds_buckets_of_weights_on_cpus_only() -> None:
 
 
 def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray._private import services
+    from ray._private import node, services
 
     answers: list[Any] = [RuntimeError("not yet"), RuntimeError("not yet"), {"node_id": "n"}]
 
@@ -95,7 +76,7 @@ def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: py
         return answer
 
     monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr(services, "start_raylet", services.start_raylet)  # put back afterwards
+    monkeypatch.setattr(node.Node, "start_ray_processes", node.Node.start_ray_processes)  # put back afterwards
     ray_driver.wait_longer_for_raylets()
     patient = services.get_node
     ray_driver.wait_longer_for_raylets()

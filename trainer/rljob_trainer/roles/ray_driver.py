@@ -29,29 +29,28 @@ _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
 }
 
 
-class RayletDied(Exception):
-    """A raylet that this process started ended before it registered."""
+class RayDied(Exception):
+    """A process of Ray that this process started ended before its raylet had registered."""
 
 
 def wait_longer_for_raylets() -> None:
-    """Give the raylets that this process starts two minutes to register. One that dies meanwhile raises `RayletDied`.
+    """Give the raylets that this process starts two minutes to register. If one dies meanwhile, raise `RayDied`.
 
     Ray allows 30 seconds and has no setting for it (ray._private.node.Node). A busy machine with two cores needs more.
     Ray does not check whether the raylet still runs. A raylet exits if its agents take longer than 15 seconds to start,
     and Ray has no setting for that either (https://github.com/ray-project/ray/issues/65983).
     """
-    from ray._private import services
+    from ray._private import node, services
 
-    ask, start = services.get_node, services.start_raylet
+    ask, start = services.get_node, node.Node.start_ray_processes
     if hasattr(ask, "__wrapped__"):
         return
-    raylets = []
+    starting: list[node.Node] = []
 
     @functools.wraps(start)
-    def start_and_remember(*arguments: Any, **options: Any) -> Any:
-        started = start(*arguments, **options)
-        raylets.append(started.process)
-        return started
+    def start_and_remember(self: node.Node) -> None:
+        start(self)
+        starting[:] = [self]
 
     @functools.wraps(ask)
     def ask_patiently(gcs_address: str, node_id: str) -> Any:
@@ -60,14 +59,22 @@ def wait_longer_for_raylets() -> None:
             try:
                 return ask(gcs_address, node_id)
             except RuntimeError:
-                if raylets and (code := raylets[-1].poll()) is not None:
-                    raise RayletDied(f"the raylet ended with exit code {code} before it registered") from None
+                for started in starting:
+                    _require_alive(started)
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
-    services.start_raylet = start_and_remember
+    node.Node.start_ray_processes = start_and_remember
     services.get_node = ask_patiently
+
+
+def _require_alive(node: Any) -> None:
+    """Raise `RayDied`, and end what is left of the node, if one of its processes is dead."""
+    dead = [f"{name} with exit code {process.returncode}" for name, process in node.dead_processes()]
+    if dead:
+        node.kill_all_processes(check_alive=False, wait=True)
+        raise RayDied(f"{' and '.join(dead)}, logs in {node.get_logs_dir_path()}")
 
 
 def start_only_what_is_used() -> None:
@@ -92,8 +99,8 @@ def _start_nothing(*_arguments: Any, **_options: Any) -> tuple[None, None]:
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray cluster for this run on this machine. It ends with this process, or at `ray.shutdown()`.
 
-    `cpus`, `gpus`: logical resources for actors. If the raylet dies, Ray is started again, up to three times in all.
-    Raises `WorkerLost` if Ray does not start in time.
+    `cpus`, `gpus`: logical resources for actors. If a process of Ray dies meanwhile, Ray is started again, up to three
+    times in all. Raises `WorkerLost` if Ray does not start in time.
     """
     os.environ.update(_LOCAL_ENVIRONMENT)
     wait_longer_for_raylets()
@@ -107,11 +114,11 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
                 object_store_memory=object_store_bytes,
                 include_dashboard=False,
             )
-        except RayletDied as error:
+        except RayDied as error:
             if start == _STARTS:
                 raise WorkerLost(
-                    f"expected Ray to start, but in {_STARTS} attempts {error}; "
-                    "the machine may be too busy: retry, or read raylet.err in /tmp/ray/session_latest/logs"
+                    f"expected Ray to start, but each of {_STARTS} times one of its processes ended (last: {error}); "
+                    "the machine may be too busy: retry"
                 ) from None
         except Exception as error:
             if _TOO_SLOW not in str(error):
