@@ -45,10 +45,10 @@ def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Pa
         "import sys\n"
         "from ray._private import node\n"
         "from rljob_trainer.pods import ray_start\n"
-        "def started(parameters, **_):\n"
+        "def started(self, parameters, **_):\n"
         "    served = [name for name in sys.modules if name.startswith('ray.serve.')]\n"
         "    raise SystemExit(f'client server: {parameters.ray_client_server_port}, imported: {served}')\n"
-        "node.Node = started\n"
+        "node.Node.__init__ = started\n"
         "ray_start.main()\n"
     )
     command = head_command(pod_ip="127.0.0.1", port=6379, ports=PORTS)
