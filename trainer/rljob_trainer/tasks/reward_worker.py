@@ -9,7 +9,6 @@ import ctypes
 import mmap
 import os
 import signal
-import struct
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -17,25 +16,27 @@ from multiprocessing.connection import Connection
 from rljob_trainer.tasks.scoring import RewardFailure, compute_reward
 
 _PR_SET_PDEATHSIG = 1
-_PLACE = struct.Struct("<qd")
 
 
 class Progress:
     """The call that a worker is in, in memory that it shares with the controller."""
 
-    SIZE_BYTES = _PLACE.size
+    SIZE_BYTES = 16
 
     def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, self.SIZE_BYTES)
+        # Items of memoryviews are written whole. `struct.pack_into` zeroes a number first, which the controller would
+        # take for a call that began when the machine did.
+        memory = memoryview(mmap.mmap(descriptor, self.SIZE_BYTES))
+        self._position, self._begun = memory[:8].cast("q"), memory[8:].cast("d")
 
     def begin(self, position: int) -> None:
         """The call at `position` of its batch begins."""
-        _PLACE.pack_into(self._memory, 0, position, time.monotonic())
+        self._begun[0] = time.monotonic()
+        self._position[0] = position
 
     def read(self) -> tuple[int, float]:
         """Position of the call, and the time of its start by the machine's monotonic clock."""
-        position, begun = _PLACE.unpack_from(self._memory, 0)
-        return position, begun
+        return self._position[0], self._begun[0]
 
 
 def serve(connection: Connection, progress: Progress) -> None:
