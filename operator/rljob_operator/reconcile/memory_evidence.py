@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase
@@ -52,12 +50,7 @@ def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, sentence: str,
 
 
 def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedPod:
-    """The pod whose memory ran out: that of the process in the evidence, else the pod that reported it.
-
-    A controller that finds /dev/shm too small has looked at every pod's: it means the smallest.
-    """
-    if evidence.role == "controller" and _is_about_shared_memory(evidence):
-        return min(view.pods, key=lambda pod: pod.shared_memory_bytes or math.inf)
+    """The pod whose memory ran out: that of the process in the evidence, else the pod that reported it."""
     place = view.layout.pod_of(evidence.role, evidence.rank)
     return next((pod for pod in view.pods if (pod.role, pod.index) == place), said_by)
 
@@ -68,10 +61,6 @@ def _plan_followed(view: JobView) -> MemoryPlan | None:
     if trainer is not None and "rolloutSleep" not in trainer.supported_settings:
         return None
     return view.status.plan or (view.report.plan if view.report else None)
-
-
-def _is_about_shared_memory(evidence: Evidence) -> bool:
-    return any(cause.class_name == FailureClass.SHARED_MEMORY for cause in evidence.diagnoses[:1])
 
 
 def _is_unanswered(words: Evidence, view: JobView) -> bool:

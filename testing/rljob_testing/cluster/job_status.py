@@ -58,6 +58,15 @@ def attempt(job: Object) -> Object:
     return found
 
 
+def account(job: Object) -> str:
+    """The ends of all attempts, for the message of an assertion."""
+    words = [
+        f"{number}: {attempt.get('reason')} ({attempt.get('message', '')[:200]})"
+        for number, attempt in enumerate(status(job).get("attempts", []), 1)
+    ]
+    return f"{status(job).get('restarts')} restarts; attempts {'; '.join(words)}"
+
+
 def at_step(step: int, attempt_number: int = 1) -> Any:
     """Predicate for `Kubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
     return lambda report: status(report).get("attempt") == attempt_number and (status(report).get("step") or 0) >= step

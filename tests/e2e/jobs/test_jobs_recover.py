@@ -8,7 +8,17 @@ from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.quantity import quantity_bytes
 from rljob_operator import labels
 from rljob_testing.cluster.installed_operator import NAMESPACE
-from rljob_testing.cluster.job_status import Object, at_step, condition, digits, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import (
+    Object,
+    account,
+    at_step,
+    condition,
+    digits,
+    event_reasons,
+    finished,
+    holds,
+    status,
+)
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
 
@@ -46,13 +56,14 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: Kubectl, kubectl: Kube
 
     job = jobs.wait("rljob", "host", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
-    first, change = status(job)["attempts"][0], status(job)["planChanges"][0]
-    assert (first["reason"], first["diagnosis"]["class"]) == ("HostOutOfMemory", "HostMemory")
-    assert set(changes(job)) == {"hostMemory"}
+    change = status(job)["planChanges"][0]
+    [killed] = [of for of in status(job)["attempts"] if of["number"] == change["attempt"]]
+    assert (killed["reason"], killed["diagnosis"]["class"]) == ("HostOutOfMemory", "HostMemory"), account(job)
+    assert set(changes(job)) == {"hostMemory"}, account(job)
     assert quantity_bytes(change["remedy"]["after"]) >= 1200 << 20, (
         "half as much again, or the prediction if it is more"
     )
-    assert status(job)["restarts"] == 0
+    assert status(job)["restarts"] == 0, account(job)
     reasons = event_reasons(jobs, "host")
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
 

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_trainer.errors import WorkerLost
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
 from rljob_trainer.pods import pod_placement
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
@@ -63,6 +64,28 @@ def test_pods_are_not_restarted_in_place_if_one_does_not_respond(placement: PodP
     assert placement.workers_answer
     placement.oom_kills()
     assert not placement.workers_answer
+
+
+def test_a_dev_shm_that_is_too_small_is_attributed_to_a_process_of_its_pod(
+    placement: PodPlacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def node(memory: int, **resources: float) -> dict[str, Any]:
+        return {"Resources": {"object_store_memory": memory, **resources}}
+
+    def blamed(*nodes: dict[str, Any]) -> str | None:
+        monkeypatch.setattr(pod_placement, "_alive_nodes", lambda: list(nodes))
+        with pytest.raises(SharedMemoryExhausted, match=r"expected 640 MiB .*, found 576 MiB") as raised:
+            placement.start_ray(cast(RunDisplay, None), 640 << 20)
+        return raised.value.actor
+
+    monkeypatch.setattr(placement, "_connect", lambda: None)
+    monkeypatch.setattr(placement, "_agents", SimpleNamespace(call=lambda *_: [None] * 3))
+    monkeypatch.setattr(pod_placement, "_wait_for_workers", lambda *_: None)
+    monkeypatch.setattr(pod_placement, "role_hosts", lambda *_: SimpleNamespace(device="cuda"))
+    placement.survey(SPEC, cast(RunDisplay, SimpleNamespace(phase=print, note=print)), cast(StopRequest, False))
+    head, enough, small = node(1 << 30), node(1 << 30, **{"worker-0": 1}), node(576 << 20, **{"worker-2": 1})
+    assert blamed(head, enough, small) == "policy-2"
+    assert blamed(node(576 << 20), enough) is None, "the controller"
 
 
 # --- pods that do not come ---

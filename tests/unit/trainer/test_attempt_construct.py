@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 
 from rljob_trainer.errors import HostOutOfMemory, WorkerLost
+from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.roles.time_limit import current_limit
-from rljob_trainer.runtime.attempt import Attempt
+from rljob_trainer.runtime.attempt import _construct
 
 
 def construct(kills: list[int], construct_roles: Callable[[], Any], deadline_seconds: float = 600) -> Any:
     """Construct roles; `kills` are the kernel's counts before and after."""
-    attempt = SimpleNamespace(placement=SimpleNamespace(oom_kills=lambda: kills.pop(0)))
     roles = SimpleNamespace(construct=construct_roles)
-    return Attempt._construct(cast(Attempt, attempt), cast(Any, roles), PhaseDeadlines(deadline_seconds, []))
+    return _construct(cast(Any, roles), PhaseDeadlines(deadline_seconds, []), KernelKills(lambda: kills.pop(0)))
 
 
 def lost() -> None:
@@ -29,6 +29,18 @@ def test_a_process_killed_for_its_memory_is_a_failure_of_host_memory() -> None:
     with pytest.raises(HostOutOfMemory, match="OOMKilled") as raised:
         construct([3, 4], lost)
     assert raised.value.actor == "rollout-0"
+
+
+def test_a_kill_explains_the_loss_that_is_noticed_later() -> None:
+    """The policy was killed while it waited for an engine that still imported, and the next call noticed."""
+    count = 3
+    kills = KernelKills(lambda: count)
+    count = 4
+    assert _construct(cast(Any, SimpleNamespace(construct=dict)), PhaseDeadlines(600, []), kills) == {}
+    assert kills.any_new
+    assert isinstance(kills.explain(WorkerLost("policy-0 died while starting")), HostOutOfMemory)
+    assert not kills.any_new
+    assert type(kills.explain(WorkerLost("policy-0 died while updating"))) is WorkerLost
 
 
 def test_a_process_lost_without_a_kill_stays_a_lost_process() -> None:

@@ -29,6 +29,7 @@ from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, Recovery
@@ -124,7 +125,7 @@ class Job:
                 roles=cast(Any, roles),
                 checkpointing=checkpointing,
                 settings_under=cast(Any, lambda plan: plan),
-                oom_kills=kills,
+                kills=KernelKills(kills),
                 display=display,
                 listener=listener,
             )

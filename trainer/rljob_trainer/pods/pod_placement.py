@@ -21,7 +21,7 @@ from rljob_trainer.pods.worker_agents import (
     mark_controller_exited,
     mark_restart_in_place,
 )
-from rljob_trainer.pods.worker_facts import role_hosts, worker_facts
+from rljob_trainer.pods.worker_facts import first_process_of, role_hosts, worker_facts
 from rljob_trainer.roles.ray_driver import connect
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopNow, StopRequest
@@ -45,6 +45,7 @@ class PodPlacement:
         self._log = log
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
+        self._first_processes: dict[str, str] = {}
         self._kills = 0
         self._kills_of_workers: dict[int, int] = {}
         self.workers_answer = True
@@ -81,6 +82,9 @@ class PodPlacement:
         display.phase("starting Ray")
         self._connect()
         names = self._environment.worker_pod_names(spec)
+        self._first_processes = {
+            ray_node.worker_resource(worker): first_process_of(spec, worker) for worker in range(len(names))
+        }
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
         hosts = role_hosts(spec, self._agents.call(worker_facts, _FACTS_SECONDS), names)
@@ -89,15 +93,20 @@ class PodPlacement:
         return hosts
 
     def start_ray(self, _display: RunDisplay, object_store_bytes: int) -> None:
-        """Check the size of the object stores. Raises `SharedMemoryExhausted` if a pod's /dev/shm is too small."""
+        """Check the size of the object stores.
+
+        Raises `SharedMemoryExhausted` if a pod's /dev/shm is too small, attributed to the first process in that pod.
+        """
         for node in _alive_nodes():
             room = int(node["Resources"].get("object_store_memory", 0))
             if room < object_store_bytes:
-                raise SharedMemoryExhausted(
+                too_small = SharedMemoryExhausted(
                     f"expected {object_store_bytes // _MIB} MiB for weights and rollouts in /dev/shm of every pod, "
-                    f"found {room // _MIB} MiB at {node['NodeManagerAddress']}; enlarge /dev/shm, or lower "
-                    "memory.syncBucketSize"
+                    f"found {room // _MIB} MiB; enlarge /dev/shm, which is never larger than the memory limit of its "
+                    "pod, or lower memory.syncBucketSize"
                 )
+                too_small.actor = self._first_process_on(node)
+                raise too_small
 
     def restart_pods(self, attempt: RequiredAttempt) -> None:
         """Announce a restart in place for `attempt` to all pods. It takes effect when the head is gone.
@@ -121,6 +130,10 @@ class PodPlacement:
         self._kills += sum(max(now - self._kills_of_workers.get(worker, 0), 0) for worker, now in kills.items())
         self._kills_of_workers |= kills
         return self._kills
+
+    def _first_process_on(self, node: dict[str, Any]) -> str | None:
+        """None for the controller's own node."""
+        return next((name for resource, name in self._first_processes.items() if resource in node["Resources"]), None)
 
     def _connect(self) -> None:
         ray_node.require_started(self._starting.wait(), self._log)

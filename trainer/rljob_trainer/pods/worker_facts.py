@@ -89,6 +89,14 @@ def worker_of(spec: RLJobSpec, role: Role, rank: int) -> int:
     return policy.replicas + rank // rollout.processes_per_pod
 
 
+def first_process_of(spec: RLJobSpec, worker: int) -> str:
+    """Name of the first process in the pod of a worker, such as `policy-2`."""
+    policy, rollout = worker_pods(spec)[0], worker_pods(spec)[-1]
+    if worker < policy.replicas:
+        return f"policy-{worker * policy.processes_per_pod}"
+    return f"rollout-{(worker - policy.replicas) * rollout.processes_per_pod}"
+
+
 def ray_cpus(spec: RLJobSpec, role: Role) -> int:
     """Logical CPUs that a worker of `role` offers to Ray: enough for its ranks and engines."""
     own = next((pods for pods in worker_pods(spec) if pods.role == role), worker_pods(spec)[0])

@@ -34,6 +34,7 @@ from rljob_trainer.errors import (
     WorkerLost,
 )
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
+from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import with_stacks
 from rljob_trainer.recovery.plan_changes import PlanChanges
 from rljob_trainer.roles.checkpointing import Checkpointing
@@ -60,15 +61,10 @@ class Recovery:
     checkpointing: Checkpointing
     settings_under: Callable[[MemoryPlan], RoleSettings]
     """Returns the settings of the roles for a plan."""
-    oom_kills: Callable[[], int]
-    """Number of processes that the kernel has OOM-killed, on all machines with roles. Never falls."""
+    kills: KernelKills
     display: RunDisplay
     listener: RunListener
-    _kills: int = field(init=False)
     _retrying: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._kills = self.oom_kills()
 
     def recover(self, failure: TrainerError, step: int, phase: Phase | None) -> None:
         """Change the memory plan, record the change and apply it. The caller then retries the phase.
@@ -78,7 +74,8 @@ class Recovery:
         """
         if isinstance(failure, PhaseDeadlineExceeded):
             raise self._hung(failure, step, phase)
-        failure = self._explained(failure)
+        if isinstance(failure, WorkerLost):
+            failure = self.kills.explain(failure)
         evidence = gather_evidence(
             failure, self.directory, attempt=self.attempt, step=step, phase=phase, plan=self.changes.plan
         )
@@ -101,7 +98,7 @@ class Recovery:
 
     def may_replace(self, failure: WorkerLost) -> bool:
         """True if one engine was lost while others work, and a new process may take its place meanwhile."""
-        if self.oom_kills() > self._kills:
+        if self.kills.any_new:
             return False  # the kernel killed it: the memory plan changes
         if failure.place_lost:
             # By the cluster, and not counted: the supervisor creates the pod again, or ends the attempt.
@@ -157,13 +154,6 @@ class Recovery:
         self.roles.end("rollout")
         return explained
 
-    def _explained(self, failure: TrainerError) -> TrainerError:
-        """A lost process as a failure of host memory, if the kernel has killed one since the attempt began."""
-        if not isinstance(failure, WorkerLost):
-            return failure
-        before, self._kills = self._kills, self.oom_kills()
-        return explained_loss(failure, self._kills - before)
-
     def _apply(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
         for role in answer.renew:
@@ -182,17 +172,6 @@ class Recovery:
         except TrainerError as failure:
             self.display.warning(f"Replacing the policy's processes: the ranks did not form a new group: {failure}")
             self.roles.end("policy")
-
-
-def explained_loss(failure: WorkerLost, kills: int) -> TrainerError:
-    """A lost process as a failure of host memory, if the kernel has OOM-killed `kills` processes meanwhile."""
-    if kills <= 0:
-        return failure
-    killed = HostOutOfMemory(
-        f"{failure}: the kernel killed it, since the container reached its memory limit (OOMKilled)"
-    )
-    killed.actor = failure.actor
-    return killed
 
 
 def dead_roles(roles: Roles, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:

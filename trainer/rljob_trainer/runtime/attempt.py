@@ -48,9 +48,10 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.failure_evidence import gather_evidence
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
+from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
-from rljob_trainer.recovery.recovery import Recovery, explained_loss
+from rljob_trainer.recovery.recovery import Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.faults import target_role
 from rljob_trainer.roles.roles import Roles
@@ -165,7 +166,8 @@ class Attempt:
             roles = roles_of(settings_under(changes.plan), clock)
             overlaps = spec.algorithm.max_staleness > 0
             deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps, overlaps)
-            processes = {"controller": os.getpid(), **self._construct(roles, deadlines)}
+            kills = KernelKills(self.placement.oom_kills)
+            processes = {"controller": os.getpid(), **_construct(roles, deadlines, kills)}
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
                 started_at,
@@ -190,7 +192,7 @@ class Attempt:
                 roles=roles,
                 checkpointing=checkpointing,
                 settings_under=settings_under,
-                oom_kills=self.placement.oom_kills,
+                kills=kills,
                 display=self.display,
                 listener=self.listener,
             )
@@ -214,15 +216,6 @@ class Attempt:
             )
             with checkpointing:
                 controller.run()
-
-    def _construct(self, roles: Roles, deadlines: PhaseDeadlines) -> dict[str, int]:
-        """Start the processes. Raises `HostOutOfMemory` if the kernel kills one that imports its libraries."""
-        kills = self.placement.oom_kills()
-        try:
-            with deadlines.limited(None):
-                return roles.construct()
-        except WorkerLost as failure:
-            raise explained_loss(failure, self.placement.oom_kills() - kills) from None
 
     def evidence_of(self, failure: TrainerError) -> Evidence | None:
         """Evidence of the failure that ended the attempt; None if it is not an out-of-memory failure."""
@@ -350,6 +343,15 @@ class Attempt:
         roles.export_pretrained(partial_model.absolute())
         shutil.rmtree(self.directory.model, ignore_errors=True)
         partial_model.rename(self.directory.model)
+
+
+def _construct(roles: Roles, deadlines: PhaseDeadlines, kills: KernelKills) -> dict[str, int]:
+    """Start the processes. Raises `HostOutOfMemory` if the kernel kills one that imports its libraries."""
+    try:
+        with deadlines.limited(None):
+            return roles.construct()
+    except WorkerLost as failure:
+        raise kills.explain(failure) from None
 
 
 def _require_supported(job: RLJob, hosts: RoleHosts) -> None:

@@ -1,4 +1,6 @@
-"""The host memory limit of a worker's container, or of the controller's. Acts on HostMemory, within the job's bound.
+"""The host memory limit of a worker's container, or of the controller's, within the job's bound.
+
+Acts on HostMemory, and on SharedMemory if this limit is what keeps /dev/shm small.
 
 Without `recovery.maxHostMemory`, the limit of a template stays, and one that RLJob has predicted may be doubled.
 """
@@ -16,7 +18,7 @@ from rljob_memory.sizes import human_bytes
 
 _GROWTH = 1.5
 _PREDICTION_GROWTH = 2
-_ACTS_ON = frozenset({FailureClass.HOST_MEMORY})
+_ACTS_ON = frozenset({FailureClass.HOST_MEMORY, FailureClass.SHARED_MEMORY})
 _LEVEL: RemedyLevel = "ReplacePods"
 
 
@@ -32,6 +34,23 @@ def limit_bytes(case: Case) -> int | None:
     """The limit of the failed container, or the host memory of its machine; None if neither is known."""
     of_the_profile = case.profile.host_memory_bytes if case.profile and case.role != "controller" else None
     return _container_limit_bytes(case) or of_the_profile or None
+
+
+def shared_memory_bytes(case: Case) -> int | None:
+    """Size that /dev/shm was given in the pod that failed; None if it is not known."""
+    of_the_profile = case.profile.shared_memory_bytes if case.profile else None
+    return case.plan.shared_memory_bytes or case.constraints.shared_memory_bytes or of_the_profile or None
+
+
+def limits_shared_memory(case: Case) -> bool:
+    """True if /dev/shm becomes larger only with the limit of the container: the kubelet makes an emptyDir in memory no
+    larger than the memory that its pod may use, whatever its sizeLimit."""
+    limit, size = _container_limit_bytes(case), shared_memory_bytes(case)
+    return _can_replace_pods(case) and limit is not None and size is not None and size >= limit
+
+
+def _is_the_cause(case: Case) -> bool:
+    return case.failure_class is FailureClass.HOST_MEMORY or limits_shared_memory(case)
 
 
 def _container_limit_bytes(case: Case) -> int | None:
@@ -53,7 +72,7 @@ def _raised(case: Case) -> Change | None:
     before, most = _container_limit_bytes(case), _most_bytes(case)
     if not _can_replace_pods(case):
         before = limit_bytes(case)  # its supervisor knows the pod
-    if before is None or most is None or before >= most:
+    if before is None or most is None or before >= most or not _is_the_cause(case):
         return None
     after = min(_wanted(before, case), most)
     return Change(after, after - before)
@@ -77,6 +96,15 @@ def _controllers_bound(case: Case) -> str | None:
 
 
 def _bound(case: Case) -> str | None:
+    if not _is_the_cause(case):
+        return None
+    line = _bound_of_the_limit(case)
+    if line is not None and case.failure_class is FailureClass.SHARED_MEMORY:
+        return f"/dev/shm cannot be larger than the memory limit; {line}"
+    return line
+
+
+def _bound_of_the_limit(case: Case) -> str | None:
     machine, before, most = limit_bytes(case), _container_limit_bytes(case), case.constraints.recovery.max_host_memory
     if machine is not None and not _can_replace_pods(case):
         return f"this machine has only {human_bytes(machine)} of host memory: use one that has more"

@@ -1,10 +1,13 @@
-"""The size of /dev/shm. Acts on SharedMemory. Files in it count as host memory of the pod."""
+"""The size of /dev/shm. Files in it count as host memory of the pod.
+
+Acts on SharedMemory, unless the pod's memory limit is what keeps it small.
+"""
 
 from __future__ import annotations
 
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.failure import Case
-from rljob_memory.recovery.families.host_memory import limit_bytes
+from rljob_memory.recovery.families.host_memory import limit_bytes, limits_shared_memory, shared_memory_bytes
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.plan_text import text_of
 from rljob_memory.sizes import human_bytes
@@ -12,16 +15,11 @@ from rljob_memory.sizes import human_bytes
 
 def _next_change(case: Case) -> Change | None:
     """Twice as large, up to the bound. Expected: the difference."""
-    before, most = _size_bytes(case), _most_bytes(case)
-    if before is None or most is None or before >= most:
+    before, most = shared_memory_bytes(case), _most_bytes(case)
+    if before is None or most is None or before >= most or limits_shared_memory(case):
         return None
     after = min(_wanted(before, case.need_bytes), most)
     return Change(after, after - before)
-
-
-def _size_bytes(case: Case) -> int | None:
-    of_the_profile = case.profile.shared_memory_bytes if case.profile else None
-    return case.plan.shared_memory_bytes or case.constraints.shared_memory_bytes or of_the_profile or None
 
 
 def _most_bytes(case: Case) -> int | None:
@@ -37,8 +35,8 @@ def _wanted(before: int, need: int | None) -> int:
 
 
 def _bound(case: Case) -> str | None:
-    before, most = _size_bytes(case), _most_bytes(case)
-    if before is None:
+    before, most = shared_memory_bytes(case), _most_bytes(case)
+    if before is None or limits_shared_memory(case):
         return None
     if case.constraints.available_level("ReplacePods") is None:
         return f"/dev/shm has {human_bytes(before)}: make it larger on this machine (docker run --shm-size)"

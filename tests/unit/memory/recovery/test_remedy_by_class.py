@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
+from rljob_api.recovery import RecoverySpec
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
@@ -347,6 +348,23 @@ def test_shared_memory_grows_by_the_failed_request_at_once() -> None:
     full = failure(diagnosis("SharedMemory", wanted_bytes=900 * MIB), phase="sync")
     given = constraints(host_memory_limit_bytes=32 * GIB, shared_memory_bytes=64 * MIB)
     assert change_after(full, FIRST_PLAN, given).plan.shared_memory_bytes == 964 * MIB
+
+
+def test_shared_memory_that_the_memory_limit_keeps_small_grows_with_it() -> None:
+    full = failure(diagnosis("SharedMemory"), phase=None)
+    given = constraints(
+        recovery=RecoverySpec.model_validate({"maxHostMemory": "48Gi", "maxSharedMemory": "64Gi"}),
+        host_memory_limit_bytes=24 * GIB,
+        shared_memory_bytes=32 * GIB,
+    )
+    remedies, end = answers_to(repeat(full, 9), FIRST_PLAN, given)
+    settings = [(remedy.change.remedy.setting, remedy.change.remedy.after) for remedy in remedies]
+    assert settings == [("hostMemory", "36Gi"), ("sharedMemory", "64Gi"), ("hostMemory", "48Gi")]
+    assert end is not None
+    assert (
+        "/dev/shm cannot be larger than the memory limit; recovery.maxHostMemory is 48.00 GiB: write 72Gi"
+        in explanation_of(end)
+    )
 
 
 def test_a_foreign_process_costs_one_restart_and_then_the_node() -> None:

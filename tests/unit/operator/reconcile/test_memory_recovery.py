@@ -212,14 +212,25 @@ def test_a_full_dev_shm_is_made_larger() -> None:
     assert status_of(cluster).attempts[0].diagnosis is not None
 
 
-def test_the_smallest_dev_shm_is_the_one_found_too_small() -> None:
+def test_the_dev_shm_of_the_pod_with_the_process_is_made_larger() -> None:
     small = {"name": "shm", "emptyDir": {"sizeLimit": "600Mi"}}
     policy = {"replicas": 2, "template": {"spec": {"volumes": [small]}}}
     cluster = running(policy=policy, recovery={"maxSharedMemory": "4Gi"})
-    words = evidence(cluster, role="controller", rank=0, phase=None, message="found 480 MiB in /dev/shm")
+    words = evidence(cluster, rank=1, phase=None, message="found 480 MiB in /dev/shm")
     cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", step=3, evidence=words)
     cluster.next_attempt_runs()
     assert cluster.pods[POLICY_0].shared_memory_bytes == 1200 << 20
+
+
+def test_a_dev_shm_that_the_memory_limit_keeps_small_grows_with_it() -> None:
+    """The kubelet makes it no larger than the pod's memory: a larger sizeLimit would change nothing."""
+    cluster = running(limit="720Mi", recovery={"maxHostMemory": "4Gi", "maxSharedMemory": "8Gi"})
+    words = evidence(cluster, rank=1, phase=None, message="found 576 MiB in /dev/shm")
+    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", step=3, evidence=words)
+    cluster.next_attempt_runs()
+    assert cluster.pods[POLICY_0].memory_limit_bytes == 1080 << 20
+    assert cluster.attempt.diagnosis is None
+    assert status_of(cluster).plan_changes[-1].diagnosis.class_name == "SharedMemory"
 
 
 def test_unplaced_pods_name_the_nodes_excluded_by_the_plan() -> None:
