@@ -14,7 +14,7 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.recovery.plan_text import text_of
-from rljob_memory.sizes import human_bytes
+from rljob_memory.sizes import MIB, human_bytes
 
 _GROWTH = 1.5
 _PREDICTION_GROWTH = 2
@@ -84,7 +84,8 @@ def _can_replace_pods(case: Case) -> bool:
 
 def _wanted(before: int, case: Case) -> int:
     predicted = case.profile.predicted_host_memory_bytes if case.profile and case.role != "controller" else 0
-    return max(ceil(before * _GROWTH), before + (case.need_bytes or 0), predicted)
+    wanted = max(before * _GROWTH, before + (case.need_bytes or 0), predicted)
+    return ceil(wanted / MIB) * MIB  # as a whole quantity, for people
 
 
 def _workers_bound(case: Case) -> str | None:
