@@ -63,7 +63,7 @@ def watched(
         while sink.names != expected:
             await asyncio.sleep(0.01)
         assert reflector.synced.is_set()
-        assert reflector.age_seconds < 5.0
+        assert reflector.age_seconds < 60.0
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await api.close()

@@ -16,9 +16,9 @@ try:
     deeper(1)
 except RecursionError:
     import time
-    began = time.monotonic()
+    began = time.process_time()
     structlog.get_logger("rljob_operator").exception("too deep")
-    assert time.monotonic() - began < 3, time.monotonic() - began
+    assert time.process_time() - began < 3, time.process_time() - began
 """
 
 
