@@ -15,7 +15,7 @@ from rljob_operator.kube.watch import Key, Reflector, key_of
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 
-INACTIVITY_SECONDS = 4.0
+INACTIVITY_SECONDS = 10.0
 """A minute and more in an installation: the API server sends a bookmark once a minute."""
 
 
@@ -55,7 +55,7 @@ def test_what_a_silent_watch_kept_back_is_seen_by_the_next_one(
             await until(sink, {"before"})
             assert proxy.silence_watches("stepreports") >= 1
             create("in-silence")
-            await asyncio.sleep(INACTIVITY_SECONDS / 4)
+            await asyncio.sleep(INACTIVITY_SECONDS / 10)
             assert sink.names == {"before"}, "nothing comes through a silent watch"
             await until(sink, {"before", "in-silence"})
         finally:

@@ -99,7 +99,7 @@ def test_a_measured_job_is_killed_before_its_last_step(tmp_path: Path) -> None:
         "file = pathlib.Path(sys.argv[1]) / 'ledger.jsonl'\n"
         "for step in range(1, 9):\n"
         "    with file.open('a') as lines: lines.write('{\"kind\": \"step\"}\\n')\n"
-        "    time.sleep(0.4)\n"
+        "    time.sleep(1.5)\n"
     )
     assert _run_steps([sys.executable, "-c", program, str(tmp_path)], tmp_path, 2) == 0
     assert 2 <= len((tmp_path / "ledger.jsonl").read_text().splitlines()) < 8

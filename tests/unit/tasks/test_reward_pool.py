@@ -106,10 +106,10 @@ def test_completions_that_are_not_added_are_not_waited_for(pool: Any) -> None:
 
 
 def test_a_call_that_hangs_or_dies_fails_alone_and_others_are_scored(pool: Any) -> None:
-    failing = pool("sometimes", timeout=3)
+    failing = pool("sometimes", timeout=6)
     assert results(failing, ["a", "hang", "bb", "die", "ccc"], {}) == [
         1.0,
-        RewardFailure("took more than 3 s (task.rewardTimeoutSeconds)"),
+        RewardFailure("took more than 6 s (task.rewardTimeoutSeconds)"),
         2.0,
         RewardFailure("ended its process with exit code 7"),
         3.0,

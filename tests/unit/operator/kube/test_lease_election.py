@@ -158,7 +158,7 @@ def test_a_leader_creates_a_deleted_lease_again() -> None:
         serving.server.answer("PUT", "/leases/lock", refusal(404, "NotFound"))
         serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
         held = asyncio.create_task(candidate.hold())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while [method for method, _ in serving.server.writes()].count("POST") < 2:
                 await asyncio.sleep(0.01)
         assert not held.done()

@@ -59,9 +59,9 @@ def test_the_other_namespaces_are_attended() -> None:
         for watch in watches:
             await watch.settled.wait()
         assert (attendance.includes("team-a"), attendance.includes("team-b")) == (True, False)
-        health = Health(stale_watch_seconds=0.5)
+        health = Health(stale_watch_seconds=2.0)
         health.watching(watches)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.2)
         assert health.problem() is None
         WATCH_AGE_SECONDS.clear()  # its functions would outlive the test
 
