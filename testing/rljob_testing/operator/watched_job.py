@@ -41,11 +41,12 @@ class WatchedJob:
 
     # --- what its pods do ---
 
-    def run(self, step: int = 1) -> WatchedJob:
-        """With healthy nodes: wait until all pods run, and have the controller report `step` committed steps."""
+    def run(self, step: int = 1, **fields: Any) -> WatchedJob:
+        """With healthy nodes: wait until all pods run, and have the controller report `step` committed steps, with
+        `fields`."""
         self.kubelet.follow(self.namespace)
         self.wait_for(ConditionType.RUNNING)
-        self.report(step)
+        self.report(step, **fields)
         return self
 
     def report(self, step: int, attempt: int = 1, **fields: Any) -> None:

@@ -111,8 +111,7 @@ def test_a_host_memory_remedy_survives_kills_of_the_operator(
 
 
 def test_the_pods_of_the_next_attempt_have_the_raised_limit(job: WatchedJob) -> None:
-    job.create(**SPEC).run()
-    job.report(4, plan=PLAN)
+    job.create(**SPEC).run(4, plan=PLAN)
     eventually(lambda: job.status.get("plan"), "the plan in the status")
     kill_worker(job)
     eventually(lambda: job.attempt == 2, "another attempt")
