@@ -23,6 +23,7 @@ class Activity(StrEnum):
     CHECKPOINT = "saving a checkpoint"
     MODEL_LOAD = "loading the model"
     KV_CACHE = "allocating the KV cache"
+    ENGINE_PROFILING = "the engine's profiling pass"
     ENGINE_WARM_UP = "the engine's warm-up"
     GRAPH_CAPTURE = "capturing CUDA graphs"
     SAMPLING = "sampling"
@@ -128,10 +129,9 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"[Cc]apture (?:cuda|CUDA) graph failed|capture_(?:model|graph|one_batch_size|cudagraphs?|cuda_graphs?)"
         r"|cuda_graph_runner|profile_cudagraph",
     ),
-    (
-        Activity.ENGINE_WARM_UP,
-        r"profile_run|determine_(?:num_)?available|_dummy_run|_dummy_sampler_run|compile_or_warm_up|kernel_warmup",
-    ),
+    # vLLM's pass that measures what is left for the KV cache. Its functions run again once there is one.
+    (Activity.ENGINE_PROFILING, r"profile_run|determine_(?:num_)?available"),
+    (Activity.ENGINE_WARM_UP, r"_dummy_run|_dummy_sampler_run|compile_or_warm_up|kernel_warmup"),
     (
         Activity.SAMPLING,
         r"apply_(?:min|top)_|top_?k_?top_?p|apply_(?:all_)?penalties|/sampler\.py|/sample/|sampling_batch_info"
@@ -226,7 +226,7 @@ _FORWARD = re.compile(
     # code of a model, in a post without frames
     r"|attn_weights|attn_wrappers|\w*sdpa\w*\(|scaled_dot_product|hidden_states|query_states|\bF\.\w+\(|nn\.functional\.\w+\(|torch\.(?:matmul|bmm|baddbmm)\("
 )
-_OF_THE_START = frozenset({Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE})
+_OF_THE_START = frozenset({Activity.ENGINE_PROFILING, Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE})
 _SERVES: dict[Activity, frozenset[Activity]] = {
     Activity.GATHERING: frozenset(
         {Activity.WEIGHT_SYNC, Activity.CHECKPOINT, Activity.OPTIMIZER, Activity.FORWARD, Activity.BACKWARD}
@@ -235,6 +235,7 @@ _SERVES: dict[Activity, frozenset[Activity]] = {
     Activity.LOGITS: _OF_THE_START,
     Activity.SAMPLING: _OF_THE_START,
     Activity.ENGINE_STEP: _OF_THE_START,
+    Activity.ENGINE_WARM_UP: frozenset({Activity.ENGINE_PROFILING}),
 }
 """Activities on behalf of others: the nearest caller among these is the purpose."""
 
@@ -250,12 +251,10 @@ def activity_of(stack: Sequence[str]) -> Activity | None:
         activity = _activity_of_line(line)
         if activity is None:
             continue
-        if found is None:
+        if found is None or activity in _SERVES[found]:
             found = activity
             if found not in _SERVES:
                 return found
-        elif activity in _SERVES[found]:
-            return activity
     if found is not None:
         return found
     return Activity.FORWARD if any(_FORWARD.search(line) for line in stack) else None

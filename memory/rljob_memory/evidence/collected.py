@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.consequences import CRASH, DEVICE_ASSERT, OTHER_KILLER, REFUSED
+from rljob_memory.evidence.consequences import CLEAN_UP, CRASH, DEVICE_ASSERT, OTHER_KILLER, REFUSED
 from rljob_memory.evidence.failure import Failure, FailureKind, GpuProcess
 from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
 from rljob_memory.evidence.host import merged
@@ -30,6 +30,7 @@ _TENSORS = Measure.TENSORS, False
 _SHARES = sorted(
     {option.leaf for program in PROGRAMS.values() for option in program.options if option.effect is Effect.SHARE}
 )
+_BY_A_SHELL = re.compile(r"(?:^| )Killed\b(?!.*(?:SIGKILL|exit))")
 _SHARE = re.compile(r"0?\.\d+|1(?:\.0+)?")
 
 
@@ -137,6 +138,9 @@ class CollectedEvidence:
     programs: tuple[str, ...] = ()
     """Trainers and engines that the log shows, by their key in `PROGRAMS`."""
 
+    trains: bool = False
+    """True if a traceback has a script that trains, by its name."""
+
     option_values: Mapping[str, str] = field(default_factory=dict)
     """Values of their options, by the last part of the option's name; only of those that have one value in the log."""
 
@@ -191,6 +195,7 @@ class EvidenceBuilder:
     engines_apart: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     programs: list[str] = field(default_factory=list)
+    trains: bool = False
     option_values: dict[str, list[str]] = field(default_factory=dict)
     model: ModelFacts = field(default_factory=ModelFacts)
     names: list[str] = field(default_factory=list)
@@ -255,6 +260,7 @@ class EvidenceBuilder:
         self.model = self.model if other.model == ModelFacts() else other.model
         self.versions.update(other.versions)
         self.programs.extend(key for key in other.programs if key not in self.programs)
+        self.trains = self.trains or other.trains
         self.option_values.update(other.option_values)
 
     def build(self) -> CollectedEvidence:
@@ -278,6 +284,8 @@ class EvidenceBuilder:
                 return self.secondary[REFUSED] > 0
             case FailureKind.MATH_LIBRARY:
                 return self.secondary[DEVICE_ASSERT] > 0
+            case FailureKind.KILLED if self.secondary[CLEAN_UP] and _BY_A_SHELL.search(failure.text):
+                return True
             case FailureKind.KILLED:
                 return self.secondary[OTHER_KILLER] > 0 and is_exit_status(failure.text)
             case _:
@@ -309,6 +317,7 @@ class EvidenceBuilder:
             engines_apart=self.engines_apart,
             versions=dict(self.versions),
             programs=tuple(self.programs),
+            trains=self.trains,
             option_values=options,
             option_names=frozenset(self.option_values),
             model=replace(self.model, micro_batch_tokens=micro_batch_tokens(options)),

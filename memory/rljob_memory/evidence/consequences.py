@@ -12,6 +12,7 @@ CRASH = "crash"
 REFUSED = "access to /dev/shm refused"
 DEVICE_ASSERT = "an index out of range, after which every call to the GPU fails"
 OTHER_KILLER = "killed for another reason than memory"
+CLEAN_UP = "an engine that kills its own processes after an error"
 
 _OTHER_REASONS: tuple[tuple[str, str], ...] = (
     (REFUSED, r"(?:shm_open|shared memory|/dev/shm).{0,120}: (?:Permission denied|Operation not permitted)"),
@@ -27,6 +28,8 @@ _OTHER_REASONS: tuple[tuple[str, str], ...] = (
         r"failed liveness probe|\bSpot interruption\b|\bDUE TO (?:PREEMPTION|TIME LIMIT|NODE FAILURE)\b"
         r"|\b(?:instance|node|pod|VM|vm|job|worker|container) (?:(?:was|is|has|been) ){0,2}preempted\b",
     ),
+    # The parent ends itself by SIGKILL too: `kill_process_tree` of vLLM and of SGLang.
+    (CLEAN_UP, r"Got fatal signal from worker processes, shutting down|Received sigquit from a child process"),
 )
 _OTHER_REASON_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _OTHER_REASONS)
 

@@ -39,6 +39,9 @@ class FailureKind(StrEnum):
 
 
 _LARGER_THAN_GPUS_BYTES = 160 * GIB
+_SAME = 0.005
+"""Most difference between equal sizes, which messages print with two decimals."""
+_NOTABLE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,13 @@ class DeviceMemory:
         return (self.free_bytes or 0) - self.requested_bytes >= max(GIB // 4, self.requested_bytes // 10)
 
     @property
+    def asks_for_a_copy(self) -> bool:
+        """True if one request is as large as all tensors, and those take a tenth of the device."""
+        held = self.allocated_bytes or 0
+        alike = abs(self.requested_bytes - held) <= _SAME * held
+        return bool(self.total_bytes) and alike and held >= _NOTABLE * (self.total_bytes or 0)
+
+    @property
     def asleep_bytes(self) -> int:
         """Memory that torch counts and the process does not have: that of an engine that sleeps in the process."""
         if self.process_bytes is None or self.reserved_bytes is None:
@@ -137,7 +147,14 @@ class DeviceMemory:
 
 
 _ENGINE_ACTIVITIES = frozenset(
-    {Activity.WAKE, Activity.KV_CACHE, Activity.ENGINE_WARM_UP, Activity.GRAPH_CAPTURE, Activity.ENGINE_STEP}
+    {
+        Activity.WAKE,
+        Activity.KV_CACHE,
+        Activity.ENGINE_PROFILING,
+        Activity.ENGINE_WARM_UP,
+        Activity.GRAPH_CAPTURE,
+        Activity.ENGINE_STEP,
+    }
 )
 _ACTIVITIES_ON_THE_GPU = frozenset(
     {

@@ -126,6 +126,8 @@ _TELLING = (
     b"op failed",
     b"KvCache",
     b"CannotStart",
+    b"fatal signal",
+    b"sigquit",
 )
 """Every line that can matter has one of these. Looking for words is several times faster than a regular expression."""
 _FOREIGN_TELLING = tuple(

@@ -41,6 +41,10 @@ _MAY_HAVE_VALUES = (
     "zero_stage",
 )
 """Nearly every option has one of these. Looking for words is several times faster than a regular expression."""
+_TRAINING_SCRIPT = re.compile(
+    r"File \"(?:[^\"]{0,300}/)?(?:\w{1,40}_)?(?:(?:pre)?train|fine_?tune|sft|rlhf|dpo|grpo|ppo)(?:_\w{1,40})?\.py\""
+)
+"""In a traceback of any process."""
 _MARKS = tuple((mark, key) for key, program in PROGRAMS.items() for mark in program.recognize)
 
 
@@ -50,6 +54,8 @@ def note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
     for mark, key in _MARKS:
         if key not in builder.programs and (mark in text or mark in line.writer):
             builder.programs.append(key)
+    if 'File "' in text and _TRAINING_SCRIPT.search(text):
+        builder.trains = True
     if "==" in text or " v" in text:
         for match in _VERSION.finditer(text):
             builder.versions.setdefault(match["name"].lower(), match["version"])

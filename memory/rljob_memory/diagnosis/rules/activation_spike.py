@@ -30,12 +30,17 @@ _AN_ENGINES_SHARE = 0.5
 _LARGE_LOGITS = 0.05
 """Share of the GPU: in an engine, log-probabilities of whole prompts, which no share foresees."""
 _LARGEST_PASS = 0.7
+_ITS_START = frozenset({Activity.ENGINE_PROFILING, Activity.ENGINE_WARM_UP})
+_LARGE_REQUEST = 0.1
+"""Share of the GPU that one tensor of the profiling pass takes, if the log does not show the weights."""
 _MOSTLY_WEIGHTS = 0.7
 """Share of weights in the tensors of an engine whose profiling pass has hardly begun."""
 _OTHER_CAUSES = frozenset(Activity) - set(_BY_ACTIVITY)
 _AS_LARGE_AS_LOGITS = 0.7
 _HUGE_SHARE = 0.25
 _HUGE = 0.6
+_HUGE_COPY = 0.4
+"""It is as large as all tensors, so it is rather a second copy of them."""
 _EMPTY_SHARE = 0.005
 _MUCH_FREE = 0.25
 """Share of the GPU that was free: then a small request failed for another reason than its size."""
@@ -79,10 +84,11 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledg
 def _fails_in_its_largest_pass(failure: Failure, evidence: CollectedEvidence) -> bool:
     """True if an engine's profiling pass, which comes before the KV cache, filled the GPU beside its weights."""
     engine, device = evidence.engine, failure.device
-    if failure.activity is not Activity.ENGINE_WARM_UP or device is None:
+    if failure.activity not in _ITS_START or device is None or engine.kv_cache_bytes is not None:
         return False
-    if not engine.weights_bytes or engine.kv_cache_bytes is not None:
-        return False
+    if not engine.weights_bytes:
+        large = device.requested_bytes >= _LARGE_REQUEST * (device.total_bytes or device.requested_bytes + 1)
+        return large and failure.activity is Activity.ENGINE_PROFILING
     return engine.weights_bytes < _MOSTLY_WEIGHTS * (device.allocated_bytes or 0)
 
 
@@ -95,7 +101,7 @@ def _by_numbers(device: DeviceMemory, in_the_policy: bool) -> float:
     if device.requested_bytes >= device.total_bytes:
         return 0.7
     if device.requested_bytes >= _HUGE_SHARE * device.total_bytes:
-        return _HUGE
+        return _HUGE_COPY if device.asks_for_a_copy else _HUGE
     nearly_full = (device.allocated_bytes or 0) - device.asleep_bytes >= _NEARLY_FULL * device.total_bytes
     return 0.4 if nearly_full and in_the_policy else 0.0
 

@@ -21,11 +21,14 @@ _SMALLEST_CONTEXT_BYTES = 200 * MIB
 LARGEST_CONTEXT_BYTES = 1280 * MIB
 _SMALL_SHARE = 0.05
 """Share of the GPU below which contexts do not explain that a larger request than they are found no room."""
+_ONE_SHARE = 0.02
+"""Share of the GPU below which a single context, smaller than the request, explains nothing: monitors have one too."""
 _MANY = 2
 _MANY_ALONE = 3
 _MUCH, _MOST = 0.1, 0.4
 """Shares of the GPU that other ranks hold."""
 _OF_RANKS, _MOST_OF_RANKS = 0.5, 0.65
+_STARTED_TOGETHER = 0.7
 _EQUAL = 1.02
 """Without a failure, contexts count if there are several, of processes that did the same."""
 _ALIKE = 1.25
@@ -35,6 +38,19 @@ _ALIKE = 1.25
 def context_sized(device: DeviceMemory) -> list[GpuProcess]:
     """Other processes on the device that hold about as much as a context."""
     return [process for process in device.others if _is_context(process)]
+
+
+def started_together(device: DeviceMemory) -> bool:
+    """True if the process IDs of the others follow each other, as those of ranks that one launcher has started.
+
+    One of them works on the GPU; the failing process and the rest are on it with little more than their contexts. One
+    ID may be missing: that of the failing process, which its message does not print.
+    """
+    ids = sorted(process.pid for process in device.others)
+    contexts = len(context_sized(device))
+    if contexts < _MANY or contexts != len(ids) - 1 or not 0 < (device.process_bytes or 0) <= LARGEST_CONTEXT_BYTES:
+        return False
+    return ids[-1] - ids[0] <= len(ids)
 
 
 def controller_context(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
@@ -71,7 +87,13 @@ def _of_message(ledger: Ledger, device: DeviceMemory) -> Diagnosis | None:
         return None
     suffices = (device.free_bytes or 0) + held >= device.requested_bytes
     is_small = held < device.requested_bytes and held < _SMALL_SHARE * (device.total_bytes or 0)
+    if is_small and len(contexts) == 1 and ledger.share(held) < _ONE_SHARE:
+        return None
     others = sum(process.used_bytes for process in device.others) - held
+    if started_together(device):
+        found = _diagnosis(_STARTED_TOGETHER, device.gpu or 0, len(contexts), held)
+        ranks = "beside a rank that works on it: their process IDs follow each other, as those of one launcher do"
+        return replace(found, message=f"{found.message}, {ranks}")
     if not suffices or others > held or is_small:
         confidence = 0.3
     else:

@@ -9,14 +9,18 @@ from __future__ import annotations
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.diagnosis.rules.controller_context import LARGEST_CONTEXT_BYTES, context_sized
+from rljob_memory.diagnosis.rules.controller_context import LARGEST_CONTEXT_BYTES, context_sized, started_together
 from rljob_memory.evidence.collected import CollectedEvidence
-from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 from rljob_memory.sizes import GIB, human_bytes
 
 _MOST = 0.5
 _MUCH = 0.2
 _FULL = 0.9
+_OF_RANKS = 0.4
+_BESIDE_A_CACHE = 0.35
+_NOTABLE_CACHE = 0.08
+"""Share of what torch has reserved, from which a cache as large as the request is fragmentation."""
 _LARGE_PROCESS_BYTES = 4 * GIB
 _MUCH_AT_START = 0.1
 """Share of the device: more than the driver and the engine's own context take before it starts."""
@@ -95,6 +99,10 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
     by_an_engine = not evidence.engines_apart and (evidence.engine.seen or failure.role is not None)
+    if started_together(device):
+        confidence = min(confidence, _OF_RANKS)
+    if share < _MUCH and _has_a_cache_instead(device):
+        confidence = min(confidence, _BESIDE_A_CACHE)
     if failure.in_engine and not evidence.shows_a_trainer and evidence.plan is None:
         by_an_engine = False  # It is the engine, and nothing shows a trainer beside it.
     if evidence.siblings is not None:
@@ -109,6 +117,13 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
         f"{beside}; {human_bytes(device.requested_bytes)} more did not fit",
         {"other_processes_bytes": foreign},
     )
+
+
+def _has_a_cache_instead(device: DeviceMemory) -> bool:
+    """True if the message lists no other process, and torch's cache in its own has enough memory for the request."""
+    cached, reserved = (device.cached_bytes or 0) - device.asleep_bytes, device.reserved_bytes or 0
+    lists_none = device.process_bytes is not None and not device.others
+    return lists_none and cached >= max(device.requested_bytes, round(_NOTABLE_CACHE * reserved))
 
 
 def _before_the_engine(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:

@@ -18,6 +18,7 @@ from rljob_memory.sizes import human_bytes
 
 _BY_ACTIVITY = {
     Activity.KV_CACHE: 0.75,
+    Activity.ENGINE_PROFILING: 0.65,
     Activity.ENGINE_WARM_UP: 0.65,
     Activity.GRAPH_CAPTURE: 0.65,
     Activity.SAMPLING: 0.6,
@@ -29,6 +30,7 @@ _DOING = {
     Activity.GRAPH_CAPTURE: "to capture its CUDA graphs",
     Activity.SAMPLING: "for the logits of the sequences that it samples at once",
     Activity.LOGITS: "for the logits of the sequences that it computes at once",
+    Activity.ENGINE_PROFILING: "for its profiling pass",
     Activity.ENGINE_WARM_UP: "for its warm-up",
 }
 _OF_THE_WEIGHTS = frozenset(
@@ -77,7 +79,7 @@ def kv_cache_oversized(failure: Failure, evidence: CollectedEvidence, ledger: Le
 def _by_its_graphs(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     """CUDA graphs show an engine, if nothing else shows the program: few trainers capture any."""
     device = failure.device
-    if failure.activity or failure.role or evidence.shows_a_trainer or device is None:
+    if failure.activity or failure.role or evidence.shows_a_trainer or evidence.trains or device is None:
         return None
     if not device.private_pool_bytes or ledger.foreign_bytes():
         return None

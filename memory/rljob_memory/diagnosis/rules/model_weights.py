@@ -18,6 +18,7 @@ _NEARLY_FULL = 0.6
 """Share of the GPU that the tensors and the request take together."""
 
 
+_COPY = 0.65
 _FULL = 0.98
 _SMALL_REQUEST = 0.01
 
@@ -29,9 +30,16 @@ def model_weights(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
             0.5,
             "The engine's tensors fill the whole GPU, beyond any share for its KV cache, before it has CUDA graphs",
         )
+    device = failure.device
+    if failure.activity is None and not failure.in_engine and device is not None and device.asks_for_a_copy:
+        return Diagnosis(
+            FailureClass.MODEL_WEIGHTS,
+            _COPY,
+            f"One request was as large as all {human_bytes(device.allocated_bytes or 0)} of tensors on the GPU, like a "
+            "second copy of the weights, such as a buffer of their gradients",
+        )
     if not failure.is_of_the_gpu or failure.activity is not Activity.MODEL_LOAD:
         return None
-    device = failure.device
     if device is None or device.allocated_bytes is None or not device.total_bytes:
         return Diagnosis(FailureClass.MODEL_WEIGHTS, 0.5, "The GPU was full while the model's weights were loaded")
     wanted = device.allocated_bytes + device.requested_bytes

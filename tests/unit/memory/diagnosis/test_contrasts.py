@@ -28,6 +28,10 @@ PROFILING = (
     '  File "/opt/vllm/worker/worker.py", line 187, in determine_num_available_blocks\n'
     "    self.model_runner.profile_run()\n"
 )
+WARM_UP = '  File "/opt/vllm/v1/worker/gpu_worker.py", line 216, in compile_or_warm_up_model\n    self._dummy_run(1)\n'
+GRAPHS = FULL.replace("1.95 GiB", "20.00 MiB").replace(
+    ", and", ", with 84.91 MiB allocated in private pools (e.g., CUDA Graphs), and"
+)
 FORWARD = '  File "/opt/model.py", line 12, in forward\n    x = self.mlp(x)\n'
 ROOM = (
     "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB. GPU 7 has a total capacity of 287.98 GiB "
@@ -50,6 +54,13 @@ PAIRS = [
     # the profiling pass fills the GPU, and the weights do
     (FailureClass.ACTIVATION_SPIKE, PROFILING.format("10.0714") + FULL),
     (FailureClass.KV_CACHE_OVERSIZED, PROFILING.format("19.5") + FULL),
+    # one large tensor of the profiling pass, and of a warm-up after it
+    (FailureClass.ACTIVATION_SPIKE, PROFILING.partition("\n")[2] + FULL.replace("1.95", "3.95")),
+    (FailureClass.KV_CACHE_OVERSIZED, PROFILING.partition("\n")[2] + FULL),
+    (FailureClass.KV_CACHE_OVERSIZED, WARM_UP + FULL.replace("1.95", "3.95")),
+    # CUDA graphs of a process that nothing else shows, and of one that trains
+    (FailureClass.KV_CACHE_OVERSIZED, GRAPHS),
+    (FailureClass.UNKNOWN, GRAPHS + '\n[rank3]:   File "/env/site-packages/swift/cli/rlhf.py", line 7, in <module>\n'),
     # a small request beside a full and beside an empty GPU
     (FailureClass.ACTIVATION_SPIKE, FORWARD + ROOM.format("1.00 MiB", "285.00 GiB")),
     (FailureClass.UNKNOWN, FORWARD + ROOM.format("203.49 GiB", "68.63 GiB")),

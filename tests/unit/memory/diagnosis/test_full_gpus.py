@@ -73,6 +73,51 @@ def test_contexts_of_one_program_have_one_size(held: tuple[int, ...], first: Fai
     assert FailureClass.CONTROLLER_CONTEXT in found
 
 
+def test_a_single_context_on_a_large_gpu_explains_nothing() -> None:
+    beside = replace(FULL, others=(GpuProcess(7, 400 * MIB),))
+    assert classes(beside) == [FailureClass.UNKNOWN]
+    assert FailureClass.CONTROLLER_CONTEXT in classes(replace(beside, requested_bytes=300 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("pids", "first"),
+    [
+        ((501, 502, 504), FailureClass.CONTROLLER_CONTEXT),
+        ((501, 502, 503), FailureClass.CONTROLLER_CONTEXT),
+        ((501, 504, 507), FailureClass.FOREIGN_PROCESS),
+        ((501, 502, 9000), FailureClass.FOREIGN_PROCESS),
+    ],
+)
+def test_processes_that_started_together_are_ranks(pids: tuple[int, ...], first: FailureClass) -> None:
+    sizes = (77 * GIB, 600 * MIB, 620 * MIB)
+    others = tuple(GpuProcess(pid, size) for pid, size in zip(pids, sizes, strict=True))
+    device = replace(FULL, allocated_bytes=200 * MIB, cached_bytes=20 * MIB, process_bytes=700 * MIB, others=others)
+    found = classes(device)
+    assert found[0] is first
+    assert {FailureClass.CONTROLLER_CONTEXT, FailureClass.FOREIGN_PROCESS} <= set(found)
+
+
+def test_a_request_as_large_as_all_tensors_is_a_second_copy() -> None:
+    copy = replace(
+        FULL, requested_bytes=50 * GIB, allocated_bytes=50 * GIB, free_bytes=29 * GIB, process_bytes=51 * GIB
+    )
+    assert classes(copy)[0] is FailureClass.MODEL_WEIGHTS
+    assert classes(copy, Activity.BACKWARD)[0] is FailureClass.ACTIVATION_SPIKE
+    assert classes(replace(copy, requested_bytes=49 * GIB))[0] is FailureClass.ACTIVATION_SPIKE
+    small = replace(copy, requested_bytes=GIB, allocated_bytes=GIB, free_bytes=100 * MIB)
+    assert FailureClass.MODEL_WEIGHTS not in classes(small)
+
+
+def test_a_cache_as_large_as_the_request_counts_more_than_a_remainder() -> None:
+    cached = replace(
+        FULL, requested_bytes=4 * GIB, allocated_bytes=64 * GIB, cached_bytes=6 * GIB, process_bytes=71 * GIB
+    )
+    assert classes(cached)[:2] == [FailureClass.FRAGMENTATION, FailureClass.FOREIGN_PROCESS]
+    assert classes(replace(cached, requested_bytes=7 * GIB))[0] is FailureClass.FOREIGN_PROCESS
+    listed = replace(cached, others=(GpuProcess(7, 8 * GIB),))
+    assert classes(listed)[0] is FailureClass.FOREIGN_PROCESS
+
+
 def test_processes_of_the_size_of_a_context_hold_no_cache() -> None:
     others = tuple(GpuProcess(pid, GIB) for pid in range(5))
     beside = replace(FULL, allocated_bytes=70 * GIB, process_bytes=74 * GIB, others=others)

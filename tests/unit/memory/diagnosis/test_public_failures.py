@@ -65,17 +65,7 @@ ACCEPTED_MISSES = {
         # An error that a manual quotes.
         "39-cluster-manual-page.txt",
     },
-    "twelfth": {
-        "05-nemorl-deepscaler-a6000.txt",
-        "16-vllm-mllama-profile.txt",
-        "25-vllm-r1-two-nodes-segv.txt",
-        "42-bionemo-evo2-40b.txt",
-        # Ranks of one job on GPU 0: only that they are of similar size tells them from other programs.
-        "46-openvla-lora-torchrun.txt",
-        "47-openvla-oft-save.txt",
-        "50-swift-rlhf-dora.txt",
-        "58-llm-from-scratch-batch-sweep.txt",
-    },
+    "twelfth": set(),
 }
 
 

@@ -39,6 +39,9 @@ STACKS = [
     (Activity.FORWARD, ["parameter_coordinator.py in fetch_sub_module", f"{ZERO} in _all_gather"]),
     # an engine's start encloses its other activities
     (Activity.GRAPH_CAPTURE, [f"{RUNNER} in capture_model", f"{VLLM}/v1/utils.py in execute_model"]),
+    (Activity.ENGINE_PROFILING, [f"{RUNNER} in profile_run", f"{RUNNER} in _dummy_run", f"{VLLM}/llama.py in forward"]),
+    (Activity.ENGINE_PROFILING, [f"{RUNNER} in profile_run", f"{VLLM}/worker/model_runner.py in execute_model"]),
+    (Activity.ENGINE_WARM_UP, [f"{VLLM}/v1/worker/gpu_worker.py in compile_or_warm_up", f"{RUNNER} in _dummy_run"]),
     (Activity.ENGINE_WARM_UP, [f"{RUNNER} in _dummy_sampler_run", f"{VLLM}/v1/sample/sampler.py in forward"]),
     (Activity.SAMPLING, [f"{RUNNER} in execute_model", f"{VLLM}/v1/sample/ops/topk.py in apply_top_k_top_p"]),
     # weights

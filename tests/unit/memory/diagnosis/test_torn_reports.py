@@ -118,6 +118,20 @@ def test_a_killed_process_beside_a_crash_is_a_shortage() -> None:
     assert failure.kind is FailureKind.KILLED
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "core_client.py:359] Got fatal signal from worker processes, shutting down.",
+        "Received sigquit from a child process.",
+    ],
+)
+def test_an_engine_that_ends_itself_is_no_shortage(line: str) -> None:
+    assert evidence_of(f"{line}\nKilled\n").failure is None
+    failure = evidence_of(f"{line}\n[rank1]: exitcode: -9\n").failure
+    assert failure is not None
+    assert failure.kind is FailureKind.KILLED
+
+
 def test_a_semaphore_without_space_is_a_full_dev_shm() -> None:
     frame = (
         'Traceback (most recent call last):\n  File "/usr/lib/multiprocessing/synchronize.py", line 57, in __init__\n'
