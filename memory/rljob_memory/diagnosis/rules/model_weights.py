@@ -16,8 +16,6 @@ from rljob_memory.sizes import human_bytes
 
 _NEARLY_FULL = 0.6
 """Share of the GPU that the tensors and the request take together."""
-
-
 _COPY = 0.65
 _FULL = 0.98
 _SMALL_REQUEST = 0.01
@@ -31,7 +29,8 @@ def model_weights(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
             "The engine's tensors fill the whole GPU, beyond any share for its KV cache, before it has CUDA graphs",
         )
     device = failure.device
-    if failure.activity is None and not failure.in_engine and device is not None and device.asks_for_a_copy:
+    unplaced = failure.activity is None and failure.phase in (None, "load") and not failure.in_engine
+    if unplaced and device is not None and device.asks_for_a_copy:
         return Diagnosis(
             FailureClass.MODEL_WEIGHTS,
             _COPY,
