@@ -32,7 +32,7 @@ _UNSEEN_SHARE = 0.125
 _SLEEPING_ENGINE_BYTES = 8 * GIB
 _SLEEPING_ENGINE_SHARE = 0.15
 """The smaller of the two is what an engine may keep while it sleeps, on large cards and on small ones."""
-_ORDINARY_CACHE_SHARE = 0.08
+ORDINARY_CACHE_SHARE = 0.08
 """Share of what torch has reserved that ordinary jobs leave in its cache."""
 _LEAST_STATE, _MOST_STATE = 0.85, 1.1
 _FULL = 0.7
@@ -258,8 +258,8 @@ class Ledger:
         device, failure = self.failure.device, self.failure
         if device is None or not self.total_bytes:
             return ()
-        cache = max((device.cached_bytes or 0) - device.asleep_bytes, 0)
-        usual = round(_ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
+        cache = device.own_cache_bytes
+        usual = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
         others = 0 if self.engine_holds_little else self.foreign_bytes(self.policy_beside_the_engine_bytes)
         of_engines = self.engine_siblings or (self.engine_bytes and not self.engine_is_in_the_process)
         holder = FailureClass.ENGINE_NOT_ASLEEP if of_engines else FailureClass.FOREIGN_PROCESS

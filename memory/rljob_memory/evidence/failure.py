@@ -122,6 +122,11 @@ class DeviceMemory:
         return max(self.reserved_bytes - self.process_bytes, 0)
 
     @property
+    def own_cache_bytes(self) -> int:
+        """torch's cache, as far as the process has it: memory of a sleeping engine may be counted as cache too."""
+        return max((self.cached_bytes or 0) - self.asleep_bytes, 0)
+
+    @property
     def foreign_bytes(self) -> int:
         """Memory that is neither free nor of the failing process; 0 if unknown."""
         own = self.process_bytes or self.reserved_bytes

@@ -60,10 +60,7 @@ def attempt(job: Object) -> Object:
 
 def account(job: Object) -> str:
     """The ends of all attempts, for the message of an assertion."""
-    words = [
-        f"{number}: {attempt.get('reason')} ({attempt.get('message', '')[:200]})"
-        for number, attempt in enumerate(status(job).get("attempts", []), 1)
-    ]
+    words = [f"{of['number']}: {of.get('reason')} ({of.get('message')})" for of in status(job).get("attempts", [])]
     return f"{status(job).get('restarts')} restarts; attempts {'; '.join(words)}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.ledger import Ledger
+from rljob_memory.diagnosis.ledger import ORDINARY_CACHE_SHARE, Ledger
 from rljob_memory.diagnosis.rules.controller_context import LARGEST_CONTEXT_BYTES, context_sized, started_together
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
@@ -19,8 +19,6 @@ _MUCH = 0.2
 _FULL = 0.9
 _OF_RANKS = 0.4
 _BESIDE_A_CACHE = 0.35
-_NOTABLE_CACHE = 0.08
-"""Share of what torch has reserved, from which a cache as large as the request is fragmentation."""
 _LARGE_PROCESS_BYTES = 4 * GIB
 _MUCH_AT_START = 0.1
 """Share of the device: more than the driver and the engine's own context take before it starts."""
@@ -121,9 +119,9 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
 
 def _has_a_cache_instead(device: DeviceMemory) -> bool:
     """True if the message lists no other process, and torch's cache in its own has enough memory for the request."""
-    cached, reserved = (device.cached_bytes or 0) - device.asleep_bytes, device.reserved_bytes or 0
     lists_none = device.process_bytes is not None and not device.others
-    return lists_none and cached >= max(device.requested_bytes, round(_NOTABLE_CACHE * reserved))
+    ordinary_bytes = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
+    return lists_none and device.own_cache_bytes >= max(device.requested_bytes, ordinary_bytes)
 
 
 def _before_the_engine(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:

@@ -13,7 +13,7 @@ import re
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.diagnosis import Diagnosis
 from rljob_memory.diagnosis.growth import cache_growth
-from rljob_memory.diagnosis.ledger import Ledger
+from rljob_memory.diagnosis.ledger import ORDINARY_CACHE_SHARE, Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import MIB, human_bytes, size_bytes
@@ -32,8 +32,6 @@ _LEAST_SHARE_OF_THE_GPU = 0.02
 """A smaller cache is a side effect on a GPU that something else has filled."""
 _LEAST_SHARE = 0.03
 """A smaller share is what any allocator leaves between tensors, however small the request that failed."""
-_NOTABLE_SHARE = 0.08
-"""Ordinary jobs leave less."""
 _MANY_TIMES = 10
 """Pieces of a small cache that are all too small, although together they have so many times the request."""
 _ENOUGH = 0.99
@@ -65,25 +63,24 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
     requested, free = device.requested_bytes, device.free_bytes or 0
     if device.had_room or (device.allowed_bytes is None and device.had_enough_free):
         return None
-    # Any part of the memory of a sleeping engine may be counted as cache: it is not there.
-    cached = device.cached_bytes - device.asleep_bytes
-    share = cached / (device.reserved_bytes - device.asleep_bytes) if cached > 0 else 0.0
+    cached = device.own_cache_bytes
+    share = cached / (device.reserved_bytes - device.asleep_bytes) if cached else 0.0
     growth = cache_growth(evidence.series)
     if share < _LEAST_SHARE or cached < _LEAST_SHARE_OF_THE_GPU * (device.total_bytes or 0):
         return None
-    least_cached = requested if share >= _NOTABLE_SHARE else max(requested * _MANY_TIMES, _WORTH_MENTIONING_BYTES)
+    least_cached = requested if share >= ORDINARY_CACHE_SHARE else max(requested * _MANY_TIMES, _WORTH_MENTIONING_BYTES)
     largest = device.largest_cached_block_bytes
     if largest is not None and largest < requested <= cached and share >= _LARGE_SHARE:
         confidence = 0.9
     elif cached >= _ENOUGH * requested and share >= _LARGE_SHARE:
         confidence = 0.85
-    elif cached >= _CLEARLY_ENOUGH * requested and cached >= _WORTH_MENTIONING_BYTES and share >= _NOTABLE_SHARE:
+    elif cached >= _CLEARLY_ENOUGH * requested and cached >= _WORTH_MENTIONING_BYTES and share >= ORDINARY_CACHE_SHARE:
         confidence = 0.6
     elif device.free_bytes is None and share >= _LARGE_SHARE and cached >= _PART_OF_THE_REQUEST * requested:
         confidence = 0.35
     elif free < requested and (cached >= least_cached or (share >= _LARGE_SHARE and cached + free >= requested)):
         confidence = 0.4
-    elif growth and share >= _NOTABLE_SHARE:
+    elif growth and share >= ORDINARY_CACHE_SHARE:
         confidence = _AFTER_GROWTH
     else:
         return None
