@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader, k
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.repository import ROOT
+
+RestartedWith = Callable[..., AbstractContextManager[None]]
 
 _numbers = itertools.count(1)
 
@@ -109,10 +112,6 @@ SETTINGS: dict[str, object] = {
 }
 """Seconds in place of the minutes of an installation, except for limits that a busy machine may exceed."""
 
-SHORT_LIMITS: dict[str, object] = {"placement_timeout_seconds": 2, "start_timeout_seconds": 3}
-"""For tests of pods that no node takes, or that do not start."""
-
-
 @pytest.fixture(scope="session")
 def proxy(control_plane: ControlPlane, ports: Iterator[int]) -> Iterator[FaultProxy]:
     """Stands between the operator and the API server."""
@@ -163,13 +162,23 @@ def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProces
 
 
 @pytest.fixture
-def short_limits(operator: OperatorProcess, api: ApiClient) -> Iterator[None]:
-    """The operator has SHORT_LIMITS during the test."""
-    usual, operator.settings = operator.settings, {**operator.settings, **SHORT_LIMITS}
-    restart(operator, api)
-    yield
-    operator.settings = usual
-    restart(operator, api)
+def restarted_with(operator: OperatorProcess, api: ApiClient) -> RestartedWith:
+    """A context manager within which the operator has other settings: `with restarted_with(start_timeout_seconds=3)`.
+
+    Pods that are to start while a limit is short can miss it on a busy machine: start them outside.
+    """
+
+    @contextmanager
+    def restarted(**changes: object) -> Iterator[None]:
+        usual, operator.settings = operator.settings, {**operator.settings, **changes}
+        restart(operator, api)
+        try:
+            yield
+        finally:
+            operator.settings = usual
+            restart(operator, api)
+
+    return restarted
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.simulated_kubelet import CPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from tests.integration.operator.conftest import RestartedWith
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,6 @@ def test_a_pod_that_the_namespace_does_not_admit_is_told(job: WatchedJob) -> Non
     eventually(lambda: "hostNetwork" in messages(job), "Pod Security's sentence", context=lambda: messages(job))
 
 
-@pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(
     ("reason", "message"),
     [
@@ -59,7 +59,7 @@ def test_a_pod_that_the_namespace_does_not_admit_is_told(job: WatchedJob) -> Non
     ],
 )
 def test_a_container_that_cannot_start_is_reported_and_given_up(
-    job: WatchedJob, kubelet: SimulatedKubelet, reason: str, message: str
+    job: WatchedJob, kubelet: SimulatedKubelet, restarted_with: RestartedWith, reason: str, message: str
 ) -> None:
     job.create()
     pod = job.wait_for_pods(2)[worker_pod_name("job", "policy", 0)]
@@ -68,8 +68,9 @@ def test_a_container_that_cannot_start_is_reported_and_given_up(
     kubelet.place(job.controller_pod(), CPU_NODE)
     kubelet.run(job.controller_pod(), ready=False)
     eventually(lambda: message in messages(job), "the kubelet's sentence", context=lambda: messages(job))
-    kubelet.follow(job.namespace)
-    assert message in job.wait_for(ConditionType.FAILED)["message"]
+    with restarted_with(start_timeout_seconds=3):
+        kubelet.follow(job.namespace)
+        assert message in job.wait_for(ConditionType.FAILED)["message"]
 
 
 def test_a_missing_claim_is_told_in_the_schedulers_words(job: WatchedJob, kubelet: SimulatedKubelet) -> None:
@@ -90,15 +91,15 @@ def test_a_job_that_no_node_can_hold_says_which_resource_is_missing(job: Watched
     assert "gpu-node" in messages(job)
 
 
-@pytest.mark.usefixtures("short_limits")
 def test_a_half_placed_job_is_released_and_tried_again(
-    job: WatchedJob, kubelet: SimulatedKubelet, namespace: str
+    job: WatchedJob, kubelet: SimulatedKubelet, restarted_with: RestartedWith, namespace: str
 ) -> None:
     job.create()
     first = job.wait_for_pods(2)
     kubelet.place(first[controller_pod_name("job")], CPU_NODE)
     kubelet.unschedulable(first[worker_pod_name("job", "policy", 0)], "0/2 nodes are available: 2 Insufficient cpu.")
-    eventually(lambda: "deletionTimestamp" in job.controller_pod()["metadata"], "the placed pod to be released")
+    with restarted_with(placement_timeout_seconds=2):
+        eventually(lambda: "deletionTimestamp" in job.controller_pod()["metadata"], "the placed pod to be released")
     kubelet.follow(namespace)
     job.wait_for(ConditionType.RUNNING)
     assert not {p["metadata"]["uid"] for p in first.values()} & {p["metadata"]["uid"] for p in job.pods.values()}

@@ -16,7 +16,7 @@ from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.restarts import restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import run_kubectl
+from tests.integration.operator.conftest import RestartedWith, run_kubectl
 
 Install = Callable[[tuple[str, str]], None]
 
@@ -38,9 +38,13 @@ def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, oper
     return install
 
 
-@pytest.mark.usefixtures("short_limits")
 def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
-    job: WatchedJob, kubelet: SimulatedKubelet, api: ApiClient, namespace: str, installed: Install
+    job: WatchedJob,
+    kubelet: SimulatedKubelet,
+    api: ApiClient,
+    namespace: str,
+    installed: Install,
+    restarted_with: RestartedWith,
 ) -> None:
     installed(KUEUE)
     kubelet.follow(namespace)
@@ -53,7 +57,8 @@ def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
         assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "3"
         assert pod["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
     job.wait_for(ConditionType.SCHEDULED, "False")
-    holds_for(3.0, lambda: len(job.pods) == 3, "a job in a queue waits longer than for placement")
+    with restarted_with(placement_timeout_seconds=2):
+        holds_for(3.0, lambda: len(job.pods) == 3, "a job in a queue waits longer than for placement")
     for name in pods:
         api.merge("pods", name, {"spec": {"schedulingGates": []}}, namespace)  # Kueue admits
     job.run()
