@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -187,8 +187,10 @@ def test_failures_in_every_phase_change_no_bit_and_end_no_process(tmp_path: Path
         assert policy.run(process_id) == processes
 
 
-def write_for_a_minute(_policy: PolicyRank) -> None:
+def write_for_a_minute(policy: PolicyRank, slow_ranks: Container[int]) -> None:
     """In a policy process: longer than a rank that rejoins waits for an interrupted checkpoint."""
+    if policy.rank not in slow_ranks:
+        return
     resolve = checkpoint_planners.SaveInPieces.resolve_data
     checkpoint_planners.PIECE_BYTES = SMALL_PIECE_BYTES
     checkpoint._LEAVE_SECONDS = 10.0
@@ -204,13 +206,15 @@ def write_fast(_policy: PolicyRank) -> None:
     checkpoint_planners.PIECE_BYTES = 1 << 20
 
 
+@pytest.mark.parametrize("slow_ranks", [{0}, {1}, {0, 1}], ids=str)
 @pytest.mark.parametrize("copied", [True, False])
-def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied: bool) -> None:
+def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied: bool, slow_ranks: set[int]) -> None:
+    """A rank that has written its part waits for the others, until they have left."""
     config = config_of(tmp_path, checkpoint_copy=copied)
     [_, expected] = without_failure(2, config, (1, 2))
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
-        policy.run(write_for_a_minute)
+        policy.run(write_for_a_minute, slow_ranks)
         policy.call("start_checkpoint", tmp_path / "interrupted")
         while len([*(tmp_path / "interrupted").glob("__*")]) < 2:
             time.sleep(0.01)

@@ -112,6 +112,7 @@ SETTINGS: dict[str, object] = {
 }
 """Seconds in place of the minutes of an installation, except for limits that a busy machine may exceed."""
 
+
 @pytest.fixture(scope="session")
 def proxy(control_plane: ControlPlane, ports: Iterator[int]) -> Iterator[FaultProxy]:
     """Stands between the operator and the API server."""

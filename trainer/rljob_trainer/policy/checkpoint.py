@@ -31,6 +31,7 @@ from rljob_trainer.policy.checkpoint_planners import LoadIntoOptimizer, SaveInPi
 from rljob_trainer.policy.checkpoint_scales import SCALES, foreign_rows, placed_row, row_of, take_scales
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
+from rljob_trainer.policy.membership import forget_locals
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.optimizer_state import QUANTIZED
 from rljob_trainer.policy.quantized_moments import MOMENTS
@@ -122,7 +123,13 @@ class CheckpointWriter:
     def _write(
         state: dict[str, Any], planner: SaveInPieces, writer: ParallelWriter, group: dist.ProcessGroup | None
     ) -> dict[str, FileDigest]:
-        save(state, storage_writer=writer, planner=planner, process_group=group)
+        try:
+            save(state, storage_writer=writer, planner=planner, process_group=group)
+        except BaseException as error:
+            # Kept by the future, they would keep the group's connections open, on which other ranks wait for this one.
+            forget_locals(error)
+            group = None
+            raise
         return writer.digests
 
     def _memory(self, nbytes: int, *, of_device: bool) -> Tensor | None:

@@ -65,7 +65,7 @@ class Membership:
                 raise RuntimeError("another rank of the policy has failed and left the process group")
         except BaseException as error:
             if self._world_size > 1:
-                _forget_locals(error)
+                forget_locals(error)
                 self.leave()
             raise
 
@@ -110,8 +110,8 @@ class _Generation:
                 dist.destroy_process_group()
 
 
-def _forget_locals(error: BaseException | None) -> None:
-    """Drop what the frames of an error hold: process groups, and the tensors of the failed pass."""
+def forget_locals(error: BaseException | None) -> None:
+    """Drop what the ended frames of an error hold: process groups, and the tensors of the failed pass."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
