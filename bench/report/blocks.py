@@ -35,6 +35,8 @@ Render = Callable[[Result], str]
 BLOCKS: Mapping[str, Render] = {
     "h200_step": training.step,
     "large_models": large_models.block,
+    "h100/large_models": large_models.block,
+    "h100/adapters_and_8_bits": large_models.adapters,
     "host_memory": host_memory.block,
     "load_memory": load_memory.block,
     "checkpoints": checkpoints.block,
@@ -48,6 +50,7 @@ BLOCKS: Mapping[str, Render] = {
     "probe_overhead": training.probe,
     "adapter_recovery": adapter_recovery.block,
     "trl_failures": adapter_recovery.failures,
+    "h100/trl_failures": adapter_recovery.failures,
     "memory_telemetry": training.telemetry,
     "operator_scale": operator.scale,
     "operator_duel": operator.duel,
@@ -73,12 +76,13 @@ BLOCKS: Mapping[str, Render] = {
     "memory_small_card": mitigations.small_card,
     "memory_controller": mitigations.controller,
     "memory_rollout_role": mitigations.rollout_role,
+    "h100/memory_rollout_role": mitigations.rollout_role,
     "topologies": topologies.topologies,
     "tensor_parallel": topologies.tensor_parallel,
 }
 """Renderers by the name of the result, and of the block if there are several."""
 
-_BLOCK = re.compile(r"<!-- from bench/results/(\w+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
+_BLOCK = re.compile(r"<!-- from bench/results/([\w/]+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
 
 
 class UnknownBlock(Exception):

@@ -1,10 +1,12 @@
-"""The block on full fine-tuning of large models on one GPU."""
+"""The blocks on large models on one GPU: full fine-tuning, adapters and 8-bit engines."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bench.report.markdown import Result, gib, source, table
+
+_PHASES = ("rollout", "update", "sync")
 
 _MODELS = {
     "0.6b": "0.6B, 512 tokens",
@@ -21,6 +23,7 @@ _MODELS = {
     "8b-80gib": "8B, 79 GiB of the GPU, second step",
     "14b": "14B, bfloat16 moments",
 }
+_ADAPTERS = {"8b-40gib": "8B in 40 GiB", "32b": "32B", "8b-fp8": "8B, rollouts in 8 bits"}
 
 
 def block(result: Result) -> str:
@@ -39,10 +42,28 @@ def _row(arm: dict[str, Any]) -> tuple[str, ...]:
     return (
         _MODELS[arm["arm"]],
         f"{arm.get('seconds_per_step', arm['all_seconds'][-1]):.1f}",
-        *(f"{phases[phase]:.1f}" if phase in phases else "–" for phase in ("rollout", "update", "sync")),
+        *(f"{phases[phase]:.1f}" if phase in phases else "–" for phase in _PHASES),
         *("–" if peak is None else gib(peak) for peak in (of_policy, whole_gpu)),
         "–" if plan is None else "host" if plan["optimizerOffload"] else "GPU",
         "–" if plan is None else f"{plan['microBatchTokens']:,}",
         f"{arm['start_up_seconds']:.0f} s",
         f"{arm['all_seconds'][0]:.0f} s",
     )
+
+
+def adapters(result: Result) -> str:
+    """Seconds and memory by arm. The memory of the whole GPU is left out: in one arm, another process holds most of it."""
+    head = ("model", "s/step", *_PHASES, "peak, policy", "KV cache", "micro-batch", "start-up")
+    rows = [
+        (
+            _ADAPTERS[arm["arm"]],
+            f"{arm['seconds_per_step']:.1f}",
+            *(f"{arm['seconds_by_phase'][phase]:.1f}" for phase in _PHASES),
+            gib(arm["torch_peak_reserved_bytes"]),
+            gib(arm["plan"]["kvCache"]),
+            f"{arm['plan']['microBatchTokens']:,}",
+            f"{arm['start_up_seconds']:.0f} s",
+        )
+        for arm in result["rows"]
+    ]
+    return f"{source(result)}{result['note']}.\n\n{table(head, rows)}"

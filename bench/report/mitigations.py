@@ -124,10 +124,14 @@ def _source(result: Result) -> str:
 
 
 def _failures(rows: Iterable[Row]) -> str:
-    """A line for each arm that failed, with the beginning of its error."""
+    """A line for each arm that failed, with the first sentences of its error."""
     return "".join(
-        f"\n`{row['arm']}` failed: {' '.join(row['error'].split())[:300]}\n" for row in rows if "error" in row
+        f"\n`{row['arm']}` failed: {_beginning(' '.join(row['error'].split()))}\n" for row in rows if "error" in row
     )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300].rpartition('. ')[0]}."
 
 
 def _most(row: Row, name: str) -> str:
