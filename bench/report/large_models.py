@@ -23,7 +23,16 @@ _MODELS = {
     "8b-80gib": "8B, 79 GiB of the GPU, second step",
     "14b": "14B, bfloat16 moments",
 }
-_ADAPTERS = {"8b-40gib": "8B in 40 GiB", "32b": "32B", "8b-fp8": "8B, rollouts in 8 bits"}
+_WITH_ADAPTERS = {
+    "8b": "8B",
+    "8b-fp8": "8B, Fp8PerTensor",
+    "8b-fp8-block": "8B, Fp8PerBlock",
+    "8b-fp8-kv": "8B, Fp8PerTensor, KV cache in 8 bits",
+    "8b-40gib": "8B in 40 GiB",
+    "8b-40gib-fp8": "8B in 40 GiB, Fp8PerTensor",
+    "32b": "32B",
+    "32b-fp8": "32B, Fp8PerTensor",
+}
 
 
 def block(result: Result) -> str:
@@ -52,18 +61,23 @@ def _row(arm: dict[str, Any]) -> tuple[str, ...]:
 
 
 def adapters(result: Result) -> str:
-    """Seconds and memory by arm. The memory of the whole GPU is left out: in one arm, another process holds most of it."""
+    """Seconds and memory by arm. The memory of the whole GPU is left out: in some arms, another process holds most of
+    it."""
     head = ("model", "s/step", *_PHASES, "peak, policy", "KV cache", "micro-batch", "start-up")
-    rows = [
-        (
-            _ADAPTERS[arm["arm"]],
-            f"{arm['seconds_per_step']:.1f}",
-            *(f"{arm['seconds_by_phase'][phase]:.1f}" for phase in _PHASES),
-            gib(arm["torch_peak_reserved_bytes"]),
-            gib(arm["plan"]["kvCache"]),
-            f"{arm['plan']['microBatchTokens']:,}",
-            f"{arm['start_up_seconds']:.0f} s",
-        )
-        for arm in result["rows"]
-    ]
+    rows = [_row_with_adapters(arm) for arm in result["rows"]]
     return f"{source(result)}{result['note']}.\n\n{table(head, rows)}"
+
+
+def _row_with_adapters(arm: dict[str, Any]) -> tuple[str, ...]:
+    name = _WITH_ADAPTERS[arm["arm"]]
+    if "seconds_per_step" not in arm:
+        return (f"{name}: failed", *"–" * 8)
+    return (
+        name,
+        f"{arm['seconds_per_step']:.1f}",
+        *(f"{arm['seconds_by_phase'][phase]:.1f}" for phase in _PHASES),
+        gib(arm["torch_peak_reserved_bytes"]),
+        gib(arm["plan"]["kvCache"]),
+        f"{arm['plan']['microBatchTokens']:,}",
+        f"{arm['start_up_seconds']:.0f} s",
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from bench.harness.model_place import cache_with_room
 from bench.programs.adapters_and_8_bits import ARMS, SMALL_CARD_BYTES, is_small, manifest_of, plan_line, spec_of
+from bench.report.large_models import adapters
 from rljob_memory.sizes import GIB
 from rljob_trainer.models.resolve import resolve_model
 
@@ -45,3 +46,9 @@ def test_a_model_that_fills_the_disk_is_written_to_memory(
     if is_there:
         resolve_model(TINY, disk)
     assert cache_with_room(TINY, 61 * GIB, disk, memory) == (disk if on_disk else memory)
+
+
+def test_the_table_has_a_name_for_each_arm_also_if_it_failed() -> None:
+    rows = [{"arm": arm, "message": "out of memory"} for arm in ARMS]
+    result = {"script": "s", "date": "d", "device": "g", "versions": {}, "note": "n", "rows": rows}
+    assert adapters(result).count(": failed |") == len(ARMS)
