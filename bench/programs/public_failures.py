@@ -3,9 +3,10 @@
     .venv/bin/python -m bench.programs.public_failures third [--print] [--output DIR]
 
 The logs of a set were collected and labelled without knowledge of the rules (but see `_NOTES`), and the result was
-recorded before anybody wrote a rule from them. The texts of the first two sets are posts as they are, and not part of
-the repository; their results are. A case is right if the first diagnosis is one of its accepted classes,
-or, without a failure, if nothing is diagnosed. Writes public_failures_SET.json: a row for each class, with the misses.
+recorded before anybody wrote a rule from them. The texts of the first two sets and of the thirteenth are posts as they
+are, and not part of the repository; their results are. A case is right if the first diagnosis is one of its accepted
+classes, or, without a failure, if nothing is diagnosed. Writes public_failures_SET.json: a row for each class, with the
+misses.
 """
 
 from __future__ import annotations

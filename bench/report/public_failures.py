@@ -19,6 +19,7 @@ _SETS = (
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 )
 
 

@@ -277,6 +277,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:^|\s)torch\.(?:cuda\.)?OutOfMemoryError(?:: \S|\W{0,2}$)|\bc10::(?:cuda::)?OutOfMemoryError\b",
     ),
     _signature(FailureKind.DRIVER, r"No executable batch size found, reached zero"),  # accelerate, after every size
+    # torch's report of a shortage asks NVML, which refuses on a MIG slice and on a Jetson (pytorch 112377, 185240).
+    _signature(FailureKind.DRIVER, r"NVML_SUCCESS == r\w{0,10} INTERNAL ASSERT FAILED at .{0,200}CUDACachingAllocator"),
     # JAX and TensorFlow: XLA's allocator.
     _signature(
         FailureKind.DRIVER,

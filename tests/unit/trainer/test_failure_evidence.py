@@ -146,6 +146,12 @@ def test_a_process_that_never_logged_has_no_memory(tmp_path: Path) -> None:
     [
         (RuntimeError("CUDA error: out of memory"), "DeviceOutOfMemory"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "DeviceOutOfMemory"),
+        (
+            RuntimeError(
+                'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1016'
+            ),
+            "DeviceOutOfMemory",
+        ),
         (OSError(28, "No space left on device", "/dev/shm/psm_1"), "SharedMemoryExhausted"),
         (OSError(28, "No space left on device", "/data/run/memory"), "OutputUnavailable"),
         (OSError(122, "Disk quota exceeded", "/data/run/memory"), "OutputUnavailable"),

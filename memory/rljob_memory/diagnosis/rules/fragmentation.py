@@ -32,7 +32,7 @@ _LEAST_SHARE_OF_THE_GPU = 0.02
 """A smaller cache is a side effect on a GPU that something else has filled."""
 _LEAST_SHARE = 0.03
 """A smaller share is what any allocator leaves between tensors, however small the request that failed."""
-_MANY_TIMES = 10
+_MANY_TIMES = 8
 """Pieces of a small cache that are all too small, although together they have so many times the request."""
 _ENOUGH = 0.99
 """Sizes are printed with two decimals."""

@@ -122,3 +122,16 @@ def test_processes_of_the_size_of_a_context_hold_no_cache() -> None:
     others = tuple(GpuProcess(pid, GIB) for pid in range(5))
     beside = replace(FULL, allocated_bytes=70 * GIB, process_bytes=74 * GIB, others=others)
     assert FailureClass.ALLOCATOR_CACHE not in classes(beside, Activity.GENERATION)
+
+
+def test_a_small_cache_counts_if_it_is_many_times_the_request() -> None:
+    cached = replace(
+        FULL,
+        requested_bytes=448 * MIB,
+        free_bytes=364 * MIB,
+        allocated_bytes=72 * GIB,
+        cached_bytes=4 * GIB,
+        process_bytes=77 * GIB,
+    )
+    assert classes(cached)[0] is FailureClass.FRAGMENTATION
+    assert FailureClass.FRAGMENTATION not in classes(replace(cached, requested_bytes=GIB))

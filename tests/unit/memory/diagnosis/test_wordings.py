@@ -135,6 +135,10 @@ WORDINGS = [
     (FailureKind.DRIVER, "RuntimeError: Triton Error [CUDA]: out of memory"),
     (
         FailureKind.DRIVER,
+        'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1016',
+    ),
+    (
+        FailureKind.DRIVER,
         "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 1 bytes).",
     ),
     (
