@@ -3,38 +3,77 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
+import pytest
 import ray
 
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
+from rljob_trainer.pods.ray_node import RayPorts, begin, head_command, require_started
 from rljob_trainer.roles.ray_driver import start_local_ray
+
+FREE_PORT = 26000
+"""Far from the ports of `pod_processes.py`."""
 
 
 def test_ray_is_started_again_and_nothing_of_the_first_start_is_left() -> None:
     before = set(psutil.Process().children())
+
+    def mine() -> set[psutil.Process]:
+        return set(psutil.Process().children()) - before
+
     with ThreadPoolExecutor() as threads:
-        killed = threads.submit(kill_the_first_raylet, before)
+        killed = threads.submit(kill_the_first_raylet, mine)
         try:
             start_local_ray(cpus=1, gpus=0, object_store_bytes=object_store_bytes(1 << 20, "cpu"))
-            names = [child.name() for child in set(psutil.Process().children()) - before]
             assert ray.is_initialized()
             assert killed.result() not in psutil.pids()
-            assert sorted(names) == ["gcs_server", "raylet"]
+            assert sorted(child.name() for child in mine()) == ["gcs_server", "raylet"]
         finally:
             ray.shutdown()
 
 
-def kill_the_first_raylet(before: set[psutil.Process]) -> int:
+def test_the_ray_of_a_pod_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tempfile.mkdtemp(prefix="pod-")  # its path must be short, for Ray's sockets
+    monkeypatch.setattr(tempfile, "tempdir", directory)
+
+    def mine() -> set[psutil.Process]:
+        names = ("gcs_server", "raylet")
+        return {each for each in psutil.process_iter(["name", "cmdline"]) if is_of(each, names, directory)}
+
+    log = tmp_path / "ray-start.log"
+    start = begin(head_command(pod_ip="127.0.0.1", port=FREE_PORT, ports=RayPorts(FREE_PORT + 10)), log)
+    try:
+        killed = kill_the_first_raylet(mine)
+        require_started(start.wait(PATIENCE_SECONDS), log)
+        assert killed not in psutil.pids()
+        assert sorted(each.name() for each in mine()) == ["gcs_server", "raylet"]
+        assert "Ray did not start (1 of 3 times): raylet with exit code -9" in log.read_text()
+    finally:
+        start.kill()
+        for process in mine():
+            process.kill()
+
+
+def is_of(process: psutil.Process, names: tuple[str, ...], directory: str) -> bool:
+    return process.info["name"] in names and directory in " ".join(process.info["cmdline"] or ())
+
+
+def kill_the_first_raylet(processes: Callable[[], set[psutil.Process]]) -> int:
     """Kill it as soon as it has executed its program, long before its agents are up; returns its process ID."""
     deadline = Deadline(PATIENCE_SECONDS)
     while not deadline.passed:
-        for child in set(psutil.Process().children()) - before:
-            if child.name() == "raylet":
-                child.send_signal(signal.SIGKILL)
-                return child.pid
+        for process in processes():
+            with suppress(psutil.NoSuchProcess):
+                if process.name() == "raylet":
+                    process.send_signal(signal.SIGKILL)
+                    return process.pid
         time.sleep(0.01)
     raise AssertionError("no raylet was started")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import TrainerError
+from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
+from rljob_trainer.pods.ray_start import EXIT_DIED
 
 PORTS = RayPorts(6380)
 PAGE = Path(__file__).parents[3] / "docs" / "trainer-in-pods.md"
@@ -83,6 +84,8 @@ def test_a_failed_start_shows_the_last_output_of_ray(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"exit code 1\): ConnectionError: token is wrong .*ray-start\.log"):
         require_started(1, log)
     require_started(0, log)
+    with pytest.raises(WorkerLost):
+        require_started(EXIT_DIED, log)
 
 
 @pytest.mark.parametrize(("ip", "written"), [("10.0.0.1", "10.0.0.1:6379"), ("fd00::1", "[fd00::1]:6379")])

@@ -16,8 +16,9 @@ from typing import Any
 
 import psutil
 
-from rljob_trainer.errors import TrainerError
+from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import Bundle
+from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, start_only_what_is_used, wait_longer_for_raylets
 
 GCS_RECONNECT_SECONDS = 10
@@ -142,10 +143,11 @@ def before_start(parameters: Any, head: bool) -> None:
 
 
 def require_started(exit_code: int, log: Path) -> None:
-    """Raise a `TrainerError` with the last line of the log if `ray start` failed."""
+    """Raise an error with the last line of the log if `ray start` failed: `WorkerLost` if a process of Ray has died."""
     if exit_code != 0:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise TrainerError(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
+        failure = WorkerLost if exit_code == EXIT_DIED else TrainerError
+        raise failure(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
 
 
 def _start(options: Mapping[str, Any]) -> list[str]:

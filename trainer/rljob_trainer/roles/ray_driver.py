@@ -10,8 +10,9 @@ from typing import Any
 
 from rljob_trainer.errors import WorkerLost
 
+STARTS = 3
+"""Of Ray, in all, if a process of it dies each time."""
 _RAYLET_SECONDS = 120
-_STARTS = 3
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
 
@@ -105,7 +106,7 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     os.environ.update(_LOCAL_ENVIRONMENT)
     wait_longer_for_raylets()
     start_only_what_is_used()
-    for start in range(1, _STARTS + 1):
+    for start in range(1, STARTS + 1):
         try:
             return connect(
                 "local",
@@ -115,9 +116,9 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
                 include_dashboard=False,
             )
         except RayDied as error:
-            if start == _STARTS:
+            if start == STARTS:
                 raise WorkerLost(
-                    f"expected Ray to start, but each of {_STARTS} times one of its processes ended (last: {error}); "
+                    f"expected Ray to start, but each of {STARTS} times one of its processes ended (last: {error}); "
                     "the machine may be too busy: retry"
                 ) from None
         except Exception as error:
