@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import shorten
 
 from bench.report.markdown import MIB, Result, Row, gib, source, table
 
@@ -124,14 +125,10 @@ def _source(result: Result) -> str:
 
 
 def _failures(rows: Iterable[Row]) -> str:
-    """A line for each arm that failed, with the first sentences of its error."""
+    """A line for each arm that failed, with the beginning of its error."""
     return "".join(
-        f"\n`{row['arm']}` failed: {_beginning(' '.join(row['error'].split()))}\n" for row in rows if "error" in row
+        f"\n`{row['arm']}` failed: {shorten(row['error'], 300, placeholder=' …')}\n" for row in rows if "error" in row
     )
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:300].rpartition('. ')[0]}."
 
 
 def _most(row: Row, name: str) -> str:

@@ -25,7 +25,7 @@ def main() -> None:
     try:
         ray()
     except RayDied as error:
-        print(f"Ray did not start ({start} of {STARTS} times): {error}", file=sys.stderr, flush=True)
+        print(f"start {start} of {STARTS} failed: {error}", file=sys.stderr, flush=True)
         if start == STARTS:
             sys.exit(EXIT_DIED)
         # In a new program: the modules of Ray's command line keep what the failed start has set.
