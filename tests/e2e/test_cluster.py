@@ -35,7 +35,7 @@ def test_pods_on_both_nodes_share_a_claim_as_an_ordinary_user(namespace: Kubectl
     wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": wanted}
     write = shell_pod("writer", busybox, "id -u > /data/user", node="cpu-node", claim="shared")
-    read = shell_pod("reader", busybox, "until cat /data/user; do sleep 0.2; done", node="gpu-node", claim="shared")
+    read = shell_pod("reader", busybox, "until grep . /data/user; do sleep 0.2; done", node="gpu-node", claim="shared")
     namespace.apply(claim, write, read)
     namespace.wait("pod", "reader", lambda pod: phase(pod) == "Succeeded")
     assert namespace("logs", "reader").splitlines()[-1] == "10001"
