@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[!.]*/README.md")])
 FOLDERS = [
     *["bench", "charts", "cluster", "crds", "docs", "examples", "images", "memory", "operator", "probe"],
     *["requirements", "scripts", "testing", "tests", "trainer"],
