@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from bench.programs.optimizer_curves import ARMS, OTHER_MOMENTS, last_quarter, manifest_of, rounded, rows_of
+from bench.programs.optimizer_curves import (
+    ARMS,
+    OTHER_MOMENTS,
+    WORKLOADS,
+    last_quarter,
+    manifest_of,
+    rounded,
+    rows_of,
+)
 from bench.report.optimizer_curves import block, draw
 from rljob_api.job import RLJobSpec
 
@@ -29,9 +37,10 @@ def result(**last_rewards: list[float]) -> dict[str, Any]:
     return place | {"versions": versions, "note": "a small model", "rows": rows_of(runs)}
 
 
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_is_a_valid_job_with_its_settings(arm: str) -> None:
-    spec = RLJobSpec.model_validate(manifest_of(arm, steps=7, seed=3)["spec"])
+def test_every_arm_is_a_valid_job_with_its_settings(arm: str, workload: str) -> None:
+    spec = RLJobSpec.model_validate(manifest_of(WORKLOADS[workload], arm, steps=7, seed=3)["spec"])
     assert (spec.algorithm.steps, spec.algorithm.seed) == (7, 3)
     assert (spec.memory.optimizer_offload == "Enabled") == ("streamed" in arm)
     assert (spec.model.dtype == "bfloat16") == ("weights" in arm)
