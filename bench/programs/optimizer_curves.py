@@ -181,7 +181,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
         arm: max((value - base for value, base in zip(values, reference, strict=False)), key=abs)
         for arm, values in rewards.items()
     }
-    largest = max(differences.values(), key=abs)
+    largest = max(differences.values(), key=abs, default=0.0)
     return {
         "noise": noise,
         "differences": differences,
