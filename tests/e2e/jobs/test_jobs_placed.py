@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.cluster.job_status import condition, digits, event_reasons, holds
+from rljob_testing.cluster.job_status import condition, digits, holds, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
 
 
@@ -39,7 +39,7 @@ def test_without_gpu_free_nodes_the_controller_runs_hidden_or_waits(jobs: Kubect
     environment = {entry["name"]: entry.get("value", "") for entry in controller["spec"]["containers"][0]["env"]}
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert "ControllerOnGpuNode" in event_reasons(jobs, "anywhere")
+    wait_for_event(jobs, "anywhere", "ControllerOnGpuNode")
 
 
 def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(jobs: Kubectl) -> None:

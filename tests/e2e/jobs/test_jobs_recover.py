@@ -14,10 +14,10 @@ from rljob_testing.cluster.job_status import (
     at_step,
     condition,
     digits,
-    event_reasons,
     finished,
     holds,
     status,
+    wait_for_event,
 )
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
@@ -51,6 +51,7 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: Kubectl, kubectl: Kube
         digits("shm", policy=worker(volumes=[small_shm]), recovery={"maxSharedMemory": "4Gi"}),
     )
     jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"), PATIENCE_SECONDS)
+    wait_for_event(jobs, "host", "PlanChanged")  # written after the status: a killed operator may lose it
     system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
 
@@ -64,7 +65,7 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: Kubectl, kubectl: Kube
         "half as much again, or the prediction if it is more"
     )
     assert status(job)["restarts"] == 0, account(job)
-    reasons = event_reasons(jobs, "host")
+    reasons = wait_for_event(jobs, "host", "JobCompleted")
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
 
     job = jobs.wait("rljob", "shm", finished, PATIENCE_SECONDS)

@@ -13,7 +13,16 @@ from typing import Any
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing import hub_server
 from rljob_testing.cluster.installed_operator import NAMESPACE, InstalledOperator
-from rljob_testing.cluster.job_status import at_step, attempt, condition, digits, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import (
+    at_step,
+    attempt,
+    condition,
+    digits,
+    finished,
+    holds,
+    status,
+    wait_for_event,
+)
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.hub_server import REPOSITORY
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
@@ -41,7 +50,7 @@ def test_the_example_trains_while_the_operator_is_upgraded(
     assert status(job)["reward"] > 0.9
     assert len(status(job)["attempts"]) == 1
     assert jobs.get("pod", "digits-controller")["metadata"]["uid"] == controller["metadata"]["uid"]
-    assert event_reasons(jobs, "digits")[-1] == "JobCompleted"
+    assert wait_for_event(jobs, "digits", "JobCompleted")[-1] == "JobCompleted"
     listed = jobs("get", "rljobs")
     assert "Complete" in listed
     assert "60/60" in listed
@@ -126,7 +135,8 @@ def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: Kubectl) -
 
     wait_for_engines(jobs, "rollout-1")
     wait_for_engines(jobs, "rollout-0", "rollout-1")
-    job = jobs.wait("rljob", "digits", lambda job: "PodReplaced" in event_reasons(jobs, "digits"))
+    wait_for_event(jobs, "digits", "PodReplaced")
+    job = jobs.get("rljob", "digits")
     assert holds("Running")(job), status(job)
     assert status(job)["restarts"] == 0
     [attempt] = status(job)["attempts"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_testing.cluster.job_status import Object, condition, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import Object, condition, finished, holds, status, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.repository import ROOT
 from tests.e2e.test_built_images import OPERATOR
@@ -77,7 +77,7 @@ def test_a_job_avoids_the_node_of_a_foreign_process(jobs: Kubectl) -> None:
     kept_off = {"key": "metadata.name", "operator": "NotIn", "values": ["cpu-node"]}
     assert required["nodeSelectorTerms"] == [{"matchFields": [kept_off]}]
 
-    reasons = event_reasons(jobs, "moves")
+    reasons = wait_for_event(jobs, "moves", "JobCompleted")
     assert reasons.count("PlanChanged") == 2
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("JobCompleted")
 
@@ -94,7 +94,7 @@ def test_a_job_that_has_nowhere_else_to_go_says_so(jobs: Kubectl) -> None:
     assert HELD in failed["message"]
     assert "To continue: no other node is known to have room" in failed["message"]
     assert changes(stays) == [("processes", "ForeignProcess")]
-    assert "JobFailed" in event_reasons(jobs, "stays")
+    wait_for_event(jobs, "stays", "JobFailed")
 
     # That its template admits no other node is the scheduler's to find out.
     def waits(found: Object) -> bool:
