@@ -6,7 +6,7 @@ import pytest
 
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.operator.eventually import eventually
-from tests.e2e.pods import phase, restarts, shell_pod, terminated
+from tests.e2e.pods import is_unschedulable, phase, restarts, shell_pod, terminated
 
 
 def test_a_pod_reaches_a_service_on_the_other_node_by_its_name(namespace: Kubectl, busybox: str) -> None:
@@ -46,7 +46,7 @@ def test_gpus_are_counted_and_only_the_gpu_node_has_them(namespace: Kubectl, bus
     running = namespace.wait("pod", "all-gpus", lambda pod: phase(pod) == "Running")
     assert running["spec"]["nodeName"] == "gpu-node"
     namespace.apply(shell_pod("one-more", busybox, "true", limits={"nvidia.com/gpu": "1"}))
-    pending = namespace.wait("pod", "one-more", lambda pod: pod["status"].get("conditions"))
+    pending = namespace.wait("pod", "one-more", is_unschedulable)
     assert "Insufficient nvidia.com/gpu" in pending["status"]["conditions"][0]["message"]
 
 
