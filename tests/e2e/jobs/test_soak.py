@@ -22,7 +22,6 @@ def soaked(operator: InstalledOperator, cluster: ClusterLayout) -> SoakCluster:
     return SoakCluster.of_this_machine()
 
 
-@pytest.mark.timeout(1500)
 def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: SoakCluster, tmp_path: Path) -> None:
     settings = SoakSettings(SEED, minutes=3, streams=2, folder=tmp_path, hostile_tenant=True)
     soak = run_soak(settings, soaked, print)
