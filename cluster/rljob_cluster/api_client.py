@@ -15,9 +15,9 @@ from rljob_cluster.certificates import KeyPair
 from rljob_cluster.control_plane_programs import ADMIN_GROUP, ADMIN_USER, ControlPlaneLayout
 from rljob_cluster.errors import ClusterError
 
-READY_SECONDS = 60.0
+READY_SECONDS = 240.0
 ESTABLISHED_SECONDS = 240.0
-"""Tests of other processes may leave the API server a tenth of two cores for a while."""
+"""As READY_SECONDS: tests of other processes may leave the API server a tenth of two cores for a while."""
 POLL_SECONDS = 0.1
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -38,16 +38,16 @@ class ApiClient:
         """Apply a merge patch to the object at `path`. Returns False if the server refused it."""
         return self._request("PATCH", path, json.dumps(patch), "application/merge-patch+json") is not None
 
-    def wait_ready(self, check: Callable[[], None]) -> None:
+    def wait_ready(self, check: Callable[[], None], seconds: float = READY_SECONDS) -> None:
         """Wait until the server is ready. Calls `check`, which may raise, between requests.
 
-        Raises ClusterError if it is not ready within a minute.
+        Raises ClusterError if it is not ready after `seconds`.
         """
-        end = time.monotonic() + READY_SECONDS
+        end = time.monotonic() + seconds
         while self.get("/readyz") is None:
             check()
             if time.monotonic() > end:
-                raise ClusterError(f"the API server at {self.url} is not ready after {READY_SECONDS:.0f} s")
+                raise ClusterError(f"the API server at {self.url} is not ready after {seconds:.0f} s")
             time.sleep(POLL_SECONDS)
 
     def wait_established(self, seconds: float = ESTABLISHED_SECONDS) -> None:

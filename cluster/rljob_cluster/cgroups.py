@@ -19,7 +19,7 @@ from rljob_cluster.layout import CGROUP, NODES
 MOUNT = Path("/sys/fs/cgroup")
 MACHINE = f"{CGROUP}/machine"
 """Group of the programs of the cluster. Pods are in the groups of their nodes, beside it."""
-END_SECONDS = 30.0
+END_SECONDS = 120.0
 
 
 def create() -> None:
@@ -41,7 +41,7 @@ def processes(group: str) -> set[int]:
     """Ids of the processes in the group and in the groups below it."""
     found: set[int] = set()
     for hierarchy in hierarchies(MOUNT):
-        for path in _groups_below(hierarchy / group):
+        for path in groups_below(hierarchy / group):
             with contextlib.suppress(OSError):
                 found.update(int(line) for line in (path / "cgroup.procs").read_text().split())
     return found
@@ -50,7 +50,7 @@ def processes(group: str) -> set[int]:
 def remove() -> None:
     """Kill every process of the cluster, and remove its groups.
 
-    Raises ClusterError if a process does not exit within 30 s.
+    Raises ClusterError if a process does not exit within two minutes.
     """
     end = time.monotonic() + END_SECONDS
     while not _removed():
@@ -82,7 +82,7 @@ def _hand_down(group: Path) -> None:
 
 def _removed() -> bool:
     for hierarchy in hierarchies(MOUNT):
-        for path in _groups_below(hierarchy / CGROUP):
+        for path in groups_below(hierarchy / CGROUP):
             try:
                 path.rmdir()
             except FileNotFoundError:
@@ -92,8 +92,8 @@ def _removed() -> bool:
     return True
 
 
-def _groups_below(group: Path) -> Iterator[Path]:
-    """The group and all groups below it, deepest first."""
+def groups_below(group: Path) -> Iterator[Path]:
+    """The group and all groups below it, deepest first. A group may be removed meanwhile, on which Path.glob fails."""
     for path, _, _ in os.walk(group, topdown=False):
         yield Path(path)
 

@@ -28,7 +28,9 @@ from rljob_cluster.progress import Progress
 from rljob_cluster.requirements import require_packages, require_root
 
 MANIFESTS = Path(__file__).parent / "manifests"
-START_SECONDS = 60.0
+START_SECONDS = 240.0
+ANSWER_SECONDS = 60.0
+"""Time for the API server of a running cluster to answer. Without an answer, `up` replaces the cluster."""
 
 
 def up(layout: ClusterLayout, progress: Progress) -> None:
@@ -133,9 +135,14 @@ def require_up(layout: ClusterLayout) -> None:
 
 
 def api_answers(layout: ClusterLayout) -> bool:
-    if machine.first_process() is None or not layout.kubeconfig.exists():
+    """Returns True if the API server is ready. A busy machine may delay its answer."""
+    if machine.first_process() is None or not machine.is_linked() or not layout.kubeconfig.exists():
         return False
-    return admin_client(layout.control_plane).get("/readyz") is not None
+    try:
+        admin_client(layout.control_plane).wait_ready(lambda: check_machine(layout), ANSWER_SECONDS)
+    except ClusterError:
+        return False
+    return True
 
 
 def is_ready(client: ApiClient, node: Node) -> bool:
@@ -158,7 +165,7 @@ def has_service_account(client: ApiClient) -> bool:
 
 def check_machine(layout: ClusterLayout) -> None:
     if machine.first_process() is None:
-        raise ClusterError(f"the cluster's machine exited during its start; see {layout.logs}/machine.log")
+        raise ClusterError(f"the cluster's machine exited; see {layout.logs}/machine.log")
 
 
 def wait_until(what: str, holds: Callable[[], bool], layout: ClusterLayout) -> None:

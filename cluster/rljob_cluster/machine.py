@@ -6,6 +6,7 @@ process exits for any reason, the kernel kills the others and removes the namesp
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -19,12 +20,19 @@ from rljob_cluster.layout import HOST_ADDRESS, ClusterLayout
 HOST_LINK = "rljob-cluster"
 """Network interface of this machine that leads into the cluster, the only one."""
 UPLINK = "uplink"
-START_SECONDS = 10.0
+START_SECONDS = 120.0
 
 
 def start(layout: ClusterLayout) -> None:
     """Start the machine and connect it to this one. Its programs start later."""
-    command = [sys.executable, "-m", "rljob_cluster.machine_init", str(layout.root), str(layout.binaries)]
+    command = [
+        sys.executable,
+        "-m",
+        "rljob_cluster.machine_init",
+        str(layout.root),
+        str(layout.binaries),
+        str(os.getpid()),
+    ]
     with (layout.logs / "machine.log").open("ab") as log:
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     first = _wait_for_first_process(layout)
@@ -38,8 +46,13 @@ def unlink() -> None:
     try:
         run("ip", "link", "delete", HOST_LINK)
     except ClusterError:
-        if Path("/sys/class/net", HOST_LINK).exists():
+        if is_linked():
             raise
+
+
+def is_linked() -> bool:
+    """Returns True if the network interface exists. Without it, the cluster cannot be reached, and waits for it."""
+    return Path("/sys/class/net", HOST_LINK).exists()
 
 
 def first_process() -> int | None:

@@ -1,7 +1,7 @@
 """First process of the cluster's machine: sets up the machine, and starts and supervises the programs.
 
-`python -m rljob_cluster.machine_init ROOT BINARIES` enters the cluster's control group and new namespaces, in which it
-is process 1.
+`python -m rljob_cluster.machine_init ROOT BINARIES STARTER` enters the cluster's control group and new namespaces, in
+which it is process 1. STARTER is the id of the process that started it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
 }
-CONTAINERD_SECONDS = 20.0
+CONTAINERD_SECONDS = 120.0
 
 
 def main() -> None:
-    root, binaries = sys.argv[1:]
+    root, binaries, starter = sys.argv[1:]
     layout = ClusterLayout(Path(root), Path(binaries))
     if os.getpid() == 1:
         boot(layout)
     else:
         cgroups.enter(cgroups.MACHINE)
-        itself = [sys.executable, "-m", "rljob_cluster.machine_init", root, binaries]
+        # If the starter was killed, the next one may not have seen this process in the group, and starts another one.
+        if os.getppid() != int(starter):
+            sys.exit(f"process {starter}, which started this one, has exited")
+        itself = [sys.executable, "-m", "rljob_cluster.machine_init", root, binaries, starter]
         os.execvp("unshare", ["unshare", *NAMESPACES, "--", *itself])
 
 

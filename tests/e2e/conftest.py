@@ -46,7 +46,9 @@ def namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
     name = f"test-{uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    yield Kubectl(kubectl.program, kubectl.kubeconfig, name)
+    inside = Kubectl(kubectl.program, kubectl.kubeconfig, name)
+    inside.wait("serviceaccount", "default", bool)  # without it, pods are refused
+    yield inside
     kubectl("delete", "namespace", name, "--wait=false")
 
 

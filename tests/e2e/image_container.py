@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 
 NEEDED_PROGRAMS = ("buildah", "runc")
@@ -59,20 +60,22 @@ class ImageContainer:
         *,
         environment: Mapping[str, str] | None = None,
         volumes: Mapping[Path, str] | None = None,
-        timeout: float = 120,
+        timeout: float = PATIENCE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command; writable are /tmp, /dev/shm, the home, and the folders of this machine in `volumes`."""
         bundle = self._scratch / uuid.uuid4().hex
         bundle.mkdir()
         (bundle / "config.json").write_text(json.dumps(self._specification(command, environment or {}, volumes or {})))
         name = f"rljob-{bundle.name}"
+        # Not /run/runc: the cluster's tests look whether the cluster has left such a folder.
+        runc = ["runc", "--root", str(self._scratch / "runc")]
         try:
             return subprocess.run(
-                ["runc", "run", "--bundle", str(bundle), name],
+                [*runc, "run", "--bundle", str(bundle), name],
                 capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         finally:
-            subprocess.run(["runc", "delete", "--force", name], capture_output=True, check=False)
+            subprocess.run([*runc, "delete", "--force", name], capture_output=True, check=False)
 
     def _specification(
         self, command: Sequence[str], environment: Mapping[str, str], volumes: Mapping[Path, str]

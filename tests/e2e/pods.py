@@ -47,6 +47,17 @@ def phase(pod: dict[str, Any]) -> str:
     return str(pod["status"].get("phase", ""))
 
 
+def is_unschedulable(pod: dict[str, Any]) -> bool:
+    """The scheduler has found no node for the pod."""
+    return any(condition.get("reason") == "Unschedulable" for condition in pod["status"].get("conditions") or ())
+
+
+def restarts(pod: dict[str, Any]) -> int:
+    """Restarts of the pod's first container; 0 before the kubelet has reported it."""
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    return int(statuses[0].get("restartCount", 0))
+
+
 def terminated(pod: dict[str, Any]) -> dict[str, Any] | None:
     """The terminated state of the pod's first container; None while it runs."""
     statuses = pod["status"].get("containerStatuses") or [{}]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.patience import RUN_PATIENCE_SECONDS
 from tests.e2e.image_container import ImageContainer, build_images, buildah, image_container, missing
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,8 +48,8 @@ def either(request: pytest.FixtureRequest) -> ImageContainer:
     return container
 
 
-def python(container: ImageContainer, code: str, timeout: float = 120) -> str:
-    done = container.run(["python", "-c", code], environment={"OMP_NUM_THREADS": "1"}, timeout=timeout)
+def python(container: ImageContainer, code: str) -> str:
+    done = container.run(["python", "-c", code], environment={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -124,9 +125,7 @@ print(*sorted({name(r.name) for r in required if not r.marker or r.marker.evalua
         assert trainer.config["Labels"]["dev.rljob.torch-version"] == installed
 
     def test_everything_it_runs_on_is_importable(self, trainer: ImageContainer) -> None:
-        python(
-            trainer, "import ray, torch, torch.distributed.fsdp, rljob_trainer.cli; from vllm import LLM", timeout=240
-        )
+        python(trainer, "import ray, torch, torch.distributed.fsdp, rljob_trainer.cli; from vllm import LLM")
 
     def test_asking_for_a_gpu_raises_as_it_does_with_nvidias_libraries(self, trainer: ImageContainer) -> None:
         code = """
@@ -146,7 +145,7 @@ except RuntimeError as error:
         done = trainer.run(
             ["rljob", "run", "/job/digits.yaml", "--output", "/var/lib/rljob"],
             volumes={output: "/var/lib/rljob", REPOSITORY / "examples": "/job"},
-            timeout=400,
+            timeout=RUN_PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stdout[-2000:]
         summary = json.loads((output / "summary.json").read_text())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rljob_testing.cluster.kubectl import Kubectl
-from rljob_testing.patience import Deadline
-from tests.e2e.pods import phase, shell_pod, terminated
+from rljob_testing.operator.eventually import eventually
+from tests.e2e.pods import is_unschedulable, phase, restarts, shell_pod, terminated
 
 
 def test_a_pod_reaches_a_service_on_the_other_node_by_its_name(namespace: Kubectl, busybox: str) -> None:
@@ -24,11 +22,13 @@ def test_a_pod_reaches_a_service_on_the_other_node_by_its_name(namespace: Kubect
 
 
 def test_a_name_outside_the_cluster_is_refused_at_once(namespace: Kubectl, busybox: str) -> None:
-    namespace.apply(shell_pod("lookup", busybox, "time -p nslookup example.com.; true"))
+    lookups = "for name in a b c d e; do time -p nslookup $name.example.com.; done; true"
+    namespace.apply(shell_pod("lookup", busybox, lookups))
     namespace.wait("pod", "lookup", lambda pod: phase(pod) == "Succeeded")
     printed = namespace("logs", "lookup")
-    assert "can't find example.com" in printed
-    assert float(printed.split("real")[1].split()[0]) < 2
+    assert "can't find a.example.com" in printed
+    # The fastest: a busy machine delays some, a timeout all of them.
+    assert min(float(rest.split()[0]) for rest in printed.split("real")[1:]) < 2
 
 
 def test_pods_on_both_nodes_share_a_claim_as_an_ordinary_user(namespace: Kubectl, busybox: str) -> None:
@@ -46,7 +46,7 @@ def test_gpus_are_counted_and_only_the_gpu_node_has_them(namespace: Kubectl, bus
     running = namespace.wait("pod", "all-gpus", lambda pod: phase(pod) == "Running")
     assert running["spec"]["nodeName"] == "gpu-node"
     namespace.apply(shell_pod("one-more", busybox, "true", limits={"nvidia.com/gpu": "1"}))
-    pending = namespace.wait("pod", "one-more", lambda pod: pod["status"].get("conditions"))
+    pending = namespace.wait("pod", "one-more", is_unschedulable)
     assert "Insufficient nvidia.com/gpu" in pending["status"]["conditions"][0]["message"]
 
 
@@ -76,7 +76,7 @@ def test_a_restart_rule_restarts_all_containers_of_the_same_pod_in_place(namespa
     pod["spec"]["containers"][0] |= {"restartPolicy": "Never", "restartPolicyRules": [rule]}
     namespace.apply(pod)
     created = namespace.get("pod", "again")["metadata"]["uid"]
-    restarted = namespace.wait("pod", "again", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] >= 2)
+    restarted = namespace.wait("pod", "again", lambda pod: restarts(pod) >= 2)
     assert restarted["metadata"]["uid"] == created
 
 
@@ -96,7 +96,4 @@ def test_a_deleted_claim_takes_its_folder_along(namespace: Kubectl, kubectl: Kub
     folder = kubectl.kubeconfig.parent / "volumes" / volume
     assert folder.is_dir()
     namespace("delete", "pvc", "gone")
-    deadline = Deadline(30)
-    while folder.exists() and not deadline.passed:
-        time.sleep(0.2)
-    assert not folder.exists()
+    eventually(lambda: not folder.exists(), f"{folder} is removed")

@@ -24,8 +24,9 @@ from rljob_cluster.node_status import reports_ready
 from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
 from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.operator.eventually import EFFECT_SECONDS
 from rljob_testing.patience import Deadline
-from tests.e2e.pods import phase, shell_pod
+from tests.e2e.pods import is_unschedulable, phase, shell_pod
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))
@@ -83,6 +84,7 @@ def test_an_interrupted_start_is_made_good_by_the_next(
 
 
 def test_a_killed_component_is_started_again(cluster: ClusterLayout) -> None:
+    wait_until(lambda: any(found.name == "kube-scheduler" for found in present()))
     killed = running("kube-scheduler")
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: any(found.name == killed.name and found.pid != killed.pid for found in present()))
@@ -107,7 +109,7 @@ def test_fake_nodes_take_only_pods_that_tolerate_them(cluster: ClusterLayout, ku
     tolerated["spec"] |= selector | {"tolerations": [{"key": TAINT, "operator": "Exists"}]}
     kubectl.apply(refused, tolerated)
     kubectl.wait("pod", "tolerated", lambda pod: phase(pod) in {"Running", "Succeeded"})
-    assert phase(kubectl.get("pod", "refused")) == "Pending"
+    kubectl.wait("pod", "refused", is_unschedulable)
     kubectl("delete", "pod", "refused", "tolerated")
     kubectl("delete", "node", "-l", "type=kwok")
 
@@ -123,7 +125,7 @@ def machine_state() -> dict[str, object]:
         "routes": printed("ip", "route"),
         "rules": printed("iptables-save", "-t", "nat") + printed("iptables-save", "-t", "filter"),
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if "rljob/cluster" in line],
-        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroups.CGROUP}")},
+        "cgroups": {path for path in cgroups.groups_below(cgroups.MOUNT) if path.name == cgroups.CGROUP},
         "namespaces": {path.name for path in Path("/run/netns").glob("*")},
         "processes": present(),
         "sysctls": sysctls | {"ip_forward": Path("/proc/sys/net/ipv4/ip_forward").read_text()},
@@ -151,7 +153,7 @@ def ready_nodes(kubectl: Kubectl) -> set[str]:
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 90) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> None:
     deadline = Deadline(seconds)
     while not holds():
         assert not deadline.passed, f"not so after {seconds:.0f} s"

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from rljob_cluster.layout import ClusterLayout
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import CHART
 
 RELEASE, NAMESPACE = "rljob", "rljob-system"
@@ -18,7 +19,8 @@ VALUES = (
     "podDiagnosis.enabled=true",
     "jobs.restartDelaySeconds=1",
     "jobs.statusIntervalSeconds=1",
-    "jobs.startTimeoutSeconds=45",
+    # No pod takes that long on a busy machine: a test of this timeout installs the operator with a shorter one.
+    "jobs.startTimeoutSeconds=600",
     # Images of one version differ from run to run: the operator's pod is replaced, so that it has the latest.
     f"podAnnotations.test-run={time.time_ns():x}",
 )
@@ -41,5 +43,7 @@ class InstalledOperator:
     def _helm(self, *words: str) -> None:
         command = [str(self.cluster.binaries / "helm"), "--namespace", NAMESPACE, *words]
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
         assert done.returncode == 0, done.stdout + done.stderr

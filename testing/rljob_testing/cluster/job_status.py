@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import yaml
 
 from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.operator.eventually import eventually
 from rljob_testing.repository import EXAMPLES
 
 Object = dict[str, Any]
@@ -71,14 +73,17 @@ def at_step(step: int, attempt_number: int = 1) -> Any:
 
 def event_reasons(kubectl: Kubectl, job: str) -> list[str]:
     """Reasons of the Events about a job, oldest first."""
-    words = "{range .items[*]}{.reason}{'\\n'}{end}".replace("'", '"')
     selector = f"involvedObject.kind=RLJob,involvedObject.name={job}"
-    return kubectl(
-        "get",
-        "events",
-        "--field-selector",
-        selector,
-        "--sort-by=.metadata.creationTimestamp",
-        "-o",
-        f"jsonpath={words}",
-    ).split()
+    events = json.loads(kubectl("get", "events", "--field-selector", selector, "-o", "json"))["items"]
+    # The creationTimestamp has whole seconds, in which several Events are written.
+    return [event["reason"] for event in sorted(events, key=lambda event: event["eventTime"])]
+
+
+def wait_for_event(kubectl: Kubectl, job: str, reason: str) -> list[str]:
+    """`event_reasons`, as soon as `reason` is one of them: the operator writes Events after the status, in order."""
+
+    def look() -> list[str]:
+        reasons = event_reasons(kubectl, job)
+        return reasons if reason in reasons else []
+
+    return eventually(look, f"an Event {reason} about {job}", context=lambda: event_reasons(kubectl, job))

@@ -14,6 +14,7 @@ import yaml
 from rljob_cluster.api_client import ApiClient, admin_client
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster.installed_operator import NAMESPACE as OPERATOR_NAMESPACE
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 
 NAMESPACE = "soak"
 _JOBS = f"/apis/rljob.dev/v1alpha1/namespaces/{NAMESPACE}/rljobs"
@@ -72,7 +73,8 @@ class SoakCluster:
 
     def delete_namespace(self) -> None:
         """Delete the namespace with its contents; returns when it is gone."""
-        self.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        words = ("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        self.kubectl(*words, patience_seconds=PATIENCE_SECONDS)
 
     def apply(self, manifest: Object) -> None:
         self.kubectl("apply", "-f", "-", manifest=yaml.safe_dump(manifest))
@@ -81,16 +83,22 @@ class SoakCluster:
         """Request a deletion, without waiting for it."""
         self.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", *options, namespace=namespace)
 
-    def kubectl(self, *words: str, manifest: str | None = None, namespace: str = NAMESPACE) -> str:
+    def kubectl(
+        self,
+        *words: str,
+        manifest: str | None = None,
+        namespace: str = NAMESPACE,
+        patience_seconds: float = _AWAY_SECONDS,
+    ) -> str:
         """The output of kubectl, once it succeeds. Raises ApiServerAway, with the last error, if it does not."""
         options = (f"--kubeconfig={self.layout.kubeconfig}", f"--namespace={namespace}", "--request-timeout=10s")
         command = [str(self.layout.binaries / "kubectl"), *options, *words]
-        end = time.monotonic() + _AWAY_SECONDS
+        deadline = Deadline(patience_seconds)
         while True:
             done = subprocess.run(command, input=manifest, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return done.stdout
-            if time.monotonic() > end:
+            if deadline.passed:
                 raise ApiServerAway(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
             time.sleep(_LOOK_SECONDS)
 
@@ -100,9 +108,9 @@ class SoakCluster:
         return next((folder_of(volume) for volume in self.volumes() if claim_of(volume) == claim), None)
 
     def _answer(self, path: str) -> Object:
-        end = time.monotonic() + _AWAY_SECONDS
+        deadline = Deadline(_AWAY_SECONDS)
         while (answer := self.api.get(path)) is None:
-            if time.monotonic() > end:
+            if deadline.passed:
                 raise ApiServerAway(f"the API server did not give {path} for {_AWAY_SECONDS:.0f} s")
             time.sleep(_LOOK_SECONDS)
         found: Object = json.loads(answer)

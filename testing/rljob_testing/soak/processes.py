@@ -65,7 +65,8 @@ def processes_of_pod(uid: str) -> list[RunningProcess]:
 def groups_of_pods() -> list[Path]:
     """The control group of each pod, in one of the hierarchies."""
     hierarchy = cgroups.hierarchies(cgroups.MOUNT)[0]
-    return [group for node in NODES for group in sorted((hierarchy / CGROUP / node.name).rglob("pod*-*"))]
+    groups = (group for node in NODES for group in sorted(cgroups.groups_below(hierarchy / CGROUP / node.name)))
+    return [group for group in groups if group.match("pod*-*")]
 
 
 def command_line(pid: int) -> list[str]:
@@ -89,9 +90,9 @@ def name_of(words: list[str]) -> str:
 
 
 def _processes_in(group: Path) -> Iterable[int]:
-    for file in group.rglob("cgroup.procs"):
+    for each in cgroups.groups_below(group):
         with suppress(OSError):
-            yield from map(int, file.read_text().split())
+            yield from map(int, (each / "cgroup.procs").read_text().split())
 
 
 def _running(found: Iterable[tuple[str, int]]) -> list[RunningProcess]:

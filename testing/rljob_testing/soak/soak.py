@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.soak import processes
 from rljob_testing.soak.cluster import SoakCluster
 from rljob_testing.soak.faults import Fault, inject
@@ -21,7 +22,7 @@ _LAST_START_SECONDS = 60.0
 """No job starts in the last minute of the faults."""
 _TO_END_SECONDS = 900.0
 """Time for jobs to end after the last fault: the longest delay between two attempts, and a long job."""
-_TO_SETTLE_SECONDS = 180.0
+_TO_SETTLE_SECONDS = PATIENCE_SECONDS
 """The kubelet cleans up after a pod about once a minute."""
 _LOOK_SECONDS = 2.0
 
@@ -97,8 +98,8 @@ def _inject_all(
 
 
 def _settled_leaks(leaked_before: set[str], cluster: SoakCluster) -> list[str]:
-    end = time.monotonic() + _TO_SETTLE_SECONDS
-    while (left := find_leaks(cluster) - leaked_before) and time.monotonic() < end:
+    deadline = Deadline(_TO_SETTLE_SECONDS)
+    while (left := find_leaks(cluster) - leaked_before) and not deadline.passed:
         time.sleep(_LOOK_SECONDS)
     return sorted(left)
 

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from rljob_testing.cluster.job_status import condition, digits, event_reasons, holds
+from rljob_testing.cluster.installed_operator import InstalledOperator
+from rljob_testing.cluster.job_status import condition, digits, holds, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.patience import PATIENCE_SECONDS
+from tests.e2e.pods import phase
+
+MORE_THAN_NEEDED = {"steps": 50_000}
+"""For jobs that must not complete while a test looks at them: a step takes less than 0.1 s."""
 
 
 @pytest.fixture
@@ -28,7 +34,10 @@ def test_nodes_with_gpus_are_labelled_as_gpus_come_and_go(jobs: Kubectl, kubectl
 
 @pytest.mark.usefixtures("only_gpu_nodes")
 def test_without_gpu_free_nodes_the_controller_runs_hidden_or_waits(jobs: Kubectl) -> None:
-    jobs.apply(digits("anywhere"), digits("insists", controller={"requireGpuFreeNode": True}))
+    jobs.apply(
+        digits("anywhere", algorithm=MORE_THAN_NEEDED),
+        digits("insists", algorithm=MORE_THAN_NEEDED, controller={"requireGpuFreeNode": True}),
+    )
 
     job = jobs.wait("rljob", "insists", lambda job: condition(job, "Scheduled").get("reason") == "NoGpuFreeNode")
     assert "requireGpuFreeNode" in condition(job, "Scheduled")["message"]
@@ -39,10 +48,12 @@ def test_without_gpu_free_nodes_the_controller_runs_hidden_or_waits(jobs: Kubect
     environment = {entry["name"]: entry.get("value", "") for entry in controller["spec"]["containers"][0]["env"]}
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert "ControllerOnGpuNode" in event_reasons(jobs, "anywhere")
+    wait_for_event(jobs, "anywhere", "ControllerOnGpuNode")
 
 
-def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(jobs: Kubectl) -> None:
+def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(
+    jobs: Kubectl, operator: InstalledOperator
+) -> None:
     def container(**fields: Any) -> dict[str, Any]:
         return {"template": {"spec": {"containers": [{"name": "rljob", **fields}]}}}
 
@@ -61,18 +72,24 @@ def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(jobs: Kubec
     expect_message("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
     expect_message("image", "Running", "localhost/nobody/nothing:1")
     expect_message("secret", "Running", 'secret "nowhere" not found')
-    job = jobs.wait("rljob", "secret", holds("Failed", "PodCannotStart"), 120)
+    jobs.wait("pod", "secret-controller", lambda pod: phase(pod) == "Running")
+
+    operator.install("jobs.startTimeoutSeconds=1")
+    try:
+        job = jobs.wait("rljob", "secret", holds("Failed", "PodCannotStart"))
+    finally:
+        operator.install()
     assert 'secret "nowhere" not found' in condition(job, "Failed")["message"]
 
 
 def test_a_job_is_suspended_resumed_and_deleted_at_any_moment(jobs: Kubectl) -> None:
-    jobs.apply(digits())
+    jobs.apply(digits(algorithm=MORE_THAN_NEEDED))
     jobs.wait("rljob", "digits", holds("Scheduled"))
     jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    jobs.wait("rljob", "digits", holds("Suspended"), 240)
+    jobs.wait("rljob", "digits", holds("Suspended"), PATIENCE_SECONDS)
     assert jobs("get", "pods", "-o", "name") == ""
 
     jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    jobs.wait("rljob", "digits", holds("Scheduled"), 240)
+    jobs.wait("rljob", "digits", holds("Scheduled"))
     jobs("delete", "rljob", "digits", "--timeout=240s")
     assert jobs("get", "pods", "-o", "name") == ""

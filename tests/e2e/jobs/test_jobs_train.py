@@ -6,17 +6,26 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing import hub_server
 from rljob_testing.cluster.installed_operator import NAMESPACE, InstalledOperator
-from rljob_testing.cluster.job_status import at_step, attempt, condition, digits, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import (
+    at_step,
+    attempt,
+    condition,
+    digits,
+    finished,
+    holds,
+    status,
+    wait_for_event,
+)
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.hub_server import REPOSITORY
-from rljob_testing.patience import PATIENCE_SECONDS, Deadline
+from rljob_testing.operator.eventually import eventually
+from rljob_testing.patience import PATIENCE_SECONDS
 from tests.e2e.test_built_images import TRAINER
 
 
@@ -32,7 +41,7 @@ def test_the_example_trains_while_the_operator_is_upgraded(
 
     system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
-    jobs.wait("rljob", "digits", holds("Running"), PATIENCE_SECONDS)
+    jobs.wait("stepreport", "digits", at_step(1), PATIENCE_SECONDS)
     operator.install("log.level=debug")
 
     job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
@@ -41,7 +50,7 @@ def test_the_example_trains_while_the_operator_is_upgraded(
     assert status(job)["reward"] > 0.9
     assert len(status(job)["attempts"]) == 1
     assert jobs.get("pod", "digits-controller")["metadata"]["uid"] == controller["metadata"]["uid"]
-    assert event_reasons(jobs, "digits")[-1] == "JobCompleted"
+    assert wait_for_event(jobs, "digits", "JobCompleted")[-1] == "JobCompleted"
     listed = jobs("get", "rljobs")
     assert "Complete" in listed
     assert "60/60" in listed
@@ -66,7 +75,7 @@ FILES = {
 def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     jobs: Kubectl, cluster: ClusterLayout, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    steps = 150
+    steps = 400  # of less than 0.1 s: enough for what is done to the job meanwhile
     task = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:share"}
     task["files"] = {"configMap": "my-task"}
     start_hub(jobs)
@@ -74,11 +83,11 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     token = {"name": "JUDGE_TOKEN", "valueFrom": {"secretKeyRef": {"name": "judge", "key": "token"}}}
     spec = {"task": task, "env": [token, hub], "model": {"uri": f"hf://{REPOSITORY}"}}
     jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}, **spec))
-    jobs.wait("rljob", "digits", lambda job: condition(job, "Scheduled").get("reason") == "MissingObject")
-    assert "my-task" in condition(jobs.get("rljob", "digits"), "Scheduled")["message"]
+    job = jobs.wait("rljob", "digits", lambda job: condition(job, "Scheduled").get("reason") == "MissingObject")
+    assert "my-task" in condition(job, "Scheduled")["message"]
     jobs.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "my-task"}, "data": FILES})
-    jobs.wait("rljob", "digits", lambda job: condition(job, "Running").get("reason") == "PodCannotStart")
-    assert 'secret "judge" not found' in condition(jobs.get("rljob", "digits"), "Running")["message"]
+    job = jobs.wait("rljob", "digits", lambda job: condition(job, "Running").get("reason") == "PodCannotStart")
+    assert 'secret "judge" not found' in condition(job, "Running")["message"]
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "judge"}, "stringData": {"token": "sesame-7"}}
     jobs.apply(secret)
     jobs.wait("stepreport", "digits", at_step(20), PATIENCE_SECONDS)
@@ -105,42 +114,50 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     counts = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:6443/downloads').read().decode())"
     downloads = json.loads(jobs("exec", "hub", "--", "python", "-c", counts))
     assert downloads["model.safetensors"] == 1, "three attempts of two pods share one download"
-    committed = [record["step"] for record in _ledger(jobs) if record["kind"] == "step"]
-    assert committed == list(range(1, steps + 1))
+    assert _steps(jobs) == list(range(1, steps + 1))
     fetched = fetch(cluster, jobs, "digits", tmp_path / "model")
     assert fetched.returncode == 0, fetched.stderr
     assert (tmp_path / "model" / "model.safetensors").is_file()
-    jobs("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=rljob-fetch", "--timeout=60s", check=False)
+    jobs("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=rljob-fetch", "--timeout=240s", check=False)
     assert "fetch" not in jobs("get", "pods", "-o", "name")
 
 
 def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: Kubectl) -> None:
     policy = {"gpusPerReplica": 0, "template": on_node("gpu-node")}
     rollout = {"replicas": 2, "gpusPerReplica": 0, "template": on_node("cpu-node")}
-    more_than_needed = {"steps": 5000}
+    more_than_needed = {"steps": 50_000}
     jobs.apply(digits(topology="Disaggregated", algorithm=more_than_needed, policy=policy, rollout=rollout))
     jobs.wait("stepreport", "digits", at_step(10), PATIENCE_SECONDS)
     nodes = {name: jobs.get("pod", f"digits-{name}-0")["spec"]["nodeName"] for name in ("policy", "rollout")}
     assert nodes == {"policy": "gpu-node", "rollout": "cpu-node"}
     jobs("delete", "pod", "digits-rollout-0", "--wait=false")
 
-    wait_for_engines(jobs, "rollout-1")
-    wait_for_engines(jobs, "rollout-0", "rollout-1")
-    job = jobs.wait("rljob", "digits", lambda job: "PodReplaced" in event_reasons(jobs, "digits"))
+    alone = wait_for_engines(jobs, _steps(jobs)[-1], "rollout-1")
+    wait_for_engines(jobs, alone, "rollout-0", "rollout-1")
+    wait_for_event(jobs, "digits", "PodReplaced")
+    job = jobs.get("rljob", "digits")
     assert holds("Running")(job), status(job)
     assert status(job)["restarts"] == 0
     [attempt] = status(job)["attempts"]
     assert (attempt["podReplacements"], attempt.get("replacingPods", [])) == (1, [])
-    steps = [record["step"] for record in _ledger(jobs) if record["kind"] == "step"]
+    steps = _steps(jobs)
     assert steps == list(range(1, len(steps) + 1))
 
 
-def wait_for_engines(jobs: Kubectl, *engines: str) -> None:
-    """Wait until the rollouts of the newest step come from exactly these engines."""
-    deadline = Deadline(PATIENCE_SECONDS)
-    while (found := {name for name in _ledger(jobs)[-1].get("memory_bytes", {}) if "rollout" in name}) != set(engines):
-        assert not deadline.passed, f"expected {engines}, found {found}"
-        time.sleep(0.2)
+def wait_for_engines(jobs: Kubectl, after: int, *engines: str) -> int:
+    """The first step after `after` whose rollouts come from exactly these engines, once it is committed."""
+
+    def look() -> int | None:
+        later = (record for record in _ledger(jobs) if record["kind"] == "step" and record["step"] > after)
+        return next((record["step"] for record in later if _engines(record) == set(engines)), None)
+
+    step = eventually(look, f"a step after {after} with rollouts of {engines}", PATIENCE_SECONDS)
+    assert step is not None
+    return step
+
+
+def _engines(record: dict[str, Any]) -> set[str]:
+    return {name for name in record.get("memory_bytes", {}) if "rollout" in name}
 
 
 def on_node(name: str) -> dict[str, object]:
@@ -155,7 +172,7 @@ def fetch(cluster: ClusterLayout, jobs: Kubectl, job: str, output: Path) -> subp
     command = [sys.executable, "-m", "rljob_trainer", "fetch", job, "-n", jobs.namespace, "-o", str(output)]
     path = f"{cluster.binaries}{os.pathsep}{os.environ['PATH']}"
     variables = os.environ | {"KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
 
 
 MODEL = digits()["spec"]["model"]["uri"]
@@ -188,7 +205,12 @@ def start_hub(jobs: Kubectl) -> None:
     jobs.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     service = {"selector": {"app": "hub"}, "ports": [{"port": 6443}]}
     jobs.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hub"}, "spec": service})
-    jobs("wait", "--for=condition=Ready", "pod/hub", "--timeout=180s")
+    jobs("wait", "--for=condition=Ready", "pod/hub", "--timeout=420s")
+
+
+def _steps(kubectl: Kubectl) -> list[int]:
+    """The committed steps, in the order of the ledger."""
+    return [record["step"] for record in _ledger(kubectl) if record["kind"] == "step"]
 
 
 def _ledger(kubectl: Kubectl) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import yaml
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import Object, condition, event_reasons, finished, holds, status
+from rljob_testing.cluster.job_status import Object, condition, finished, holds, status, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
@@ -43,7 +43,7 @@ def test_trl_gets_more_host_memory_and_resumes_from_its_checkpoint(jobs: Kubectl
     container = jobs.get("pod", "trl-policy-0")["spec"]["containers"][0]
     assert container["resources"]["limits"]["memory"] == "1350Mi"
 
-    reasons = event_reasons(jobs, "trl")
+    reasons = wait_for_event(jobs, "trl", "JobCompleted")
     assert [reason for reason in reasons if reason in ("OutOfMemory", "PlanChanged")] == ["OutOfMemory", "PlanChanged"]
     assert _steps_of_the_second_attempt(jobs) == [5, 6, 7, 8]
 

@@ -16,9 +16,9 @@ def test_jobs_outlive_the_operator_and_go_without_it(jobs: Kubectl, operator: In
     operator.uninstall()
     try:
         assert "finalizers" not in jobs.get("rljob", "kept")["metadata"]
-        jobs("delete", "rljob", "deleted", "--timeout=10s")
+        jobs("delete", "rljob", "deleted", "--timeout=60s")
     finally:
         operator.install()
 
     jobs.wait("rljob", "kept", lambda job: job["metadata"].get("finalizers"))
-    jobs("delete", "rljob", "kept", "--timeout=30s")
+    jobs("delete", "rljob", "kept", "--timeout=240s")
