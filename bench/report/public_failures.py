@@ -32,7 +32,7 @@ def block(result: Result) -> str:
     return f"{source(result, versions=False)}\n" + table(["class", "cases", "right", "diagnosed instead"], rows)
 
 
-def every_set(_result: Result) -> str:
+def every_set() -> str:
     """A line for each set, in the order of their collection, from the record of each."""
     return table(
         [
