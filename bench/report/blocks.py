@@ -15,6 +15,7 @@ from bench.report import (
     checkpoints,
     confusion_matrix,
     freed_bytes,
+    goals,
     host_memory,
     large_models,
     load_memory,
@@ -83,6 +84,7 @@ BLOCKS: Mapping[str, Render] = {
 """Renderers by the name of the result, and of the block if there are several."""
 
 BLOCKS_OF_SEVERAL: Mapping[str, Callable[[], str]] = {
+    "*: goals": goals.block,
     "public_failures_*: every set": public_failures.every_set,
 }
 """Renderers that read several results themselves, by the pattern of their names, and the name of the block."""

@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.report.markdown import Result, Row, read, source, table
 
-_SETS = (
+SETS = (
     "first",
     "second",
     "third",
@@ -21,6 +21,7 @@ _SETS = (
     "twelfth",
     "thirteenth",
 )
+"""Sets of cases, the newest last."""
 
 
 def block(result: Result) -> str:
@@ -44,7 +45,7 @@ def every_set() -> str:
             "without any diagnosis",
             "wrong, confidence above 0.8",
         ],
-        [_of_set(name, read(f"public_failures_{name}")) for name in _SETS],
+        [_of_set(name, read(f"public_failures_{name}")) for name in SETS],
     )
 
 
