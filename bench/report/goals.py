@@ -303,7 +303,9 @@ GOALS: Sequence[Goal] = (
         _TWO_GPUS,
         "Rollout and update take about half of the step each. Cause not examined.",
     ),
-    Goal("14B, one H200: full fine-tuning", "trains", _TRAINS, ("large_models",), _trains("14b"), _H200),
+    Goal(
+        "14B, one H200: full fine-tuning, bfloat16 moments", "trains", _TRAINS, ("large_models",), _trains("14b"), _H200
+    ),
     Goal(
         "0.6B, one H200, 128 × 512 tokens: a step",
         "≤ 2.2 s",
