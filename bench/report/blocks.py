@@ -1,7 +1,8 @@
 """Fills the blocks of a page that are generated from recorded results.
 
 A block begins with `<!-- from bench/results/NAME.json -->` and ends with `<!-- end -->`. A page may show one result in
-several blocks: `<!-- from bench/results/NAME.json: BLOCK -->`. The prose around the blocks is written by hand.
+several blocks: `<!-- from bench/results/NAME.json: BLOCK -->`. A block that reads several results has a pattern as its
+name: `<!-- from bench/results/*.json: BLOCK -->`. The prose around the blocks is written by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bench.report import (
     checkpoints,
     confusion_matrix,
     freed_bytes,
+    goals,
     host_memory,
     large_models,
     load_memory,
@@ -69,7 +71,6 @@ BLOCKS: Mapping[str, Render] = {
     "supported_models": supported_models.block,
     "induced_failures": confusion_matrix.block,
     "public_failures_thirteenth": public_failures.block,
-    "public_failures_thirteenth: every set": public_failures.every_set,
     "memory_mitigation_cost": mitigations.costs,
     "memory_cache": mitigations.cache,
     "memory_retained": mitigations.retained,
@@ -82,7 +83,13 @@ BLOCKS: Mapping[str, Render] = {
 }
 """Renderers by the name of the result, and of the block if there are several."""
 
-_BLOCK = re.compile(r"<!-- from bench/results/([\w/]+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
+BLOCKS_OF_SEVERAL: Mapping[str, Callable[[], str]] = {
+    "*: goals": goals.block,
+    "public_failures_*: every set": public_failures.every_set,
+}
+"""Renderers that read several results themselves, by the pattern of their names, and the name of the block."""
+
+_BLOCK = re.compile(r"<!-- from bench/results/([\w/*]+)\.json((?:: [^>]+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
 
 
 class UnknownBlock(Exception):
@@ -95,8 +102,14 @@ def fill(page: str) -> str:
 
 
 def _filled(block: re.Match[str]) -> str:
-    name = f"{block[1]}{block[2]}"
-    if name not in BLOCKS:
-        raise UnknownBlock(f"expected one of {', '.join(BLOCKS)}; found the mark of {name}")
     mark = block[0].partition("\n")[0]
-    return f"{mark}\n{BLOCKS[name](read(block[1]))}<!-- end -->\n"
+    return f"{mark}\n{_rendered(block[1], block[2])}<!-- end -->\n"
+
+
+def _rendered(result: str, block: str) -> str:
+    name = f"{result}{block}"
+    if name in BLOCKS_OF_SEVERAL:
+        return BLOCKS_OF_SEVERAL[name]()
+    if name not in BLOCKS:
+        raise UnknownBlock(f"expected one of {', '.join([*BLOCKS, *BLOCKS_OF_SEVERAL])}; found the mark of {name}")
+    return BLOCKS[name](read(result))

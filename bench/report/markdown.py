@@ -19,6 +19,11 @@ def read(name: str) -> Result:
     return dict(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
+def has_result(name: str) -> bool:
+    """True if bench/results/<name>.json is recorded."""
+    return (RESULTS / f"{name}.json").exists()
+
+
 def source(result: Result, *, versions: bool = True) -> str:
     """One line: the script, date, device and versions of a result."""
     script = result["script"]

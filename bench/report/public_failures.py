@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.report.markdown import Result, Row, read, source, table
 
-_SETS = (
+SETS = (
     "first",
     "second",
     "third",
@@ -21,6 +21,7 @@ _SETS = (
     "twelfth",
     "thirteenth",
 )
+"""Sets of cases, the newest last."""
 
 
 def block(result: Result) -> str:
@@ -32,7 +33,7 @@ def block(result: Result) -> str:
     return f"{source(result, versions=False)}\n" + table(["class", "cases", "right", "diagnosed instead"], rows)
 
 
-def every_set(_result: Result) -> str:
+def every_set() -> str:
     """A line for each set, in the order of their collection, from the record of each."""
     return table(
         [
@@ -44,7 +45,7 @@ def every_set(_result: Result) -> str:
             "without any diagnosis",
             "wrong, confidence above 0.8",
         ],
-        [_of_set(name, read(f"public_failures_{name}")) for name in _SETS],
+        [_of_set(name, read(f"public_failures_{name}")) for name in SETS],
     )
 
 

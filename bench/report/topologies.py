@@ -26,7 +26,7 @@ def topologies(result: Result) -> str:
         "tokens/s",
         "idle, of each GPU",
         "peak GPU memory",
-        "log-prob. diff.",
+        "largest log-prob. diff.",
     )
     return f"{source(result)}{result['note']}.\n\n{table(head, rows)}{_failures(result)}"
 
@@ -45,7 +45,15 @@ def tensor_parallel(result: Result) -> str:
         )
         for row in _complete(result)
     ]
-    head = ("arm", "s per step", "s in rollout", "tokens/s", "KV cache of a GPU", "peak GPU memory", "log-prob. diff.")
+    head = (
+        "arm",
+        "s per step",
+        "s in rollout",
+        "tokens/s",
+        "KV cache of a GPU",
+        "peak GPU memory",
+        "largest log-prob. diff.",
+    )
     return f"{source(result)}{result['note']}.\n\n{table(head, rows)}{_failures(result)}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.report.blocks import BLOCKS, UnknownBlock, fill
+from bench.report.blocks import BLOCKS, BLOCKS_OF_SEVERAL, UnknownBlock, fill
 from rljob_testing.repository import ROOT
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -27,6 +27,13 @@ def test_an_unknown_block_is_an_error() -> None:
         fill(f"<!-- from bench/results/no_such_result.json -->\n{END}")
 
 
+def test_a_block_of_several_results_reads_each_of_them() -> None:
+    filled = fill(f"<!-- from bench/results/public_failures_*.json: every set -->\nold\n{END}")
+    assert "| first | 2026-11-23 |" in filled
+    assert "| thirteenth | 2026-11-25 |" in filled
+    assert fill(filled) == filled
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_a_page_is_up_to_date(page: Path) -> None:
     text = page.read_text()
@@ -35,7 +42,7 @@ def test_a_page_is_up_to_date(page: Path) -> None:
 
 def test_every_block_is_on_a_page() -> None:
     docs = "".join(page.read_text() for page in DOCS)
-    for name in BLOCKS:
+    for name in [*BLOCKS, *BLOCKS_OF_SEVERAL]:
         result, colon, block = name.partition(":")
         assert f"<!-- from bench/results/{result}.json{colon}{block} -->" in docs
 

@@ -1,0 +1,113 @@
+"""The table of goals: results and outcomes come from the records."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.report import goals
+from bench.report.goals import GOALS, NO, NOT_MEASURED, YES, Bound, Goal, Reading, outcome, reading_of, rendered
+from bench.report.markdown import has_result
+
+AT_MOST_FIVE, AT_LEAST_FIVE = Bound(5), Bound(5, is_minimum=True)
+
+
+def result(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"rows": list(rows)}
+
+
+def goal(**fields: Any) -> Goal:
+    """A goal that reads the record of topologies, if not changed by `fields`."""
+    known = Goal("A step", "≤ 5 s", AT_MOST_FIVE, ("topologies",), lambda _: Reading(4, "4.0 s"), "[steps](#steps)")
+    return replace(known, **fields)
+
+
+@pytest.mark.parametrize(
+    ("bound", "reading", "expected"),
+    [
+        (AT_MOST_FIVE, Reading(5, ""), YES),
+        (AT_MOST_FIVE, Reading(5.01, ""), NO),
+        (AT_LEAST_FIVE, Reading(5, ""), YES),
+        (AT_LEAST_FIVE, Reading(4.99, ""), NO),
+        (AT_MOST_FIVE, Reading(4, "", highest=6), NOT_MEASURED),
+        (AT_LEAST_FIVE, Reading(4, "", highest=6), NOT_MEASURED),
+        (AT_MOST_FIVE, Reading(6, "", highest=7), NO),
+        (AT_MOST_FIVE, None, NOT_MEASURED),
+    ],
+)
+def test_a_bound_decides_only_what_the_record_determines(bound: Bound, reading: Reading, expected: str) -> None:
+    assert outcome(bound, reading) == expected
+
+
+def test_the_cause_is_listed_only_if_a_goal_is_not_met() -> None:
+    text = rendered(
+        [
+            goal(cause="Not shown."),
+            goal(subject="A rollout", reading=lambda _: Reading(6, "6.0 s")),
+            goal(subject="A sync", results=("topologies", "no_such_result"), cause="Never run."),
+        ]
+    )
+    assert "Met: 1 of 3 goals.\n" in text
+    assert "| A step | ≤ 5 s | 4.0 s | yes | [steps](#steps) |" in text
+    assert "| A rollout | ≤ 5 s | 6.0 s | no | [steps](#steps) |" in text
+    assert "| A sync | ≤ 5 s | – | not measured | [steps](#steps) |" in text
+    assert text.endswith(
+        "\nMissed, and why:\n\n- **A rollout.** Cause not examined.\n"
+        "\nNot measured, and why:\n\n- **A sync.** Never run.\n"
+    )
+
+
+@pytest.mark.parametrize("known", GOALS, ids=lambda known: known.subject)
+def test_the_aim_in_words_is_the_bound(known: Goal) -> None:
+    words = re.match(r"([≤<≥]) ([\d.]+)", known.aim)
+    if words is None:
+        assert known.aim in ("trains", "all", "none")
+    else:
+        assert (words[1] == "≥", float(words[2])) == (known.bound.is_minimum, known.bound.limit)
+
+
+@pytest.mark.parametrize("known", GOALS, ids=lambda known: known.subject)
+def test_a_recorded_result_has_a_reading_and_causes_are_sentences(known: Goal) -> None:
+    if all(map(has_result, known.results)):
+        assert reading_of(known) is not None
+    assert known.cause.endswith(".")
+
+
+def test_an_arm_that_is_not_recorded_has_no_reading() -> None:
+    for read in (goals._step("8b"), goals._trains("8b"), goals._peak_gpu("8b"), goals._first_step("8b")):
+        assert read(result({"arm": "14b"})) is None
+    assert goals._speed_up("overlapped", "disaggregated")(result({"arm": "overlapped", "exit_code": 80})) is None
+
+
+def test_a_failed_arm_does_not_train() -> None:
+    failed = result({"arm": "32b", "message": "WeightSyncSpike: the copies of the weights did not fit"})
+    assert outcome(Bound(1, is_minimum=True), goals._trains("32b")(failed)) == NO
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(4.9, YES), (7.9, NOT_MEASURED), (8.1, NO)])
+def test_a_live_recovery_may_include_up_to_a_step(seconds: float, expected: str) -> None:
+    rows = [
+        {"arm": "live", "failure": failure, "seconds_lost": lost, "calm_step_seconds": 3}
+        for failure, lost in (("update", 4.0), ("sync", seconds))
+    ]
+    assert outcome(AT_MOST_FIVE, goals._live_recoveries(result(*rows))) == expected
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(0.05, YES), (0.2, NO), (-0.05, YES), (-0.2, NOT_MEASURED)])
+def test_a_negative_cost_hides_costs_of_its_size(percent: float, expected: str) -> None:
+    assert outcome(Bound(0.1), goals._probe(result({"arm": "added", "step_percent": percent}))) == expected
+
+
+def failure(name: str, first: str, exit_codes: list[int]) -> dict[str, Any]:
+    attempts = [{"class": first, "exit_code": 1}, *({"exit_code": code} for code in exit_codes)]
+    return {"failure": name, "attempts": attempts}
+
+
+def test_a_failure_counts_if_every_measurement_recovered_at_once() -> None:
+    h200 = result(failure("update", "ActivationSpike", [0]), failure("engine-too-large", "KVCacheOversized", [0]))
+    h100 = result(failure("engine-too-large", "ForeignProcess", [0]), failure("awake", "EngineNotAsleep", [1, 0]))
+    assert goals._recovered_failures(h200).text == "2 of 3"
+    assert goals._recovered_failures(h200, h100).text == "1 of 3"
