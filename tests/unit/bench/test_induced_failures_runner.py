@@ -19,7 +19,7 @@ def test_a_program_that_takes_too_long_is_killed_and_recorded(tmp_path: Path) ->
     begun = time.monotonic()
     row = induce(replace(NOWHERE, variables={"PYTHONPATH": str(tmp_path)}), tmp_path, deadline=begun)
     assert row.ended == "timed out"
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
 
 
 def test_record_and_evidence_are_complete_after_each_program(tmp_path: Path) -> None:

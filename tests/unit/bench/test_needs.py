@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import needs, record
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 from rljob_trainer.hardware import Gpu
 
@@ -31,7 +32,7 @@ def test_without_gpus_they_refuse_before_they_import_torch(program: str, tmp_pat
         "except SystemExit as end: print(end.code, *({'torch', 'vllm', 'ray', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
     )
     assert done.stdout.startswith("expected 2 NVIDIA GPUs, found")
     assert done.stdout.strip().endswith("CUDA_VISIBLE_DEVICES")

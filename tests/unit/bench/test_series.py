@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from bench.programs.series import Program, programs_of
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 
 LEAVES_A_PROCESS = """
@@ -20,6 +21,8 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
 print("child", child.pid, flush=True)
 {then}
 """
+
+SERIES = "# two programs\n{slow_seconds} slow\n\n120 quick --option 'two words'\n"
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def repository(tmp_path: Path) -> Path:
     (programs / "series.py").write_bytes((ROOT / "bench" / "programs" / "series.py").read_bytes())
     (programs / "quick.py").write_text(LEAVES_A_PROCESS.format(then="print(sys.argv[1:])"))
     (programs / "slow.py").write_text(LEAVES_A_PROCESS.format(then="time.sleep(600)"))
-    (tmp_path / "series.txt").write_text("# two programs\n3 slow\n\n30 quick --option 'two words'\n")
+    (tmp_path / "series.txt").write_text(SERIES.format(slow_seconds=3))
     return tmp_path
 
 
@@ -38,11 +41,12 @@ def run(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.programs.series", "series.txt", "--output", "logs", *options]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        command, cwd=repository, env=variables, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=repository, env=variables, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
     )
 
 
 def test_a_program_that_takes_too_long_does_not_keep_the_next_from_running(repository: Path) -> None:
+    (repository / "series.txt").write_text(SERIES.format(slow_seconds=20))  # enough to start its child
     ran = run(repository)
     assert ran.returncode == 1, ran.stderr
     logs = [(repository / "logs" / name).read_text().split() for name in ("02-slow.log", "04-quick.log")]
@@ -54,6 +58,7 @@ def test_a_later_call_runs_only_what_has_not_succeeded(repository: Path) -> None
     run(repository)
     (repository / "logs" / "04-quick.log").unlink()
     (repository / "bench" / "programs" / "slow.py").write_text("")
+    (repository / "series.txt").write_text(SERIES.format(slow_seconds=120))
     assert run(repository).returncode == 0
     assert not (repository / "logs" / "04-quick.log").exists()
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from rljob_cluster.binaries import binary_directory
+from rljob_testing.patience import PATIENCE_SECONDS
 
 CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
 
@@ -31,7 +32,7 @@ def helm() -> Helm:
         pytest.skip(f"no helm in {built.parent} nor on the PATH; `make cluster` builds it")
 
     def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+        return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
     return helm
 

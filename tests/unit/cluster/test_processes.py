@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rljob_cluster.child_process import ChildProcess
@@ -16,13 +16,13 @@ from rljob_cluster.errors import ClusterError
 from rljob_cluster.machine import innermost_pid
 from rljob_cluster.status import component_name
 from rljob_cluster.supervisor import RESTART_SECONDS
-from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 
 
 def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    deadline = Deadline(PATIENCE_SECONDS)
     while not holds():
-        assert time.monotonic() < end
+        assert not deadline.passed
         time.sleep(0.02)
 
 
@@ -119,7 +119,6 @@ def test_a_component_is_called_by_its_program_and_node(command: list[str], name:
 
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

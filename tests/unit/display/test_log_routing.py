@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_trainer.display.log_routing import crash_report
 
 ROUTED = """
@@ -33,7 +34,7 @@ def run_routed(log: Path, end: str = "pass") -> subprocess.CompletedProcess[str]
     script = ROUTED.replace("{end}", end)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", script, str(log)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
 
 def test_only_the_display_reaches_the_terminal(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_log_on_a_full_disk_replaces_no_error() -> None:
         "    structlog.get_logger().info('lost')\n"
         "    raise ValueError('seven')\n"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert run.stderr.splitlines()[-1] == "ValueError: seven"
     assert "No space left" not in run.stderr
 

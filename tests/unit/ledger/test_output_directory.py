@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -81,7 +82,7 @@ def test_a_waiting_run_gets_the_directory_once_it_is_released(
     output: OutputDirectory, other_run: subprocess.Popen[str]
 ) -> None:
     threading.Timer(0.3, other_run.kill).start()
-    with output.open("steps: 20", IDENTITY, wait_seconds=20):
+    with output.open("steps: 20", IDENTITY, wait_seconds=PATIENCE_SECONDS):
         assert output.manifest.read_text() == "steps: 20"
 
 

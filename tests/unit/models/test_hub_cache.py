@@ -47,6 +47,8 @@ def pod(cache: Path, home: Path, endpoint: str, program: str = PROGRAM) -> subpr
     variables = {
         **{"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache / "huggingface"), "RLJOB_CACHE_DIR": str(cache)},
         **{"HOME": str(home), "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"},
+        # Much more than this machine stalls: a repeated request would count twice.
+        **{"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"},
     }
     command = [sys.executable, "-c", program]
     return subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.pods.environment import TERMINATION_LOG_VARIABLE
 
 _UNDER_INIT = "from rljob_trainer.pods.init_process import continue_under_init; continue_under_init()\n"
@@ -43,7 +44,7 @@ def start(program: str, *arguments: Path) -> subprocess.Popen[str]:
     [("pass", 0), ("raise SystemExit(83)", 83), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
 )
 def test_it_exits_with_the_code_of_the_program(program: str, exit_code: int) -> None:
-    assert start(program).wait(timeout=60) == exit_code
+    assert start(program).wait(timeout=PATIENCE_SECONDS) == exit_code
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ def test_a_controller_without_a_message_is_reported(program: str, expected: str,
         "continue_under_init(partial(report_silent_exit, os.environ))\n"
     )
     variables = {**os.environ, TERMINATION_LOG_VARIABLE: str(log)}
-    subprocess.run([sys.executable, "-c", under_init + program, log], env=variables, timeout=60, check=False)
+    subprocess.run(
+        [sys.executable, "-c", under_init + program, log], env=variables, timeout=PATIENCE_SECONDS, check=False
+    )
     if expected:
         assert expected in log.read_text()
     else:
@@ -88,7 +91,7 @@ def test_a_pod_deleted_during_its_imports_exits(command: str, tmp_path: Path) ->
     [first] = psutil.Process(process.pid).children()
     first.terminate()
     (tmp_path / "go-on").touch()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert process.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -101,7 +104,7 @@ def test_a_signal_is_forwarded_to_the_program(number: signal.Signals) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=PATIENCE_SECONDS) == 143
 
 
 def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> None:
@@ -118,12 +121,12 @@ def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> N
         assert process.stdout.readline() == "ready\n"
         short, long = map(int, orphans.read_text().split())
         assert psutil.Process(long).ppid() == process.pid
-        deadline = time.monotonic() + 60
-        while psutil.pid_exists(short) and time.monotonic() < deadline:
+        deadline = Deadline(PATIENCE_SECONDS)
+        while psutil.pid_exists(short) and not deadline.passed:
             time.sleep(0.02)
         assert not psutil.pid_exists(short), "a zombie is left"
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_SECONDS)
         assert not psutil.pid_exists(long), "an orphan outlives the container"
     finally:
         process.kill()
@@ -131,6 +134,6 @@ def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> N
 
 def test_the_program_is_a_child_of_it() -> None:
     process = start("import os; print(os.getppid(), flush=True)")
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert int(printed) == process.pid
     assert process.pid != os.getpid()

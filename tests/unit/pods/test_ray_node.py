@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
 from rljob_trainer.pods.ray_start import EXIT_DIED
@@ -54,7 +55,7 @@ def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Pa
     )
     command = head_command(pod_ip="127.0.0.1", port=6379, ports=PORTS)
     begun = begin([command[0], "-c", program, *command[3:]], tmp_path / "log")
-    begun.wait(60)
+    begun.wait(PATIENCE_SECONDS)
     assert "client server: None, imported: ['ray.serve.scripts']" in (tmp_path / "log").read_text()
 
 

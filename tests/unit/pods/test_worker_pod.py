@@ -6,21 +6,24 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import read_termination_message
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.runs import RLJOB, write_manifest
 from tests.unit.pods.pod_variables import pod_variables, write_settings
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: bound, so that no other process takes it, and without a listener."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def start(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]:
@@ -39,7 +42,7 @@ def start(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]
 
 def test_a_waiting_worker_logs_the_reason_and_gives_up_eventually(tmp_path: Path, closed_port: int) -> None:
     worker = start(tmp_path, f"127.0.0.1:{closed_port}", RLJOB_JOIN_TIMEOUT_SECONDS="1")
-    printed, _ = worker.communicate(timeout=60)
+    printed, _ = worker.communicate(timeout=PATIENCE_SECONDS)
     assert worker.returncode == ExitCode.WORKER_LOST, printed
     assert f"waiting for the controller's Ray at 127.0.0.1:{closed_port}" in printed
     assert "Connection refused" in printed
@@ -56,7 +59,7 @@ def test_a_worker_waits_for_dns_until_sigterm(tmp_path: Path) -> None:
     lines = iter(worker.stdout.readline, "")
     assert any("waiting for the controller's Ray at digits-controller.train.invalid:6379" in line for line in lines)
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=60)
+    worker.communicate(timeout=PATIENCE_SECONDS)
     assert worker.returncode == ExitCode.TERMINATED
 
 
@@ -67,5 +70,5 @@ def test_sigterm_ends_the_wait_for_the_settings_of_an_attempt(tmp_path: Path) ->
     expected = "waiting for attempt 4 with memory plan 1; the node still has attempt 3 with memory plan 1"
     assert any(expected in line for line in lines)
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=60)
+    worker.communicate(timeout=PATIENCE_SECONDS)
     assert worker.returncode == ExitCode.TERMINATED

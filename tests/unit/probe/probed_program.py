@@ -11,6 +11,7 @@ from pathlib import Path
 
 import rljob_probe
 from rljob_api.termination_message import TerminationMessage, read_termination_message
+from rljob_testing.patience import PATIENCE_SECONDS
 
 SITE = Path(rljob_probe.__file__).parent / "site"
 
@@ -29,7 +30,7 @@ class ProbedProgram:
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
     python: str | Path = sys.executable
-    patience_seconds: float = 60
+    patience_seconds: float = PATIENCE_SECONDS
 
     @property
     def log(self) -> Path:

@@ -33,8 +33,7 @@ def slow(answer, record):
 
 def sometimes(answer, record):
     if answer == "hang":
-        while True:
-            pass
+        time.sleep(3600)
     if answer == "die":
         os._exit(7)
     if answer == "raise":
@@ -44,7 +43,9 @@ def sometimes(answer, record):
 def hang_with_child(answer, record):
     import subprocess
     child = subprocess.Popen(["sleep", "1000"])
-    open(record["file"], "w").write(str(child.pid))
+    with open(record["file"] + ".partial", "w") as file:
+        file.write(str(child.pid))
+    os.rename(record["file"] + ".partial", record["file"])
     child.wait()
 
 def modules(answer, record):
@@ -106,10 +107,10 @@ def test_completions_that_are_not_added_are_not_waited_for(pool: Any) -> None:
 
 
 def test_a_call_that_hangs_or_dies_fails_alone_and_others_are_scored(pool: Any) -> None:
-    failing = pool("sometimes", timeout=6)
+    failing = pool("sometimes", timeout=30)  # much more than a machine stalls: the other calls must not exceed it
     assert results(failing, ["a", "hang", "bb", "die", "ccc"], {}) == [
         1.0,
-        RewardFailure("took more than 6 s (task.rewardTimeoutSeconds)"),
+        RewardFailure("took more than 30 s (task.rewardTimeoutSeconds)"),
         2.0,
         RewardFailure("ended its process with exit code 7"),
         3.0,
@@ -122,14 +123,20 @@ def test_an_answer_pattern_that_backtracks_ends_at_the_limit(pool: Any) -> None:
     hanging = pool("length", timeout=1, answer=answer)
     begun = time.monotonic()
     [failure] = results(hanging, ["<answer>" + "1 " * 40], {"offset": 0})
-    assert isinstance(failure, RewardFailure)
-    assert time.monotonic() - begun < 60
+    assert failure == RewardFailure("took more than 1 s (task.rewardTimeoutSeconds)")
+    assert time.monotonic() - begun < 300
 
 
 def test_children_of_a_function_that_hangs_are_killed(pool: Any, tmp_path: Path) -> None:
     file = tmp_path / "child"
-    [failure] = results(pool("hang_with_child", timeout=5), ["x"], {"file": str(file)})
-    assert isinstance(failure, RewardFailure)
+    hanging = pool("hang_with_child", timeout=5)
+
+    def child_has_started() -> bool:
+        [failure] = results(hanging, ["x"], {"file": str(file)})
+        assert isinstance(failure, RewardFailure)
+        return file.exists()
+
+    until(child_has_started, "a call to start its child within the time limit")
     child = int(file.read_text())
     until(lambda: not _is_running(child), "the child to end")
 

@@ -256,9 +256,9 @@ def test_tasks_run_without_torch() -> None:
 
 
 def test_a_huge_source_is_permuted_without_a_list_of_its_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     drawn = [index for step in range(1, 51) for index in prompts_of_step(step, 16, 2**31 - 1, seed=7)]
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert len(set(drawn)) == 800
     assert all(0 <= index < 2**31 - 1 for index in drawn)
     assert drawn[:16] == prompts_of_step(1, 16, 2**31 - 1, seed=7) != prompts_of_step(1, 16, 2**31 - 1, seed=8)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 
@@ -35,8 +36,9 @@ def test_stolen_seconds_only_grow() -> None:
 
 
 def test_a_process_that_does_not_end_is_reported_with_its_output() -> None:
-    program = "import time; print('at work', flush=True); time.sleep(60)"
+    program = "import time; print('at work', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        select.select([process.stdout], [], [])  # until it has printed
         with pytest.raises(AssertionError, match=r"not ended after 0\.5 s:\nat work"):
             wait_for_end(process, 0.5)
         process.kill()

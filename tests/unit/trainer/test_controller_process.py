@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rljob_testing.patience import PATIENCE_SECONDS
+
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -25,6 +27,10 @@ print([name for name in ("torch", "vllm", "ray") if name in sys.modules])
 
 def test_the_controller_imports_neither_torch_nor_vllm(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.stdout.strip() == "[]", done.stdout

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines, innermost_frame, with_stacks
 from rljob_trainer.roles.time_limit import current_limit, time_limit
@@ -18,7 +20,7 @@ import ctypes, sys
 from rljob_trainer.roles.time_limit import stacks_written_after
 
 def all_reduce():
-    ctypes.PyDLL(None).sleep(3)  # holds Python's lock
+    ctypes.PyDLL(None).getchar()  # holds Python's lock until standard input ends
 
 with stacks_written_after(float(sys.argv[1])):
     all_reduce()
@@ -83,8 +85,12 @@ def test_an_inner_limit_replaces_the_outer_one() -> None:
 
 def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) -> None:
     log = tmp_path / "policy-0.log"
-    with log.open("w") as file:
-        subprocess.run([sys.executable, "-c", HANGING, "0.5"], stderr=file, check=True, timeout=300)
+    command = [sys.executable, "-c", HANGING, "0.5"]
+    deadline = Deadline(PATIENCE_SECONDS)
+    with log.open("w") as file, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=file) as process:
+        while not log.read_text().endswith(" in <module>\n") and not deadline.passed:
+            time.sleep(0.05)
+    assert process.returncode == 0
     failure = PhaseDeadlineExceeded("policy-0 did not finish updating").of("policy-0")
     explained = with_stacks(failure, tmp_path, ["policy-0", "rollout-0"], 7, "update")
     file = tmp_path / "stacks-step-7-update.txt"
@@ -97,7 +103,8 @@ def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) ->
 
 def test_a_process_within_its_limit_writes_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", HANGING.replace("sleep(3)", "sleep(0)"), "60"],
+        [sys.executable, "-c", HANGING, "60"],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
         timeout=300,

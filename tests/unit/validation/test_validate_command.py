@@ -147,6 +147,7 @@ def test_an_unusable_job_is_reported_with_its_line(folder: Path) -> None:
 
 
 def test_a_check_that_takes_too_long_is_stopped(folder: Path) -> None:
+    (folder / "rewards.py").write_text("import time\ntime.sleep(3600)\n")
     (finding,) = inspect_job(load_manifest(folder / "job.yaml"), folder, timeout_seconds=0.05)
     assert finding.severity == "error"
     assert finding.message.endswith(" takes longer than 0.05 s: not checked")
@@ -188,7 +189,9 @@ def test_a_hub_model_is_checked_without_its_weights(
     model = resolve_model("random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32", tmp_path / "models")
     hub = HubServer(model)
     threading.Thread(target=hub.serve_forever, daemon=True).start()
-    for name, value in {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}.items():
+    variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
+    patience = {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
+    for name, value in (variables | patience).items():
         monkeypatch.setenv(name, value)
     manifest = folder / "job.yaml"
     manifest.write_text(
