@@ -150,16 +150,16 @@ def test_failures_are_logged_once_a_minute_and_reporting_continues(monkeypatch: 
 
 
 def test_close_tries_to_send_the_last_state_during_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 60.0)
-    failures = iter([NoAnswer("the API server cannot be reached")])
+    monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 3600.0)
+    failures = iter([NoAnswer("the API server cannot be reached")] * 2)  # before and after the call of `close`
     failed = threading.Event()
 
-    def fail_once() -> None:
+    def fail() -> None:
         for failure in failures:
             failed.set()
             raise failure
 
-    store = Store(before=fail_once)
+    store = Store(before=fail)
     reporter = StepReporter(store, attempt=1)
     reporter.attempt_began(PLAN, [], ignore)
     assert failed.wait(PATIENCE_SECONDS)

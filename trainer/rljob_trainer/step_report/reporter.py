@@ -20,6 +20,7 @@ from rljob_trainer.step_report.content import memory_of_ranks, reward_of, second
 from rljob_trainer.step_report.schedule import SendSchedule
 
 _WARN_EVERY_SECONDS = 60.0
+_LONGEST_BACKOFF_OF_CLOSE_SECONDS = 1.0
 
 
 class ReportStore(Protocol):
@@ -97,7 +98,7 @@ class StepReporter(RunListener):
         """Try to send the last state, for at most `timeout_seconds`."""
         with self._changed:
             self._close_by = time.monotonic() + timeout_seconds
-            self._schedule = SendSchedule()  # without the current backoff
+            self._schedule = SendSchedule(_LONGEST_BACKOFF_OF_CLOSE_SECONDS)  # without the current backoff
             self._changed.notify()
         self._thread.join(timeout_seconds)
 

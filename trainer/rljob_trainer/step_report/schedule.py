@@ -9,7 +9,8 @@ _LONGEST_BACKOFF_SECONDS = 60.0
 class SendSchedule:
     """At most one report per interval, urgent ones at once, and fewer after failures. Times are in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_backoff_seconds: float = _LONGEST_BACKOFF_SECONDS) -> None:
+        self._longest_backoff_seconds = longest_backoff_seconds
         self._next_regular = 0.0
         self._next_allowed = 0.0
         self._failures = 0
@@ -27,5 +28,5 @@ class SendSchedule:
     def failed(self, now: float, retry_after_seconds: float = 0.0) -> None:
         """`retry_after_seconds`: as requested by the API server."""
         self._failures += 1
-        backoff = min(INTERVAL_SECONDS * 2 ** (self._failures - 1), _LONGEST_BACKOFF_SECONDS)
+        backoff = min(INTERVAL_SECONDS * 2 ** (self._failures - 1), self._longest_backoff_seconds)
         self._next_allowed = now + max(backoff, retry_after_seconds)

@@ -168,7 +168,10 @@ class RewardPool:
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
-            self._replace(worker, f"ended its process {worker.cause_of_death()}")
+            failure = f"ended its process {worker.cause_of_death()}"
+            if not worker.loaded:
+                raise BadInput(f"a process for rewards {failure} while it loaded the reward function") from None
+            self._replace(worker, worker.progress.read()[0], failure)
             return
         if not worker.loaded:
             if message is not None:
@@ -186,21 +189,20 @@ class RewardPool:
 
     def _end_overdue(self) -> None:
         for worker in list(self._workers):
-            deadline = worker.deadline(self._timeout_seconds)
-            if deadline is None or time.monotonic() < deadline or worker.connection.poll():
+            if worker.connection.poll():
                 continue
-            if not worker.loaded:
+            if worker.loaded:
+                if (position := worker.overdue_call(self._timeout_seconds)) is not None:
+                    failure = f"took more than {self._timeout_seconds:g} s (task.rewardTimeoutSeconds)"
+                    self._replace(worker, position, failure)
+            elif time.monotonic() >= worker.given_at + LOAD_SECONDS:
                 raise BadInput(
                     f"expected a process for rewards to load the reward function within {LOAD_SECONDS:.0f} s, "
                     "it did not; shorten the imports of its module"
                 )
-            self._replace(worker, f"took more than {self._timeout_seconds:g} s (task.rewardTimeoutSeconds)")
 
-    def _replace(self, worker: RewardProcess, failure: str) -> None:
-        """End the worker. Its current call fails; the other calls of its batch are made by another worker."""
-        if not worker.loaded:
-            raise BadInput(f"a process for rewards {failure} while it loaded the reward function")
-        position, _ = worker.progress.read()
+    def _replace(self, worker: RewardProcess, position: int, failure: str) -> None:
+        """End the worker. Its call at `position` fails; the other calls of its batch are made by another worker."""
         with self._lock:
             for index, call in enumerate(worker.calls):
                 if index == position:

@@ -120,6 +120,11 @@ class RewardProcess:
         _, begun = self.progress.read()
         return begun + timeout_seconds
 
+    def overdue_call(self, timeout_seconds: float) -> int | None:
+        """The position, in its batch, of a call that has taken longer; None: no call has."""
+        position, begun = self.progress.read()
+        return position if self.calls and time.monotonic() >= begun + timeout_seconds else None
+
     def cause_of_death(self) -> str:
         """`by SIGSEGV`, of a process whose connection has closed."""
         with suppress(subprocess.TimeoutExpired):
