@@ -1,4 +1,4 @@
-"""One real vLLM engine of two processes, fed by this process as the policy: it must compute what the policy does."""
+"""One real vLLM engine of four processes, fed by this process as the policy: it must compute what the policy does."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 
+SIZE = 4
+"""More than key-value heads, so that two processes hold each."""
 TOLERANCE = 1e-4
 TEMPERATURE = 0.7
 GROUP_SIZE = 4
@@ -40,9 +42,10 @@ class EngineProcess(DisaggregatedEngine):
     def pid(self) -> int:
         return os.getpid()
 
-    def heads(self) -> int:
-        """Attention heads that this process computes."""
-        return int(self._llm.apply_model(lambda model: model.model.layers[0].self_attn.num_heads)[0])
+    def heads(self) -> tuple[int, int]:
+        """Attention heads and key-value heads of this process."""
+        [attention] = self._llm.apply_model(lambda model: model.model.layers[0].self_attn)
+        return attention.num_heads, attention.num_kv_heads
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model_dir: Path) -> Iterator[list[Any]]:
-    """Both processes of an engine."""
+    """The processes of an engine."""
     config = RolloutConfig(
         model_dir=model_dir,
         device="cpu",
@@ -64,16 +67,18 @@ def engine(model_dir: Path) -> Iterator[list[Any]]:
         temperature=TEMPERATURE,
         # Processes that sample different tokens would otherwise stop at different steps, which gloo does not survive.
         ignore_eos=True,
-        tensor_parallel_size=2,
+        tensor_parallel_size=SIZE,
         engine_args={"block_size": 32},
     )
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    ray.init(
+        address="local", num_cpus=SIZE, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False
+    )
     try:
         # The actors' processes import this module for the class.
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
         runtime_env = {"env_vars": engine_environment("cpu") | variables}
         actor = ray.remote(EngineProcess).options(num_cpus=1, runtime_env=runtime_env)
-        processes = [actor.remote(rank, config) for rank in range(2)]
+        processes = [actor.remote(rank, config) for rank in range(SIZE)]
         port = ray.get(processes[0].serve_store.remote())
         ray.get([process.start.remote(port) for process in processes])
         yield processes
@@ -85,11 +90,11 @@ def generate(engine: list[Any], seeds: list[list[int]] | None = None) -> list[Co
     seeds = [SEEDS] * len(engine) if seeds is None else seeds
     calls = [process.generate.remote(PROMPTS, GROUP_SIZE, own) for process, own in zip(engine, seeds, strict=True)]
     first, *others = ray.get(calls)
-    assert others == [[]], "only the first process has the completions"
+    assert others == [[]] * (SIZE - 1), "only the first process has the completions"
     return list(first)
 
 
-def test_two_processes_with_half_the_weights_compute_as_the_policy(engine: list[Any], model_dir: Path) -> None:
+def test_processes_with_a_part_of_the_weights_compute_as_the_policy(engine: list[Any], model_dir: Path) -> None:
     policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     broadcaster = WeightBroadcaster("cpu")
     for version, bucket_bytes in ((1, 20_000), (2, 1 << 30)):
@@ -103,20 +108,22 @@ def test_two_processes_with_half_the_weights_compute_as_the_policy(engine: list[
         "the perturbation is too small to see stale weights"
     )
 
-    assert ray.get([process.heads.remote() for process in engine]) == [2, 2]
+    assert ray.get([process.heads.remote() for process in engine]) == [(1, 1)] * SIZE
 
 
 def test_processes_that_sample_different_tokens_are_noticed(engine: list[Any]) -> None:
     with pytest.raises(TrainerError, match="generate the same tokens, found different ones"):
-        generate(engine, [SEEDS, [seed + 1 for seed in SEEDS]])
+        generate(engine, [SEEDS, *[[seed + 1 for seed in SEEDS]] * (SIZE - 1)])
 
 
 def test_a_killed_process_leaves_no_process_of_the_engine_behind(engine: list[Any]) -> None:
     own = [psutil.Process(ray.get(process.pid.remote())) for process in engine]
     # Such as Python's tracker of semaphores.
     processes = [*own, *(child for process in own for child in process.children(recursive=True))]
-    waiting = engine[1].generate.remote(PROMPTS, GROUP_SIZE, SEEDS)  # for its peer, in a collective
+    # For their peer, in a collective.
+    waiting = [process.generate.remote(PROMPTS, GROUP_SIZE, SEEDS) for process in engine[1:]]
     own[0].kill()
-    ray.wait([waiting], timeout=1)
-    ray.kill(engine[1])
+    ray.wait(waiting, timeout=1)
+    for process in engine[1:]:
+        ray.kill(process)
     eventually(lambda: not any(process.is_running() for process in processes), "the processes to end")
