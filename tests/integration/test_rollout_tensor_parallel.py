@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from rljob_testing.operator.eventually import eventually
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
+from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout_batch import Completion
@@ -54,8 +57,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(model_dir: Path) -> Iterator[list[Any]]:
-    """The processes of an engine."""
+def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A process of its own, to which the processes of the engine belong, as to the controller of a job."""
     config = RolloutConfig(
         model_dir=model_dir,
         device="cpu",
@@ -70,20 +73,41 @@ def engine(model_dir: Path) -> Iterator[list[Any]]:
         tensor_parallel_size=SIZE,
         engine_args={"block_size": 32},
     )
+    logs = tmp_path_factory.mktemp("logs")
+    # The actors' processes import this module for the class.
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
+    environment = engine_environment("cpu") | variables
+
+    class Controller:
+        """Defined here, so that its process does not import this module."""
+
+        def __init__(self, engine_class: str) -> None:
+            self._engine = RoleProcesses("rollout", engine_class, SIZE, RoleResources(None, 0), logs, SIZE)
+            self._engine.start(environment)
+            wait_for(self._engine.construct(config), "importing vLLM")
+
+        def engine(self) -> list[Any]:
+            return list(self._engine.handles.values())
+
+        def pid(self) -> int:
+            return os.getpid()
+
     ray.init(
         address="local", num_cpus=SIZE, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False
     )
     try:
-        # The actors' processes import this module for the class.
-        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
-        runtime_env = {"env_vars": engine_environment("cpu") | variables}
-        actor = ray.remote(EngineProcess).options(num_cpus=1, runtime_env=runtime_env)
-        processes = [actor.remote(rank, config) for rank in range(SIZE)]
-        port = ray.get(processes[0].serve_store.remote())
-        ray.get([process.start.remote(port) for process in processes])
-        yield processes
+        yield ray.remote(Controller).options(num_cpus=0).remote(f"{Path(__file__).stem}:{EngineProcess.__name__}")
     finally:
         ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(controller: Any) -> list[Any]:
+    """The processes of an engine."""
+    processes: list[Any] = ray.get(controller.engine.remote())
+    port = ray.get(processes[0].serve_store.remote())
+    ray.get([process.start.remote(port) for process in processes])
+    return processes
 
 
 def generate(engine: list[Any], seeds: list[list[int]] | None = None) -> list[Completion]:
@@ -116,14 +140,26 @@ def test_processes_that_sample_different_tokens_are_noticed(engine: list[Any]) -
         generate(engine, [SEEDS, *[[seed + 1 for seed in SEEDS]] * (SIZE - 1)])
 
 
-def test_a_killed_process_leaves_no_process_of_the_engine_behind(engine: list[Any]) -> None:
-    own = [psutil.Process(ray.get(process.pid.remote())) for process in engine]
-    # Such as Python's tracker of semaphores.
-    processes = [*own, *(child for process in own for child in process.children(recursive=True))]
-    # For their peer, in a collective.
+def with_children(process: Any) -> list[psutil.Process]:
+    """With its children, such as Python's tracker of semaphores."""
+    own = psutil.Process(ray.get(process.pid.remote()))
+    return [own, *own.children(recursive=True)]
+
+
+def is_any_running(processes: Iterable[psutil.Process]) -> bool:
+    return any(process.is_running() for process in processes)
+
+
+def test_the_processes_of_an_engine_end_with_the_controller(engine: list[Any], controller: Any) -> None:
+    first, second, *others = (with_children(process) for process in engine)
+    owner = psutil.Process(ray.get(controller.pid.remote()))
+    # For the first, in a collective: the peers of a killed process do not end until they are killed.
     waiting = [process.generate.remote(PROMPTS, GROUP_SIZE, SEEDS) for process in engine[1:]]
-    own[0].kill()
+    first[0].kill()
     ray.wait(waiting, timeout=1)
-    for process in engine[1:]:
-        ray.kill(process)
-    eventually(lambda: not any(process.is_running() for process in processes), "the processes to end")
+    ray.kill(engine[1].actor)
+    eventually(lambda: not is_any_running([*first, *second]), "the killed processes to end")
+    assert all(process[0].is_running() for process in others)
+
+    owner.kill()
+    eventually(lambda: not is_any_running(chain(*others)), "the other processes to end with the controller")
