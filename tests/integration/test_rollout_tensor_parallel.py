@@ -1,10 +1,11 @@
-"""One real vLLM engine of two processes, fed by this process as the policy: it must compute what the policy does."""
+"""One real vLLM engine of four processes, fed by this process as the policy: it must compute what the policy does."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ from rljob_testing.operator.eventually import eventually
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
+from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 
+SIZE = 4
+"""More than key-value heads, so that two processes hold each."""
 TOLERANCE = 1e-4
 TEMPERATURE = 0.7
 GROUP_SIZE = 4
@@ -40,9 +45,10 @@ class EngineProcess(DisaggregatedEngine):
     def pid(self) -> int:
         return os.getpid()
 
-    def heads(self) -> int:
-        """Attention heads that this process computes."""
-        return int(self._llm.apply_model(lambda model: model.model.layers[0].self_attn.num_heads)[0])
+    def heads(self) -> tuple[int, int]:
+        """Attention heads and key-value heads of this process."""
+        [attention] = self._llm.apply_model(lambda model: model.model.layers[0].self_attn)
+        return attention.num_heads, attention.num_kv_heads
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +57,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(model_dir: Path) -> Iterator[list[Any]]:
-    """Both processes of an engine."""
+def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A process of its own, to which the processes of the engine belong, as to the controller of a job."""
     config = RolloutConfig(
         model_dir=model_dir,
         device="cpu",
@@ -64,32 +70,55 @@ def engine(model_dir: Path) -> Iterator[list[Any]]:
         temperature=TEMPERATURE,
         # Processes that sample different tokens would otherwise stop at different steps, which gloo does not survive.
         ignore_eos=True,
-        tensor_parallel_size=2,
+        tensor_parallel_size=SIZE,
         engine_args={"block_size": 32},
     )
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    logs = tmp_path_factory.mktemp("logs")
+    # The actors' processes import this module for the class.
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
+    environment = engine_environment("cpu") | variables
+
+    class Controller:
+        """Defined here, so that its process does not import this module."""
+
+        def __init__(self, engine_class: str) -> None:
+            self._engine = RoleProcesses("rollout", engine_class, SIZE, RoleResources(None, 0), logs, SIZE)
+            self._engine.start(environment)
+            wait_for(self._engine.construct(config), "importing vLLM")
+
+        def engine(self) -> list[Any]:
+            return list(self._engine.handles.values())
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    ray.init(
+        address="local", num_cpus=SIZE, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False
+    )
     try:
-        # The actors' processes import this module for the class.
-        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
-        runtime_env = {"env_vars": engine_environment("cpu") | variables}
-        actor = ray.remote(EngineProcess).options(num_cpus=1, runtime_env=runtime_env)
-        processes = [actor.remote(rank, config) for rank in range(2)]
-        port = ray.get(processes[0].serve_store.remote())
-        ray.get([process.start.remote(port) for process in processes])
-        yield processes
+        yield ray.remote(Controller).options(num_cpus=0).remote(f"{Path(__file__).stem}:{EngineProcess.__name__}")
     finally:
         ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(controller: Any) -> list[Any]:
+    """The processes of an engine."""
+    processes: list[Any] = ray.get(controller.engine.remote())
+    port = ray.get(processes[0].serve_store.remote())
+    ray.get([process.start.remote(port) for process in processes])
+    return processes
 
 
 def generate(engine: list[Any], seeds: list[list[int]] | None = None) -> list[Completion]:
     seeds = [SEEDS] * len(engine) if seeds is None else seeds
     calls = [process.generate.remote(PROMPTS, GROUP_SIZE, own) for process, own in zip(engine, seeds, strict=True)]
     first, *others = ray.get(calls)
-    assert others == [[]], "only the first process has the completions"
+    assert others == [[]] * (SIZE - 1), "only the first process has the completions"
     return list(first)
 
 
-def test_two_processes_with_half_the_weights_compute_as_the_policy(engine: list[Any], model_dir: Path) -> None:
+def test_processes_with_a_part_of_the_weights_compute_as_the_policy(engine: list[Any], model_dir: Path) -> None:
     policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     broadcaster = WeightBroadcaster("cpu")
     for version, bucket_bytes in ((1, 20_000), (2, 1 << 30)):
@@ -103,20 +132,34 @@ def test_two_processes_with_half_the_weights_compute_as_the_policy(engine: list[
         "the perturbation is too small to see stale weights"
     )
 
-    assert ray.get([process.heads.remote() for process in engine]) == [2, 2]
+    assert ray.get([process.heads.remote() for process in engine]) == [(1, 1)] * SIZE
 
 
 def test_processes_that_sample_different_tokens_are_noticed(engine: list[Any]) -> None:
     with pytest.raises(TrainerError, match="generate the same tokens, found different ones"):
-        generate(engine, [SEEDS, [seed + 1 for seed in SEEDS]])
+        generate(engine, [SEEDS, *[[seed + 1 for seed in SEEDS]] * (SIZE - 1)])
 
 
-def test_a_killed_process_leaves_no_process_of_the_engine_behind(engine: list[Any]) -> None:
-    own = [psutil.Process(ray.get(process.pid.remote())) for process in engine]
-    # Such as Python's tracker of semaphores.
-    processes = [*own, *(child for process in own for child in process.children(recursive=True))]
-    waiting = engine[1].generate.remote(PROMPTS, GROUP_SIZE, SEEDS)  # for its peer, in a collective
-    own[0].kill()
-    ray.wait([waiting], timeout=1)
-    ray.kill(engine[1])
-    eventually(lambda: not any(process.is_running() for process in processes), "the processes to end")
+def with_children(process: Any) -> list[psutil.Process]:
+    """With its children, such as Python's tracker of semaphores."""
+    own = psutil.Process(ray.get(process.pid.remote()))
+    return [own, *own.children(recursive=True)]
+
+
+def is_any_running(processes: Iterable[psutil.Process]) -> bool:
+    return any(process.is_running() for process in processes)
+
+
+def test_the_processes_of_an_engine_end_with_the_controller(engine: list[Any], controller: Any) -> None:
+    first, second, *others = (with_children(process) for process in engine)
+    owner = psutil.Process(ray.get(controller.pid.remote()))
+    # For the first, in a collective: the peers of a killed process do not end until they are killed.
+    waiting = [process.generate.remote(PROMPTS, GROUP_SIZE, SEEDS) for process in engine[1:]]
+    first[0].kill()
+    ray.wait(waiting, timeout=1)
+    ray.kill(engine[1].actor)
+    eventually(lambda: not is_any_running([*first, *second]), "the killed processes to end")
+    assert all(process[0].is_running() for process in others)
+
+    owner.kill()
+    eventually(lambda: not is_any_running(chain(*others)), "the other processes to end with the controller")

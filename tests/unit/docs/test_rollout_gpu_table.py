@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rljob_memory.estimate import awake_engine_bytes, engine_weight_bytes, kv_bytes
-from rljob_memory.plan import ModelShape, Workload
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_settings import MemorySettings
+from rljob_memory.estimate import engine_weight_bytes, kv_bytes
+from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
+from rljob_memory.planning.job_workload import workload_of
 from rljob_memory.sizes import GIB
 
 PAGE = (Path(__file__).parents[3] / "docs" / "topologies.md").read_text(encoding="utf-8")
-USABLE_BYTES = int(0.9 * 79.1 * GIB)
-"""The part of a GPU of 80 GiB that the planner uses."""
-SEQUENCE_TOKENS = 8192
+GPUS = Hardware("cuda", int(79.1 * GIB), 1024 * GIB, "2.11.0")
+"""GPUs of 80 GiB."""
 FLOAT32_BYTES = 4
 MODELS = {
     "Qwen3-8B": (ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, 32, 12_288), 1),
@@ -24,26 +26,45 @@ MODELS = {
 """Shape and `tensorParallelSize`."""
 
 
+def workload(size: int) -> Workload:
+    """Of a job with more sequences of 8,192 tokens than one engine holds."""
+    spec = {
+        "model": {"uri": "hf://org/name"},
+        "task": {"name": "digits"},
+        "algorithm": {
+            "steps": 1,
+            "promptsPerStep": 64,
+            "groupSize": 16,
+            "maxPromptTokens": 1024,
+            "maxResponseTokens": 7168,
+        },
+        "topology": "Disaggregated",
+        "policy": {"replicas": 4, "gpusPerReplica": 8},
+        "rollout": {"gpusPerReplica": size, "tensorParallelSize": size, "maxConcurrentSequences": 1024},
+    }
+    return workload_of(RLJobSpec.model_validate(spec))
+
+
 def cells(name: str) -> list[str]:
-    """`tensorParallelSize`; the engine's weights, the room for the KV cache and its sequences without the module; the
-    module, and the same room with it."""
+    """`tensorParallelSize`; the engine's weights, its KV cache in the plan and the sequences without the module; the
+    module, and what it leaves of that cache."""
     model, size = MODELS[name]
-    workload = Workload(1, 1, 0, SEQUENCE_TOKENS, tensor_parallel_size=size, topology="Disaggregated")
-    weights = engine_weight_bytes(model, workload)
-    room = USABLE_BYTES - weights - awake_engine_bytes(workload)
+    work = workload(size)
+    plan = first_plan(MemorySettings(), GPUS, model, work)
+    assert plan.kv_cache_bytes < kv_bytes(model, work, work.sequences_per_engine), "the memory is the limit"
     module = FLOAT32_BYTES * model.parameters // size
     return [
         str(size),
-        gib(weights),
-        *room_for(room, model, workload),
+        gib(engine_weight_bytes(model, work)),
+        *cache_of(plan.kv_cache_bytes, model, work),
         gib(module),
-        *room_for(room - module, model, workload),
+        *cache_of(plan.kv_cache_bytes - module, model, work),
     ]
 
 
-def room_for(room: int, model: ModelShape, workload: Workload) -> tuple[str, str]:
-    sequences = room // kv_bytes(model, workload, 1) if room > 0 else 0
-    return (gib(room), str(sequences)) if sequences else ("none", "0")
+def cache_of(size: int, model: ModelShape, work: Workload) -> tuple[str, str]:
+    sequences = max(count for count in range(work.sequences_per_engine) if kv_bytes(model, work, count) <= size)
+    return gib(size), str(sequences)
 
 
 def gib(size: int) -> str:

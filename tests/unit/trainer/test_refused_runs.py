@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,28 @@ def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(
     printed = " ".join(capsys.readouterr().out.split())
     assert "rollout.kvCacheDtype: expected Auto, because vLLM on the CPU has no 8-bit floating point" in printed
     assert "reading the model" not in printed
+
+
+def test_a_task_that_forbids_stale_rollouts_is_refused_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "fresh_only.py").write_text("MAX_STALENESS = 0\ndef reward(answer, record):\n    return 0\n")
+    manifest = tmp_path / "job.yaml"
+    stale = "algorithm: {steps: 8, maxStaleness: 1}\n  topology: Disaggregated"
+    manifest.write_text(
+        MANIFEST.replace("name: digits", "name: digits, reward: fresh_only:reward")
+        .replace("algorithm: {steps: 8}", stale)
+        .replace("engineArgs: {enforce_eagerly: true}", "gpusPerReplica: 0")
+        .replace("task:", "policy: {gpusPerReplica: 0}\n  task:")
+    )
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "algorithm.maxStaleness: expected at most 0, because fresh_only (task.reward) sets MAX_STALENESS = 0, found 1; "
+        "write algorithm: {maxStaleness: 0}, or change the task" in printed
+    )
+    assert "no/such/model" not in printed, "it is refused before the model is read"
 
 
 @pytest.mark.parametrize("allowed", [True, False])

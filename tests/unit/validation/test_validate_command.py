@@ -49,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
         "def raising(answer, record):\n    return record['anwser']\n"
         "def leaving(answer, record):\n    raise SystemExit(7)\n"
     )
+    (tmp_path / "on_policy.py").write_text("from rewards import share\nMAX_STALENESS = 0\n")
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
 
@@ -104,12 +105,19 @@ def test_a_memory_limit_below_the_prediction_is_a_warning(folder: Path) -> None:
             "rollout.quantization",
             "found hidden_size: 64; write Fp8PerChannel",
         ),
+        (
+            "rewards:share\n  algorithm:\n",
+            "on_policy:share\n  topology: Disaggregated\n  algorithm:\n    maxStaleness: 1\n",
+            "algorithm.maxStaleness",
+            "on_policy (task.reward) sets MAX_STALENESS = 0, found 1; write algorithm: {maxStaleness: 0}",
+        ),
     ],
 )
 def test_failures_of_the_job_are_found_before_it_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, field: str, message: str
 ) -> None:
-    monkeypatch.delitem(sys.modules, "rewards", raising=False)
+    for module in ("rewards", "on_policy"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     change(folder, before, after)
     entries: list[dict[str, Any]] = []

@@ -77,6 +77,7 @@ from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Scorer, ScoringHere
+from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
 from rljob_trainer.tasks.task import Task
 
@@ -119,6 +120,7 @@ class Attempt:
         with ExitStack() as stack, self.placement:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
+                require_staleness_allowed(spec, self.task_directory)
                 model_dir, dimensions = self._model()
                 in_adapters = self._adapter_parameters(model_dir)
                 task = build_task(

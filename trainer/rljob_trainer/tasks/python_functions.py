@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rljob_trainer.errors import BadInput
@@ -55,17 +56,27 @@ def require_reward_signature(function: Callable[..., Any], reference: str) -> No
 
 
 def load_function(reference: str, directory: Path) -> Callable[..., Any]:
-    """The function of `reference` ("module:function"). Modules in `directory` take precedence.
+    """The function of `reference` ("module:function"). Modules in `directory` take precedence."""
+    function_name = reference.partition(":")[2]
+    module = load_module(reference, directory)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise BadInput(f"expected a function {function_name} in {module.__file__}, found none")
+    return function  # type: ignore[no-any-return]
 
-    `directory` stays on the import path, since the function may import other modules from it later.
+
+def load_module(reference: str, directory: Path) -> ModuleType:
+    """The module of `reference` ("module:function"). Modules in `directory` take precedence.
+
+    `directory` stays on the import path, since the module may import others from it later.
     """
-    module_name, _, function_name = reference.partition(":")
+    module_name = reference.partition(":")[0]
     path = str(directory.resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except Exception as error:  # user code may raise anything
         advice = "correct that module"
         if isinstance(error, ModuleNotFoundError):
@@ -74,7 +85,3 @@ def load_function(reference: str, directory: Path) -> Callable[..., Any]:
         raise BadInput(
             f"cannot import {module_name} for {reference}: {type(error).__name__}: {error}; {advice}"
         ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise BadInput(f"expected a function {function_name} in {module.__file__}, found none")
-    return function  # type: ignore[no-any-return]

@@ -34,6 +34,7 @@ from rljob_trainer.tasks.build import build_items, build_task
 from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
+from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
 from rljob_trainer.validation.finding import Finding, Severity
 
@@ -64,6 +65,9 @@ class Inspection:
         directory = self._model()
         tokenizer = self._tokenizer(directory)
         self._task(tokenizer)
+        if not self._failed:
+            with self._check("the staleness", ("spec", "algorithm", "maxStaleness")):
+                require_staleness_allowed(spec, self._directory)
         if not self._failed:
             self._memory(directory)
 

@@ -242,9 +242,13 @@ def test_another_trainer_reads_its_plan_from_its_own_pod() -> None:
     assert MemoryPlan.model_validate_json(pod["metadata"]["annotations"]["rljob.dev/memory-plan"]) == PLAN
 
 
-def test_the_ray_token_comes_from_the_secret_of_the_job() -> None:
-    token = references_of(pod_of(objects(job()), "policy"))["RAY_AUTH_TOKEN"]["secretKeyRef"]
-    assert token["key"] in of_kind("Secret", objects(job()))["stringData"]
+@pytest.mark.parametrize("spec", [{}, DISAGGREGATED], ids=["one worker", "rollout pods"])
+def test_every_pod_has_the_ray_token_from_the_secret_of_the_job(spec: Object) -> None:
+    built = objects(job(**spec))
+    secret = of_kind("Secret", built)
+    (key,) = secret["stringData"]
+    token = {"secretKeyRef": {"name": secret["metadata"]["name"], "key": key}}
+    assert [references_of(pod)["RAY_AUTH_TOKEN"] for pod in built.pods] == [token] * len(built.pods)
 
 
 @pytest.mark.parametrize(("gpus", "cpu", "memory"), [(1, "1", "4Gi"), (8, "8", "32Gi")])

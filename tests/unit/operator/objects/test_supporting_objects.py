@@ -14,6 +14,7 @@ from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.objects.supporting_objects import latest_changes
 from tests.unit.operator.objects.builders import (
     CHANGE,
+    DISAGGREGATED,
     NAMESPACE,
     UID,
     Object,
@@ -138,19 +139,29 @@ def test_a_volume_that_the_pods_cannot_share_is_told() -> None:
     assert "create it again" in note.message, "checkpoint.volume cannot change"
 
 
-def test_with_a_network_policy_the_pods_talk_among_themselves() -> None:
+@pytest.mark.parametrize(("spec", "pods"), [({}, 2), (DISAGGREGATED, 6)], ids=["one worker", "rollout pods"])
+def test_with_a_network_policy_the_pods_talk_among_themselves(spec: Object, pods: int) -> None:
     proxy = {"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], "ports": [{"port": 3128}]}
-    built = objects(job(), settings(api_server_ports=(16443,), network_policy_egress=[json.dumps(proxy)]))
-    spec = of_kind("NetworkPolicy", built)["spec"]
-    (ingress,) = spec["ingress"]
-    (peer,) = ingress["from"]
-    for pod in built.pods:
-        assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        assert peer["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert spec["policyTypes"] == ["Ingress", "Egress"]
-    assert {port["port"] for rule in spec["egress"] for port in rule.get("ports", [])} == {53, 5353, 443, 16443, 3128}
-    assert spec["egress"][-1] == proxy
-    assert "NetworkPolicy" not in kinds(objects(job(), settings(network_policy=False)).apply)
+    built = objects(job(**spec), settings(api_server_ports=(16443,), network_policy_egress=[json.dumps(proxy)]))
+    policy = of_kind("NetworkPolicy", built)["spec"]
+    own_pods = {"podSelector": policy["podSelector"]}
+    assert policy["ingress"] == [{"from": [own_pods]}]
+    assert len(built.pods) == pods
+    assert all(is_selected(pod, policy["podSelector"]) for pod in built.pods)
+    others = objects(job("other", **spec), uid="another")
+    assert not any(is_selected(pod, policy["podSelector"]) for pod in others.pods)
+
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    to_own_pods, *egress = policy["egress"]
+    assert to_own_pods == {"to": [own_pods]}
+    assert {port["port"] for rule in egress for port in rule["ports"]} == {53, 5353, 443, 16443, 3128}
+    assert egress[-1] == proxy
+    assert "NetworkPolicy" not in kinds(objects(job(**spec), settings(network_policy=False)).apply)
+
+
+def is_selected(pod: Object, selector: Object) -> bool:
+    assert selector.keys() == {"matchLabels"}
+    return bool(selector["matchLabels"].items() <= pod["metadata"]["labels"].items())
 
 
 def test_the_names_of_the_longest_job_are_still_names() -> None:
