@@ -15,8 +15,7 @@ from rljob_cluster.certificates import KeyPair
 from rljob_cluster.control_plane_programs import ADMIN_GROUP, ADMIN_USER, ControlPlaneLayout
 from rljob_cluster.errors import ClusterError
 
-READY_SECONDS = 60.0
-ESTABLISHED_SECONDS = 240.0
+READY_SECONDS = ESTABLISHED_SECONDS = 240.0
 """Tests of other processes may leave the API server a tenth of two cores for a while."""
 POLL_SECONDS = 0.1
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -41,7 +40,7 @@ class ApiClient:
     def wait_ready(self, check: Callable[[], None]) -> None:
         """Wait until the server is ready. Calls `check`, which may raise, between requests.
 
-        Raises ClusterError if it is not ready within a minute.
+        Raises ClusterError if it is not ready within four minutes.
         """
         end = time.monotonic() + READY_SECONDS
         while self.get("/readyz") is None:

@@ -76,7 +76,7 @@ class ControlPlane:
     def start(self) -> None:
         """Start all programs. Returns when the API server is ready.
 
-        Raises ClusterError if a program is missing or exits, or if the server is not ready within a minute.
+        Raises ClusterError if a program is missing or exits, or if the server is not ready within four minutes.
         """
         require_binaries(self._layout.binaries, CONTROL_PLANE)
         if len(str(self._layout.etcd_socket)) > SOCKET_PATH_MAX:
