@@ -34,7 +34,7 @@ def unverified() -> ssl.SSLContext:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 def test_callers_who_send_nothing_keep_nobody_out(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 240.0)  # both sides are in this process, which may be stopped
+    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 240.0)  # the machine may stop both sides for seconds
 
     async def story() -> None:
         async with AsyncExitStack() as stack:
