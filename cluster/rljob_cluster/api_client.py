@@ -15,9 +15,8 @@ from rljob_cluster.certificates import KeyPair
 from rljob_cluster.control_plane_programs import ADMIN_GROUP, ADMIN_USER, ControlPlaneLayout
 from rljob_cluster.errors import ClusterError
 
-READY_SECONDS = 240.0
-ESTABLISHED_SECONDS = 240.0
-"""As READY_SECONDS: tests of other processes may leave the API server a tenth of two cores for a while."""
+READY_SECONDS = ESTABLISHED_SECONDS = 240.0
+"""Tests of other processes may leave the API server a tenth of two cores for a while."""
 POLL_SECONDS = 0.1
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

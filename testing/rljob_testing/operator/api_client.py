@@ -83,7 +83,7 @@ class ApiClient:
         self.url = url
         self._context = context
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, verify=context, headers=headers, timeout=30)
+        self._http = httpx.Client(base_url=url, verify=context, headers=headers, timeout=120)
 
     @classmethod
     def from_kubeconfig(cls, path: Path) -> Self:

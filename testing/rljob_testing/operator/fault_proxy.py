@@ -36,6 +36,8 @@ class Fault:
     """HTTP status of the answer. None: no answer until the client gives up."""
     verbs: frozenset[str] = frozenset()
     resources: frozenset[str] = frozenset()
+    namespace: str | None = None
+    """None: in all namespaces, also those of earlier tests, whose jobs may still write while they are deleted."""
     times: int | None = None
     retry_after_seconds: int | None = None
     after_passing: bool = False
@@ -47,6 +49,7 @@ class Fault:
         meant = (not self.verbs or request.verb in self.verbs) and (
             not self.resources or request.resource in self.resources
         )
+        meant = meant and self.namespace in (None, request.namespace)
         if not meant or (self.times is not None and self.hits >= self.times):
             return False
         self.hits += 1
@@ -88,12 +91,15 @@ class FaultProxy:
         *,
         verbs: tuple[str, ...] = (),
         resources: tuple[str, ...] = (),
+        namespace: str | None = None,
         times: int | None = None,
         retry_after_seconds: int | None = None,
         after_passing: bool = False,
     ) -> Iterator[Fault]:
         """Inject the fault within the block; its `hits` count the affected requests."""
-        fault = Fault(status, frozenset(verbs), frozenset(resources), times, retry_after_seconds, after_passing)
+        fault = Fault(
+            status, frozenset(verbs), frozenset(resources), namespace, times, retry_after_seconds, after_passing
+        )
         self._faults.append(fault)
         try:
             yield fault

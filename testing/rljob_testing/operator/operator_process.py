@@ -34,11 +34,12 @@ class OperatorProcess:
     _process: subprocess.Popen[bytes] | None = None
     _wanted: bool = False
     """Started, and neither ended nor awaited to end by the test."""
-    _starting: threading.Lock = field(default_factory=threading.Lock)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the process starts or is killed: `restarts.kept_running` revives it in another thread."""
 
     def start(self, wait: bool = True) -> None:
         """Return when it is ready: its caches are filled, and it is the leader or a standby."""
-        with self._starting:
+        with self._changing:
             assert not self.running, "the operator runs already"
             self._spawn()
             self._wanted = True
@@ -49,7 +50,7 @@ class OperatorProcess:
         """Start it again if it ended because it could not renew its Lease, which happens when the machine is busy. A
         kubelet would restart it after a crash too; here, a crash must fail the test.
         """
-        with self._starting:
+        with self._changing:
             if lost := self.lost_its_lease:
                 self._spawn()
             return lost
@@ -77,7 +78,7 @@ class OperatorProcess:
     def probe(self, path: str) -> int:
         """HTTP status of /healthz or /readyz; 0 without an answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.probes_port}/{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.probes_port}/{path}", timeout=60) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -95,8 +96,9 @@ class OperatorProcess:
 
     @property
     def crashed(self) -> bool:
-        """It ended for another reason than its Lease."""
-        return not self.running and not self.lost_its_lease
+        """It ended for another reason than its Lease, or was never started."""
+        with self._changing:
+            return not self.running and not self.lost_its_lease
 
     @property
     def exit_code(self) -> int | None:
@@ -104,10 +106,11 @@ class OperatorProcess:
 
     def kill(self) -> None:
         """Send SIGKILL; the Lease is not released. Returns when the process is dead."""
-        assert self._process is not None
-        self._wanted = False
-        self._process.kill()
-        self._process.wait()
+        with self._changing:
+            assert self._process is not None
+            self._wanted = False
+            self._process.kill()
+            self._process.wait()
 
     def wait_ended(self, timeout: float = PATIENCE_SECONDS) -> int:
         """Its exit code. AssertionError if it does not end."""
@@ -121,9 +124,10 @@ class OperatorProcess:
 
     def stop(self) -> int:
         """Send SIGTERM, as a kubelet does; returns the exit code."""
-        assert self._process is not None
-        self._wanted = False
-        self._process.terminate()
+        with self._changing:
+            assert self._process is not None
+            self._wanted = False
+            self._process.terminate()
         return self.wait_ended()
 
     @property

@@ -16,6 +16,7 @@ import yaml
 from rljob_cluster.binaries import CONTROL_PLANE, binary_directory
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.ports import BLOCK, port_block
 
 CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
 RELEASE_NAMESPACE = "rljob-system"
@@ -81,19 +82,26 @@ class CommandLine:
 
     def _run(self, program: str, *arguments: str, stdin: str | None = None) -> str:
         command = [str(self.binaries / program), *arguments]
-        result = subprocess.run(command, env=self.environment, input=stdin, capture_output=True, text=True, timeout=120)
+        result = subprocess.run(command, env=self.environment, input=stdin, capture_output=True, text=True, timeout=240)
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stderr}"
         return result.stdout
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def ports() -> Iterator[Iterator[int]]:
+    """Free ports. The control plane takes the first one and the two after it, an operator one of the others."""
+    with port_block() as first:
+        yield iter((first, *range(first + 3, first + BLOCK - 1)))
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory, ports: Iterator[int]) -> Iterator[ControlPlane]:
     binaries = binary_directory()
     missing = [name for name in (*CONTROL_PLANE, "helm") if not (binaries / name).exists()]
     if missing:
         pytest.skip(f"{binaries} lacks {', '.join(missing)}; `make cluster` builds them")
     directory = tmp_path_factory.mktemp("control-plane")
-    with ControlPlane(directory, base_port=23000, controller_manager=True) as control_plane:
+    with ControlPlane(directory, base_port=next(ports), controller_manager=True) as control_plane:
         yield control_plane
 
 

@@ -67,7 +67,7 @@ def test_the_api_server_takes_every_object_without_a_warning(command_line: Comma
         input=manifests,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     assert "Warning" not in result.stderr

@@ -8,14 +8,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from rljob_cluster.control_plane import ControlPlane
+from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.manifests import node, node_status
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
+from rljob_testing.operator.restarts import kept_running
 from tests.integration.chart.conftest import (
     NAMES,
     RELEASE_NAMESPACE,
@@ -25,12 +28,10 @@ from tests.integration.chart.conftest import (
     job,
 )
 
-PROBES_PORT, METRICS_PORT = 23010, 23011
-
 
 @pytest.fixture
 def operator(
-    control_plane: ControlPlane, command_line: CommandLine, installed: Install, tmp_path: Path
+    control_plane: ControlPlane, command_line: CommandLine, installed: Install, tmp_path: Path, ports: Iterator[int]
 ) -> Iterator[OperatorProcess]:
     """The operator as the chart's Deployment would run it; a ServiceAccount in team-b may read its metrics."""
     installed(
@@ -46,13 +47,16 @@ def operator(
     settings["lease_namespace"] = RELEASE_NAMESPACE
     token = token_of(command_line, NAMES, RELEASE_NAMESPACE)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", control_plane.url, token, control_plane.ca)
-    operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", PROBES_PORT, METRICS_PORT, settings)
+    operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", next(ports), next(ports), settings)
     operator.start()
-    yield operator
+    with kept_running(operator, ApiClient.from_kubeconfig(control_plane.kubeconfig), RELEASE_NAMESPACE):
+        yield operator
     operator.stop()
 
 
-def test_it_runs_a_job_and_nothing_is_forbidden(command_line: CommandLine, operator: OperatorProcess) -> None:
+def test_it_runs_a_job_and_nothing_is_forbidden(
+    command_line: CommandLine, operator: OperatorProcess, control_plane: ControlPlane
+) -> None:
     command_line.apply(node("gpu-node", {}))
     status = yaml.safe_dump({"status": node_status(gpus=8)})
     command_line.kubectl("patch", "node", "gpu-node", "--subresource=status", "--patch", status)
@@ -64,7 +68,9 @@ def test_it_runs_a_job_and_nothing_is_forbidden(command_line: CommandLine, opera
 
     eventually(lambda: len(pods()) == 2, "controller and worker to be made", context=operator.end_of_log)
     policy = command_line.get("networkpolicy", "runs-rljob", "-n", "team-a")["spec"]
-    assert METRICS_PORT - 11 in {port["port"] for rule in policy["egress"] for port in rule.get("ports", [])}
+    assert urlsplit(control_plane.url).port in {
+        port["port"] for rule in policy["egress"] for port in rule.get("ports", [])
+    }
     eventually(lambda: "rljob.dev/has-gpus" in labels_of_node(command_line), "the node to be labelled")
     operator.stop()
     operator.start()  # what it made it finds, or makes its own
@@ -72,25 +78,26 @@ def test_it_runs_a_job_and_nothing_is_forbidden(command_line: CommandLine, opera
     eventually(lambda: all("deletionTimestamp" in pod["metadata"] for pod in pods()), "its pods to be deleted")
     command_line.kubectl("delete", "node", "gpu-node")
 
-    requests = requests_by_resource_and_code(scrape(token_of(command_line, "prometheus", "team-b")))
+    requests = requests_by_resource_and_code(scrape(operator, token_of(command_line, "prometheus", "team-b")))
     assert {resource for resource, code in requests if code in ("401", "403")} == set()
     assert {"rljobs", "pods", "leases", "tokenreviews"} <= {resource for resource, _ in requests}
 
 
 def test_its_metrics_are_for_those_who_may_read_them(command_line: CommandLine, operator: OperatorProcess) -> None:
-    assert "rljob_operator_leader 1.0" in scrape(token_of(command_line, "prometheus", "team-b"))
+    reader = token_of(command_line, "prometheus", "team-b")
+    eventually(lambda: "rljob_operator_leader 1.0" in scrape(operator, reader), "a leader")
     for token, code in [("", 401), ("wrong", 401), (token_of(command_line, "default", "team-a"), 403)]:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            scrape(token)
+            scrape(operator, token)
         assert refused.value.code == code
 
 
-def scrape(token: str) -> str:
+def scrape(operator: OperatorProcess, token: str) -> str:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate is self-signed
-    request = urllib.request.Request(f"https://127.0.0.1:{METRICS_PORT}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+    request = urllib.request.Request(f"https://127.0.0.1:{operator.metrics_port}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
         return str(answer.read().decode())
 
 
@@ -101,7 +108,7 @@ def requests_by_resource_and_code(metrics: str) -> set[tuple[str, str]]:
 
 
 def labels_of_node(command_line: CommandLine) -> Object:
-    labels: Object = command_line.get("node", "gpu-node")["metadata"]["labels"]
+    labels: Object = command_line.get("node", "gpu-node")["metadata"].get("labels", {})
     return labels
 
 

@@ -16,6 +16,7 @@ OPERATOR = f"system:serviceaccount:{RELEASE_NAMESPACE}:{NAMES}"
 @pytest.fixture(scope="module")
 def everywhere(command_line: CommandLine) -> Iterator[CommandLine]:
     command_line.helm("install", RELEASE, str(CHART))
+    eventually(lambda: command_line.may(OPERATOR, "create", "pods", "team-b"), "the operator's rights to arrive")
     yield command_line
     command_line.helm("uninstall", RELEASE, "--no-hooks")
 
@@ -23,6 +24,8 @@ def everywhere(command_line: CommandLine) -> Iterator[CommandLine]:
 @pytest.fixture
 def in_team_a(everywhere: CommandLine) -> Iterator[CommandLine]:
     everywhere.helm("upgrade", RELEASE, str(CHART), "--set", "namespaces={team-a}")
+    eventually(lambda: everywhere.may(OPERATOR, "create", "pods", "team-a"), "the rights in the namespace to arrive")
+    eventually(lambda: not everywhere.may(OPERATOR, "create", "secrets", "team-b"), "the rights elsewhere to go")
     yield everywhere
     everywhere.helm("upgrade", RELEASE, str(CHART))
 
@@ -75,7 +78,7 @@ def test_editors_of_a_namespace_edit_its_jobs_and_viewers_see_them(everywhere: C
     eventually(lambda: everywhere.may("edit", "create", "rljobs.rljob.dev", "team-a"), "the editor's rights to arrive")
     assert not everywhere.may("edit", "create", "rljobs.rljob.dev", "team-b")
     assert not everywhere.may("edit", "patch", "rljobs.rljob.dev/status", "team-a")
-    assert everywhere.may("view", "watch", "rljobs.rljob.dev", "team-a")
+    eventually(lambda: everywhere.may("view", "watch", "rljobs.rljob.dev", "team-a"), "the viewer's rights to arrive")
     assert not everywhere.may("view", "create", "rljobs.rljob.dev", "team-a")
 
 

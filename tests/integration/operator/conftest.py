@@ -156,9 +156,10 @@ def shared_operator(
 @pytest.fixture
 def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProcess:
     """The operator, running; tests share one process, and may kill it."""
-    if not shared_operator.running:
+    if shared_operator.crashed:  # if it lost its Lease, `kept_running` starts it again
         forget_leader(api)
-        shared_operator.start()
+        shared_operator.start(wait=False)
+    shared_operator.wait_ready()
     return shared_operator
 
 

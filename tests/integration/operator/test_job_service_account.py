@@ -63,7 +63,19 @@ def pod_client(job: WatchedJob, api: ApiClient, control_plane: ControlPlane, kub
     pod = job.create().wait_for_pods(2) and job.controller_pod()
     eventually(lambda: api.find("stepreports", "other", job.namespace), "the other job's report")
     assert pod["spec"]["serviceAccountName"] == SHARED_ACCOUNT
-    return api.as_token(token_of(api, job.namespace, SHARED_ACCOUNT, pod), control_plane.ca)
+    client = api.as_token(token_of(api, job.namespace, SHARED_ACCOUNT, pod), control_plane.ca)
+    wait_for_rules(api, client, control_plane, job.namespace)
+    return client
+
+
+def wait_for_rules(api: ApiClient, client: ApiClient, control_plane: ControlPlane, namespace: str) -> None:
+    """The account's Role and the policy are in force a moment after they are stored. `client`: the controller pod."""
+    of_no_pod = api.as_token(token_of(api, namespace, SHARED_ACCOUNT), control_plane.ca)
+
+    def may_write(client: ApiClient) -> bool:
+        return refusal(client.merge, "stepreports", "job", {}, namespace, "status") is None
+
+    eventually(lambda: may_write(client) and not may_write(of_no_pod), "Role and policy to be in force")
 
 
 def test_a_pod_reports_to_its_own_object_and_may_do_nothing_else(
@@ -97,6 +109,7 @@ def test_only_the_token_of_the_controller_pod_writes_its_report(
         "of a worker": token_of(api, namespace, SHARED_ACCOUNT, pods[worker_pod_name("job", "policy", 0)]),
         "of no pod": token_of(api, namespace, SHARED_ACCOUNT),
     }
+    wait_for_rules(api, api.as_token(tokens["of the controller"], control_plane.ca), control_plane, namespace)
     for whose, token in tokens.items():
         client = api.as_token(token, control_plane.ca)
         refused = refusal(client.merge, "stepreports", "job", {"status": {"step": 1}}, namespace, "status")

@@ -38,7 +38,9 @@ def test_a_job_runs_through_failing_requests(job: WatchedJob, proxy: FaultProxy,
 
 
 def test_retry_after_is_waited_for(job: WatchedJob, proxy: FaultProxy, namespace: str) -> None:
-    with proxy.failing(429, verbs=("create",), resources=("pods",), retry_after_seconds=2, times=2) as struck:
+    with proxy.failing(
+        429, verbs=("create",), resources=("pods",), namespace=namespace, retry_after_seconds=2, times=2
+    ) as struck:
         job.create()
         job.wait_for_pods(2)
     asked = [request.time for request in proxy.writes(namespace) if str(request).startswith("create pods")]
@@ -59,7 +61,7 @@ def test_an_api_server_that_keeps_failing_is_not_stormed(
 def test_a_request_without_an_answer_holds_up_no_other_job(
     job: WatchedJob, proxy: FaultProxy, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
-    with proxy.failing(None, verbs=("create",), resources=("pods",), times=1):
+    with proxy.failing(None, verbs=("create",), resources=("pods",), namespace=namespace, times=1):
         job.create()
         eventually(lambda: "create pods" in proxy.counts(namespace), "the request that hangs")
         other = WatchedJob(api, kubelet, namespace, "other").create()

@@ -56,7 +56,7 @@ def test_jobs_of_both_versions_live_through_upgrade_and_rollback(
 
     operator.stop()
     serve(control_plane, api, OLDER)
-    assert "env" not in newer.object["spec"]
+    eventually(lambda: "env" not in newer.object["spec"], "the field to be dropped")
     for other in (job, newer):
         api.merge("rljobs", other.name, {"metadata": {"labels": {"written-by": "older"}}}, job.namespace)
 

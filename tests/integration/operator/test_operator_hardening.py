@@ -16,7 +16,8 @@ def test_a_quota_limits_jobs_gpus_and_storage(job: WatchedJob, api: ApiClient, n
     assert all(f"`{resource}`" in page for resource in RESOURCES)
 
     limit(api, namespace, "1", "0", "1Gi")
-    job.create(checkpoint={})
+    # Admission hears of the status of a quota a moment after it is stored, and refuses everything until then.
+    eventually(lambda: refusal(job.create, checkpoint={}) is None, "the job to be admitted")
     second = refusal(api.create, "rljobs", manifests.job("second"), namespace)
     assert second
     assert (second.status, "count/rljobs.rljob.dev=1" in second.message) == (403, True)

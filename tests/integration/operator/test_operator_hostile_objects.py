@@ -44,7 +44,7 @@ def test_a_deeply_nested_job_stops_no_other_job(
     job.create()
     job.run()
     message = eventually(
-        lambda: kubectl("get", "rljob", "hostile", "-o", STALLED_MESSAGE).stdout, "a condition on the hostile job", 30
+        lambda: kubectl("get", "rljob", "hostile", "-o", STALLED_MESSAGE).stdout, "a condition on the hostile job"
     )
     assert "levels of nesting" in message
     job.complete()

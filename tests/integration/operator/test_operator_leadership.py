@@ -51,7 +51,7 @@ def test_the_second_replica_waits_and_takes_over_from_a_killed_leader(
     assert holder(api) == leader
     operator.kill()
     job.report(6)
-    assert job.status.get("step") != 6, "nobody leads yet"
+    assert job.status.get("step") != 6 or holder(api) != leader, "nobody leads yet"
     eventually(lambda: holder(api) not in ("", leader), "the other replica to lead")
     eventually(lambda: job.status.get("step") == 6, "the new leader's work")
     assert len(job.attempts) == 1
@@ -95,5 +95,5 @@ def test_both_replicas_together_write_what_one_would(
     job.create().run(step=0)
     proxy.wait_until_quiet()
     counts = proxy.counts(namespace)
-    assert counts["create pods"] == 2
-    assert counts["patch rljobs/status"] <= 5, counts
+    assert (counts["patch rljobs"], counts["create pods"]) == (1, 2), counts
+    assert counts["patch rljobs/status"] <= 6, counts

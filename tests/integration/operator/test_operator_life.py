@@ -44,7 +44,7 @@ def test_a_job_runs_to_complete_and_tells_its_story(
     proxy.wait_until_quiet()
     writes = [str(write) for write in proxy.writes(namespace)]
     assert len(writes) < 40, writes
-    assert "JobCompleted" in job.event_reasons()
+    eventually(lambda: "JobCompleted" in job.event_reasons(), "the Event", context=job.event_reasons)
 
 
 WRITTEN_ONCE = (
@@ -70,8 +70,8 @@ def test_few_writes_bring_a_job_to_running_and_none_keep_it_there(
     assert set(until_running) == {*WRITTEN_ONCE, *SHARED, "create pods", "patch rljobs/status"}
     assert all(until_running[write] == 1 for write in (*WRITTEN_ONCE, *SHARED)), until_running
     assert until_running["create pods"] == 2
-    # Two; on a busy machine the pods start one after the other, and it is written in between.
-    assert until_running["patch rljobs/status"] <= 4
+    # Two. On a busy machine it is also written when one pod is placed, one is ready, and both have been placed for 5 s.
+    assert until_running["patch rljobs/status"] <= 5
     job.report(step=0)
     eventually(lambda: job.status.get("step") == 0, "the reported step in the status", context=lambda: job.status)
     proxy.wait_until_quiet()
@@ -226,8 +226,9 @@ def test_restarts_without_progress_end_with_an_account_of_them(job: WatchedJob) 
 
 
 def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(job: WatchedJob) -> None:
-    job.create(ttlSecondsAfterFinished=1).run()
+    job.create(ttlSecondsAfterFinished=3600).run()
     job.complete()
+    job.change(ttlSecondsAfterFinished=1)  # later, so that it cannot be gone before it is seen to be complete
     job.wait_gone()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.labels import NODE_HAS_GPUS
 from rljob_testing.operator.api_client import ApiClient
@@ -17,17 +20,25 @@ def label(api: ApiClient, node: str) -> str | None:
     return labels.get(NODE_HAS_GPUS)
 
 
+@contextmanager
+def gpus_everywhere(api: ApiClient, kubelet: SimulatedKubelet) -> Iterator[None]:
+    """Within, no node is without GPUs. The operator knows when that begins, and when it is over."""
+    kubelet.set_gpus(CPU_NODE, 2)
+    try:
+        eventually(lambda: label(api, CPU_NODE) == "true", "the label on the node that has GPUs now")
+        yield
+    finally:
+        kubelet.set_gpus(CPU_NODE, 0)
+    eventually(lambda: label(api, CPU_NODE) is None, "no label on a node that has lost its GPUs")
+
+
 def test_the_label_follows_gpus_as_they_come_and_go(
     operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet
 ) -> None:
     eventually(lambda: label(api, GPU_NODE) == "true", "the label on the node with GPUs")
     assert label(api, CPU_NODE) is None
-    try:
-        kubelet.set_gpus(CPU_NODE, 4)
-        eventually(lambda: label(api, CPU_NODE) == "true", "the label on the node that has GPUs now")
-    finally:
-        kubelet.set_gpus(CPU_NODE, 0)
-    eventually(lambda: label(api, CPU_NODE) is None, "no label on a node that has lost its GPUs")
+    with gpus_everywhere(api, kubelet):
+        assert label(api, GPU_NODE) == "true"
 
 
 def test_heartbeats_of_nodes_cost_no_write(
@@ -45,27 +56,19 @@ def test_heartbeats_of_nodes_cost_no_write(
 def test_with_only_gpu_nodes_the_controller_runs_there_and_the_job_says_so(
     job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet
 ) -> None:
-    kubelet.set_gpus(CPU_NODE, 2)
-    try:
-        eventually(lambda: label(api, CPU_NODE) == "true", "a cluster without GPU-free nodes")
+    with gpus_everywhere(api, kubelet):
         job.create().run()
         scheduled = job.wait_for(ConditionType.SCHEDULED)
         assert scheduled["reason"] == ConditionReason.CONTROLLER_ON_GPU_NODE
         environment = {e["name"]: e.get("value", "") for e in job.controller_pod()["spec"]["containers"][0]["env"]}
         assert (environment["CUDA_VISIBLE_DEVICES"], environment["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
-    finally:
-        kubelet.set_gpus(CPU_NODE, 0)
 
 
 def test_a_job_that_requires_a_gpu_free_node_waits_for_one(
     job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet
 ) -> None:
-    kubelet.set_gpus(CPU_NODE, 2)
-    try:
-        eventually(lambda: label(api, CPU_NODE) == "true", "a cluster without GPU-free nodes")
+    with gpus_everywhere(api, kubelet):
         job.create(controller={"requireGpuFreeNode": True})
         job.wait_for(ConditionType.SCHEDULED, "False", ConditionReason.NO_GPU_FREE_NODE)
         holds_for(0.5, lambda: not job.pods, "no pods yet")
-    finally:
-        kubelet.set_gpus(CPU_NODE, 0)
     job.run()

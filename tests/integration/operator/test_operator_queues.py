@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import yaml
 
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.names import pod_group_name
+from rljob_operator.observe.observer import VOLCANO_GROUP
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.go_modules import KUEUE, VOLCANO, ModuleUnavailable, module_files
@@ -33,6 +35,8 @@ def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, oper
         for file in files:
             run_kubectl(control_plane, "apply", "--server-side", "-f", str(file))
         control_plane.wait_established()
+        groups = {yaml.safe_load(file.read_text())["spec"]["group"] for file in files}
+        eventually(lambda: groups <= served_groups(api), "the groups of the CRDs to be served")
         restart(operator, api)
 
     return install
@@ -97,7 +101,7 @@ def test_volcano_asked_for_and_not_there_is_told(
 ) -> None:
     for crd in volcano_crds(api):
         api.delete("customresourcedefinitions", crd)
-    eventually(lambda: not volcano_crds(api), "no Volcano")
+    eventually(lambda: not volcano_crds(api) and VOLCANO_GROUP not in served_groups(api), "no Volcano")
     restart(operator, api)
     job.create(gang="Volcano")
     waiting = job.wait_for(ConditionType.SCHEDULED, "False")
@@ -108,4 +112,9 @@ def test_volcano_asked_for_and_not_there_is_told(
 
 def volcano_crds(api: ApiClient) -> list[str]:
     crds = api.list("customresourcedefinitions")
-    return [crd["metadata"]["name"] for crd in crds if crd["spec"]["group"] == "scheduling.volcano.sh"]
+    return [crd["metadata"]["name"] for crd in crds if crd["spec"]["group"] == VOLCANO_GROUP]
+
+
+def served_groups(api: ApiClient) -> set[str]:
+    """The operator reads them once when it starts. They follow the CRDs after a moment."""
+    return {group["name"] for group in api.request("GET", "/apis")["groups"]}

@@ -18,7 +18,12 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import forget_leader, killed_after_each_change, outcome
+from rljob_testing.operator.restarts import (
+    KILLED_EFFECT_SECONDS,
+    forget_leader,
+    killed_after_each_change,
+    outcome,
+)
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
@@ -63,7 +68,9 @@ def restart_in_place(job: WatchedJob) -> None:
     number = job.attempt
     job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingExit=pending)
     decision = {"attempt": number, "nextAttempt": number + 1, "planGeneration": 2}
-    eventually(lambda: job.step_report.get("decision") == decision, "a decision", context=lambda: job.status)
+    eventually(
+        lambda: job.step_report.get("decision") == decision, "a decision", KILLED_EFFECT_SECONDS, lambda: job.status
+    )
     assert job.attempts[-1]["podsOfAttempt"] == number
     for pod in job.pods.values():
         job.kubelet.restart(pod)
@@ -71,17 +78,21 @@ def restart_in_place(job: WatchedJob) -> None:
 
 def live_through(job: WatchedJob, fail: Fail) -> None:
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING)
+    job.wait_for(ConditionType.RUNNING, timeout=KILLED_EFFECT_SECONDS)
     first = job.attempt
     job.report(4, first, plan=PLAN)
-    eventually(lambda: job.status.get("step") == 4 and job.status.get("plan"), "the report in the status")
+    eventually(
+        lambda: job.status.get("step") == 4 and job.status.get("plan"),
+        "the report in the status",
+        KILLED_EFFECT_SECONDS,
+    )
     fail(job)
-    eventually(lambda: job.attempt > first, "another attempt", context=lambda: job.status)
-    job.wait_for(ConditionType.RUNNING)
+    eventually(lambda: job.attempt > first, "another attempt", KILLED_EFFECT_SECONDS, lambda: job.status)
+    job.wait_for(ConditionType.RUNNING, timeout=KILLED_EFFECT_SECONDS)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE)
-    job.wait_for_pods(1)
+    job.wait_for(ConditionType.COMPLETE, timeout=KILLED_EFFECT_SECONDS)
+    job.wait_for_pods(1, KILLED_EFFECT_SECONDS)
 
 
 def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
@@ -101,6 +112,7 @@ def test_a_host_memory_remedy_survives_kills_of_the_operator(
     live_through(undisturbed, kill_worker)
     assert what_was_changed(undisturbed) == [("hostMemory", "10Gi", "ReplacePods")]
     assert (undisturbed.status["adjustments"], undisturbed.status.get("restarts", 0)) == (1, 0)
+    eventually(lambda: "JobCompleted" in undisturbed.event_reasons(), "the last Event")
     reasons = undisturbed.event_reasons()
     assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
     proxy.wait_until_quiet()
@@ -140,7 +152,7 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
     with killed_after_each_change(operator, proxy, api) as kills:
         job.create(**PATIENT)
         job.kubelet.follow(job.namespace)
-        job.wait_for(ConditionType.RUNNING)
+        job.wait_for(ConditionType.RUNNING, timeout=KILLED_EFFECT_SECONDS)
         before = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
         live_through(job, restart_in_place)
     assert what_was_changed(job) == [("processes", "fresh", "RestartInPlace")]
@@ -183,4 +195,4 @@ def test_a_pod_that_kept_restarting_unobserved_is_replaced(
     assert job.attempts[0]["toStep"] == 4
     assert (job.status["restarts"], job.status.get("adjustments", 0)) == (1, 0)
     assert job.policy_pod()["metadata"]["uid"] != uid
-    assert "Restarting" in job.event_reasons()
+    eventually(lambda: "Restarting" in job.event_reasons(), "the Event", context=job.event_reasons)

@@ -7,7 +7,13 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import forget_leader, killed_after_each_change, outcome, restart
+from rljob_testing.operator.restarts import (
+    KILLED_EFFECT_SECONDS,
+    forget_leader,
+    killed_after_each_change,
+    outcome,
+    restart,
+)
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
@@ -58,7 +64,7 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
         live_through(job.create())
         ended = outcome(job)
         job.delete()
-        job.wait_gone()
+        job.wait_gone(KILLED_EFFECT_SECONDS)
     assert ended == expected
     assert len(kills) >= 15
 
@@ -66,14 +72,14 @@ def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(
 def live_through(job: WatchedJob) -> None:
     """Starts, loses a worker pod, goes on, completes."""
     job.kubelet.follow(job.namespace)
-    job.wait_for(ConditionType.RUNNING)
+    job.wait_for(ConditionType.RUNNING, timeout=KILLED_EFFECT_SECONDS)
     first = job.attempt
     job.report(4, first)
-    eventually(lambda: job.status.get("step") == 4, "the reported step in the status")
+    eventually(lambda: job.status.get("step") == 4, "the reported step in the status", KILLED_EFFECT_SECONDS)
     job.kubelet.vanish(job.policy_pod())
-    eventually(lambda: job.attempt > first, "another attempt", context=lambda: job.status)
-    job.wait_for(ConditionType.RUNNING)
+    eventually(lambda: job.attempt > first, "another attempt", KILLED_EFFECT_SECONDS, lambda: job.status)
+    job.wait_for(ConditionType.RUNNING, timeout=KILLED_EFFECT_SECONDS)
     job.report(10, job.attempt)
     job.end_controller(0)
-    job.wait_for(ConditionType.COMPLETE)
-    job.wait_for_pods(1)
+    job.wait_for(ConditionType.COMPLETE, timeout=KILLED_EFFECT_SECONDS)
+    job.wait_for_pods(1, KILLED_EFFECT_SECONDS)

@@ -40,7 +40,7 @@ def test_an_account_that_is_deleted_is_made_again(job: WatchedJob, api: ApiClien
     for resource in RESOURCES:
         api.delete(resource, SHARED_ACCOUNT, namespace)
     another = WatchedJob(api, job.kubelet, namespace, "another")
-    another.create().wait_for_pods(2, timeout=90)
+    another.create().wait_for_pods(2)
     eventually(lambda: uids(api, namespace), "the account to be there again")
 
 
@@ -53,4 +53,4 @@ def test_an_account_of_somebody_else_is_not_adopted(job: WatchedJob, api: ApiCli
     assert "every job of the namespace needs that name" in condition["message"]
     assert api.get("serviceaccounts", SHARED_ACCOUNT, namespace)["metadata"] == before["metadata"]
     api.delete("serviceaccounts", SHARED_ACCOUNT, namespace)
-    job.wait_for_pods(2, timeout=90)
+    job.wait_for_pods(2)

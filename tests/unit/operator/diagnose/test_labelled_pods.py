@@ -259,6 +259,13 @@ def test_a_reference_that_no_api_server_would_make_is_not_followed(owner: Owner)
 # --- a hostile tenant ---
 
 
+@pytest.fixture
+def no_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allowance gets no token back, however long the test takes."""
+    monkeypatch.setattr("rljob_operator.diagnose.labelled_pods._SECONDS_PER_TOKEN", 1e9)
+
+
+@pytest.mark.usefixtures("no_new_tokens")
 def test_a_namespace_has_an_allowance_and_others_keep_theirs() -> None:
     flood = [pod(killed(), name=f"p{number}") for number in range(150)]
     other = pod(killed(), name="honest")
@@ -267,6 +274,7 @@ def test_a_namespace_has_an_allowance_and_others_keep_theirs() -> None:
     assert made[-1]["regarding"]["name"] == "honest"
 
 
+@pytest.mark.usefixtures("no_new_tokens")
 def test_failures_beyond_the_allowance_are_not_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosed = []
     monkeypatch.setattr(

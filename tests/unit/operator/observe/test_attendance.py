@@ -46,7 +46,7 @@ class Cluster:
                 watch._reconnect_seconds = 0.01
             attendance = Attendance(watches, self.attended.append)
             tasks = [asyncio.create_task(watch.run()) for watch in watches]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(240):
                 await story(watches, attendance)
             for task in tasks:
                 task.cancel()
@@ -59,9 +59,11 @@ def test_the_other_namespaces_are_attended() -> None:
         for watch in watches:
             await watch.settled.wait()
         assert (attendance.includes("team-a"), attendance.includes("team-b")) == (True, False)
-        health = Health(stale_watch_seconds=2.0)
+        health = Health(stale_watch_seconds=600.0)
         health.watching(watches)
-        await asyncio.sleep(2.2)
+        for watch in watches:
+            if watch.namespace == "team-b":
+                watch._heard_at -= 700.0
         assert health.problem() is None
         WATCH_AGE_SECONDS.clear()  # its functions would outlive the test
 

@@ -43,7 +43,7 @@ def test_a_job_deleted_while_the_watch_was_down_is_removed() -> None:
         server.answer("GET", "/rljobs", listing(20, job("a"), job("b")))
         server.answer("GET", "/rljobs", Answer(lines=[expired]))
         server.answer("GET", "/rljobs", listing(30, job("b")))
-        server.answer("GET", "/rljobs", Answer(lines=[], open_seconds=5))
+        server.answer("GET", "/rljobs", Answer(lines=[], open_seconds=60))
 
     async def story(serving: Serving) -> None:
         observer = Observer((), lambda _: None)

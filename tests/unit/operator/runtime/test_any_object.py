@@ -145,7 +145,7 @@ async def run(served: Served, *errors: Exception) -> list[str]:
     client = cast(ApiClient, served)
     tasks = [asyncio.create_task(Reflector(client, *fed, reconnect_seconds=0.01).run()) for fed in sinks.items()]
     tasks.append(asyncio.create_task(ReconcileLoop(SETTINGS, queue, observer, executor, decide).run()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         await honest.wait()
         while not served.is_drained:
             await asyncio.sleep(0.001)

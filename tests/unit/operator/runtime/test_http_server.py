@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from rljob_operator.runtime import http_server
 from rljob_operator.runtime.certificate import Certificate
 from rljob_operator.runtime.http_server import MAX_CONNECTIONS, serve
 
@@ -32,7 +33,9 @@ def unverified() -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
-def test_callers_who_send_nothing_keep_nobody_out(tls: bool) -> None:
+def test_callers_who_send_nothing_keep_nobody_out(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 240.0)  # the machine may stop both sides for seconds
+
     async def story() -> None:
         async with AsyncExitStack() as stack:
             certificate = Certificate(None).context if tls else None
@@ -46,7 +49,7 @@ def test_callers_who_send_nothing_keep_nobody_out(tls: bool) -> None:
                 writer.write(b"GET / HTTP/1.1\r\nX-Never-Ending: ")
             async with aiohttp.ClientSession() as session:
                 address = f"http{'s' if tls else ''}://127.0.0.1:{port}/"
-                async with session.get(address, ssl=unverified(), timeout=aiohttp.ClientTimeout(20)) as answer:
+                async with session.get(address, ssl=unverified(), timeout=aiohttp.ClientTimeout(240)) as answer:
                     assert answer.status == 200
             closed = 0
             for reader, _ in idle:
@@ -77,8 +80,8 @@ def test_a_flood_of_new_connections_waits_its_turn() -> None:
     async def story() -> None:
         async with AsyncExitStack() as stack:
             port = await serve(stack, application(), 0, connections_per_second=20)
-            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(15)))
             began = asyncio.get_running_loop().time()
+            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(15)))
             for _, writer in opened:
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             for reader, writer in opened:

@@ -16,8 +16,9 @@ from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServ
 
 
 def no_leader_yet(server: ScriptedApiServer) -> None:
-    server.answer("GET", "/apis", Answer(body={"groups": [{"name": GROUP}]}))
-    server.answer("GET", "/leases/rljob-operator", refusal(404, "NotFound"))
+    """The replica repeats requests that take 5 s, as they may on a busy machine."""
+    server.answer("GET", "/apis", Answer(body={"groups": [{"name": GROUP}]}), times=50)
+    server.answer("GET", "/leases/rljob-operator", refusal(404, "NotFound"), times=50)
 
 
 def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,5 +41,6 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
 
     monkeypatch.setattr(replica, "Leader", lambda *_, **__: SimpleNamespace(lead=interrupted))
     server = play(story, no_leader_yet)
-    assert [method for method, _ in server.writes()] == ["POST", "PUT"]
-    assert server.asked[-1].body["spec"]["holderIdentity"] == ""
+    first, *_, last = [asked.body["spec"]["holderIdentity"] for asked in server.asked if asked.method != "GET"]
+    assert first != ""
+    assert last == ""
