@@ -115,7 +115,7 @@ class LeaderElection:
         self._renewed_at = float("-inf")
         try:
             async with asyncio.timeout(self._times.renew_deadline / 2):
-                while self._spec().get("holderIdentity") == self._identity and not await self._empty():
+                while self._is_mine() and not await self._empty():
                     await self._read()
         except (ApiError, TimeoutError) as error:
             _log.warning("cannot release the lease", error=str(error) or type(error).__name__)
@@ -138,7 +138,8 @@ class LeaderElection:
             async with asyncio.timeout(self._times.renew_deadline / 2):
                 if not self.leading:
                     await self._read()
-                if not await self._write():
+                # It may be held already, by a write whose response was lost.
+                if not await self._write() and not (self._is_mine() and await self._write()):
                     return False
         except (ApiError, TimeoutError) as error:
             problem = str(error) or type(error).__name__
@@ -179,6 +180,10 @@ class LeaderElection:
             await self._read()
             return False
         return True
+
+    def _is_mine(self) -> bool:
+        """This replica is the holder in the Lease as last read."""
+        return bool(self._spec().get("holderIdentity") == self._identity)
 
     def _spec(self) -> dict[str, Any]:
         return (self._lease or {}).get("spec") or {}

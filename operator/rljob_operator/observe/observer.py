@@ -29,6 +29,8 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 CHECK_SECONDS = 1800.0
 """Mean interval of the lookups of a running job's objects, 8 requests each: 44 a second for 10,000 running jobs."""
 _RETRY_CHECK_SECONDS = 60.0
+_DUE = 0.0
+"""Time of a lookup that is due at once."""
 
 
 class Observer:
@@ -148,7 +150,12 @@ class Observer:
         self._budgets[key] = self._budget(key).after_write(time.monotonic())
 
     def objects_checked(self, key: Key, *, failed: bool = False) -> None:
-        """Plan the next lookup of the objects beside the pods of the job."""
+        """Plan the next lookup of the objects beside the pods of the job. `failed`: also before each lookup.
+
+        If the StepReport was deleted during the lookup, the next one stays due.
+        """
+        if not failed and self._checks.get(key) == _DUE:
+            return
         after = _RETRY_CHECK_SECONDS if failed else CHECK_SECONDS * random.uniform(0.75, 1.25)
         self._checks[key] = time.monotonic() + after
 
@@ -200,7 +207,7 @@ class Observer:
         job = self.jobs.get(key)
         was_own, is_own = (bool(job and report and job.uid in report.owners) for report in (before, after))
         if was_own and not is_own:
-            self._checks[key] = 0.0
+            self._checks[key] = _DUE
         if was_own or is_own:
             self._wake(key)
 

@@ -88,6 +88,19 @@ def test_a_lease_is_released_after_a_renewal_whose_response_was_lost() -> None:
     assert last.body["spec"]["holderIdentity"] == ""
 
 
+def test_a_write_whose_response_was_lost_is_repeated_at_once() -> None:
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        serving.server.answer("POST", "/leases", refusal(409, "AlreadyExists"))
+        serving.server.answer("GET", "/leases/lock", lease("me", version="8"))
+        candidate = election(serving, ElectionTimes(lease_duration=600.0, renew_deadline=300.0, retry_period=3600.0))
+        async with asyncio.timeout(60):
+            await candidate.acquire()
+
+    last = play(story).asked[-1]
+    assert (last.method, last.body["metadata"]["resourceVersion"]) == ("PUT", "8")
+
+
 @pytest.mark.parametrize("found", [lease("other"), refusal(404, "NotFound")])
 def test_a_lease_that_somebody_else_took_is_not_released(found: Answer) -> None:
     async def story(serving: Serving) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 import pytest
@@ -238,7 +239,25 @@ def test_lookups_of_objects_are_spread_and_follow_a_deleted_report() -> None:
     deleted = observer.observe(key)
     assert deleted is not None
     assert deleted.observed.objects_check_seconds == 0
-    observer.objects_checked(key)
+    look_up(observer, key)
     checked = observer.observe(key)
     assert checked is not None
     assert (checked.observed.objects_check_seconds or 0) > CHECK_SECONDS / 2
+
+
+def test_a_report_deleted_during_a_lookup_is_looked_up_again() -> None:
+    key = ("research", "sums")
+    observer = Observer((), lambda _key: None)
+    observer.jobs.put(job())
+    observer.step_reports.put(step_report(step=1))
+    look_up(observer, key, meanwhile=lambda: observer.step_reports.remove(step_report(version=41)))
+    again = observer.observe(key)
+    assert again is not None
+    assert again.observed.objects_check_seconds == 0
+
+
+def look_up(observer: Observer, key: Key, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Mark a successful lookup, as the reconcile loop does."""
+    observer.objects_checked(key, failed=True)
+    meanwhile()
+    observer.objects_checked(key)
