@@ -19,6 +19,7 @@ from rljob_testing.operator.eventually import eventually
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
+from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout_batch import Completion
@@ -67,7 +68,7 @@ def engine(model_dir: Path) -> Iterator[list[Any]]:
         tensor_parallel_size=2,
         engine_args={"block_size": 32},
     )
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    start_local_ray(cpus=2, gpus=0, object_store_bytes=200 << 20)
     try:
         # The actors' processes import this module for the class.
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
