@@ -11,6 +11,7 @@ from pathlib import Path
 
 import rljob_probe
 from rljob_api.termination_message import TerminationMessage, read_termination_message
+from rljob_testing.patience import PATIENCE_SECONDS
 
 SITE = Path(rljob_probe.__file__).parent / "site"
 
@@ -29,7 +30,6 @@ class ProbedProgram:
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
     python: str | Path = sys.executable
-    patience_seconds: float = 60
 
     @property
     def log(self) -> Path:
@@ -69,7 +69,7 @@ class ProbedProgram:
         done = subprocess.run(
             [self.python, *flags, str(script)],
             env=inherited | (own if probed else {}) | self.environment | dict(environment or {}),
-            cwd=cwd, capture_output=True, text=True, timeout=self.patience_seconds, check=False,
+            cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
         )  # fmt: skip
         return Ended(done.returncode, done.stdout, done.stderr)
 
