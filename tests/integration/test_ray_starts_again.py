@@ -79,8 +79,10 @@ def test_the_ray_of_a_pod_is_started_again(
 def is_of(process: psutil.Process, names: tuple[str, ...], directory: str) -> bool:
     if process.info["name"] not in names or directory not in " ".join(process.info["cmdline"] or ()):
         return False
-    try:  # a child that has not executed its own program yet looks the same
-        return process.parent() is None or process.parent().name() not in names
+    try:
+        parent = process.parent()
+        # A child that has not executed its own program yet looks the same.
+        return parent is None or parent.name() not in names
     except psutil.NoSuchProcess:
         return False
 
