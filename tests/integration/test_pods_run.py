@@ -140,7 +140,8 @@ def lost_worker(pods: Pods, cluster: Cluster) -> Ended:
     try:
         attempt.wait_for_step(2)
         assert attempt.controller.ready
-        assert all(worker.ready for worker in attempt.workers)
+        # Its node of Ray is used from its start on, a moment before the worker reports it.
+        attempt.wait_until(lambda: all(worker.ready for worker in attempt.workers), "readiness of the workers")
         attempt.workers[1].kill()
         return ended(attempt, cluster)
     finally:
