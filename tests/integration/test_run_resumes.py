@@ -100,18 +100,22 @@ def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, 
 
 
 def test_ctrl_c_during_start_up_stops_at_once(manifest: Path, tmp_path: Path) -> None:
-    held = path_that_holds(("default_worker.py",), tmp_path / "held", tmp_path / "never")
+    may_start = tmp_path / "roles-may-start"
+    held = path_that_holds(("default_worker.py",), tmp_path / "held", may_start)
     process = start_rljob("run", manifest, "--output", tmp_path / "run", "--device", "cpu", PYTHONPATH=held)
-    assert process.stdout
-    for line in process.stdout:
-        if "starting the policy" in line:
-            break
+    wait_for_line(process, "starting the policy")
     process.send_signal(signal.SIGINT)
+    wait_for_line(process, "SIGINT: stopping\n")
+    may_start.touch()
     printed = wait_for_end(process)
     assert process.returncode == ExitCode.INTERRUPTED, printed
-    assert "SIGINT: stopping\n" in printed
     assert "loading the policy" not in printed
     assert "Traceback" not in printed
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout
+    assert any(text in line for line in process.stdout), f"expected a line with {text!r}, found the end"
 
 
 def test_a_finished_run_started_again_says_so_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:
