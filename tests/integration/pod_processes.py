@@ -184,8 +184,11 @@ class Attempt:
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = Deadline(PATIENCE_SECONDS)
-        while not holds():
+        while True:
+            # Looked at first: what a pod did before it ended counts.
             ended = [pod.directory.name for pod in (self.controller, *self.workers) if pod.process.poll() is not None]
+            if holds():
+                return
             assert not ended, f"{ended} ended before {what}:\n{self.logs}"
             assert not deadline.passed, f"{what} did not come:\n{self.logs}"
             time.sleep(0.02)

@@ -14,8 +14,7 @@ import yaml
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.runs import rljob_run, write_manifest
 from tests.integration.pod_processes import Attempt, PodProcess, Pods
-
-MORE_STEPS_THAN_NEEDED = 500
+from tests.integration.stopped_runs import MORE_STEPS_THAN_NEEDED
 
 
 def manifest_of(directory: Path, steps: int) -> Path:

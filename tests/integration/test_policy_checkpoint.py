@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -315,14 +316,16 @@ def write_slowly(_policy: PolicyRank) -> None:
 def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Path) -> None:
     """Once the checkpoint that is being written from it is complete."""
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", learning_rate=1e-2)
+    go_on = tmp_path / "go-on"
     with policy_processes(2, config) as policy:
-        policy.run(write_slowly)
+        policy.run(write_after, go_on)
         at_checkpoint = weights_after(policy, 1)
         policy.run(keep_a_copy)
         policy.call("start_checkpoint", tmp_path / "first")
         policy.call("change_memory", config.memory, True)
         assert policy.run(keeps_a_copy) == [True, True]
         assert policy.call("checkpoint_written") == [False, False]
+        threading.Timer(0.5, go_on.touch).start()  # while the change waits
         policy.call("change_memory", config.memory, False)
         assert policy.run(keeps_a_copy) == [False, False]
         assert policy.call("checkpoint_written") == [True, True]
@@ -330,6 +333,18 @@ def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Pat
         weights_after(policy, 2)
         assert policy.call("load_checkpoint", tmp_path / "first") == [None, None]
         assert weights_after(policy) == at_checkpoint
+
+
+def write_after(_policy: PolicyRank, go_on: Path) -> None:
+    """In a policy process: write nothing before the file `go_on` exists."""
+    resolve = checkpoint_planners.SaveInPieces.resolve_data
+
+    def held(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
+        while not go_on.exists():
+            time.sleep(0.01)
+        return resolve(planner, item)
+
+    checkpoint_planners.SaveInPieces.resolve_data = held  # type: ignore[method-assign]
 
 
 def keep_a_copy(policy: PolicyRank) -> None:

@@ -187,16 +187,16 @@ def test_failures_in_every_phase_change_no_bit_and_end_no_process(tmp_path: Path
         assert policy.run(process_id) == processes
 
 
-def write_for_a_minute(policy: PolicyRank, slow_ranks: Container[int]) -> None:
+def write_for_minutes(policy: PolicyRank, slow_ranks: Container[int]) -> None:
     """In a policy process: longer than a rank that rejoins waits for an interrupted checkpoint."""
+    checkpoint._LEAVE_SECONDS = 60.0
     if policy.rank not in slow_ranks:
         return
     resolve = checkpoint_planners.SaveInPieces.resolve_data
     checkpoint_planners.PIECE_BYTES = SMALL_PIECE_BYTES
-    checkpoint._LEAVE_SECONDS = 10.0
 
     def slow(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
-        time.sleep(0.1 if checkpoint_planners.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
+        time.sleep(0.5 if checkpoint_planners.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
         return resolve(planner, item)
 
     checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[method-assign]
@@ -214,7 +214,7 @@ def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied:
     [_, expected] = without_failure(2, config, (1, 2))
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
-        policy.run(write_for_a_minute, slow_ranks)
+        policy.run(write_for_minutes, slow_ranks)
         policy.call("start_checkpoint", tmp_path / "interrupted")
         while len([*(tmp_path / "interrupted").glob("__*")]) < 2:
             time.sleep(0.01)

@@ -83,7 +83,7 @@ def test_the_rank_that_fails_under_torchrun_is_the_one_that_is_told(program: Pro
 import os, time, torch
 if os.environ["RANK"] == "1":
     {TOO_MUCH}
-time.sleep(60)
+time.sleep(600)
 """)
     code = f"""
 from torch.distributed.run import main

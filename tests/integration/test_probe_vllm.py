@@ -21,7 +21,7 @@ if __name__ == "__main__":
 def test_an_engine_whose_own_process_lacks_memory_to_start_is_reported(tmp_path: Path) -> None:
     model = resolve_model("random://qwen3?hidden=64&layers=2&vocabulary=1000&dtype=float32")
     environment = engine_environment("cpu") | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    program = ProbedProgram(tmp_path, environment, patience_seconds=300)
+    program = ProbedProgram(tmp_path, environment)
     ended = program.run(ENGINE.format(model=str(model)))
     assert "Engine core initialization failed" in ended.errors, ended.errors
     assert program.message is not None

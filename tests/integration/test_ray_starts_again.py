@@ -19,19 +19,29 @@ from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.pods.ray_node import RayPorts, begin, head_command, require_started
 from rljob_trainer.roles.ray_driver import start_local_ray
+from tests.integration.held_programs import path_that_holds
 
 FREE_PORT = 26000
 """Far from the ports of `pod_processes.py`."""
+AGENTS = ("dashboard/agent.py", "runtime_env/agent/main.py")
 
 
-def test_ray_is_started_again_and_nothing_of_the_first_start_is_left() -> None:
+@pytest.fixture
+def let_agents_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Until it is called, no agent of Ray starts: no raylet is up before it can be killed."""
+    until = tmp_path / "agents-may-start"
+    monkeypatch.setenv("PYTHONPATH", path_that_holds(AGENTS, tmp_path / "held", until))
+    return until.touch
+
+
+def test_ray_is_started_again_and_nothing_of_the_first_start_is_left(let_agents_start: Callable[[], None]) -> None:
     before = set(psutil.Process().children())
 
     def mine() -> set[psutil.Process]:
         return set(psutil.Process().children()) - before
 
     with ThreadPoolExecutor() as threads:
-        killed = threads.submit(kill_the_first_raylet, mine)
+        killed = threads.submit(kill_the_first_raylet, mine, let_agents_start)
         try:
             start_local_ray(cpus=1, gpus=0, object_store_bytes=object_store_bytes(1 << 20, "cpu"))
             assert ray.is_initialized()
@@ -41,7 +51,9 @@ def test_ray_is_started_again_and_nothing_of_the_first_start_is_left() -> None:
             ray.shutdown()
 
 
-def test_the_ray_of_a_pod_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ray_of_a_pod_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, let_agents_start: Callable[[], None]
+) -> None:
     directory = tempfile.mkdtemp(prefix="pod-")  # its path must be short, for Ray's sockets
     monkeypatch.setattr(tempfile, "tempdir", directory)
 
@@ -52,7 +64,7 @@ def test_the_ray_of_a_pod_is_started_again(tmp_path: Path, monkeypatch: pytest.M
     log = tmp_path / "ray-start.log"
     start = begin(head_command(pod_ip="127.0.0.1", port=FREE_PORT, ports=RayPorts(FREE_PORT + 10)), log)
     try:
-        killed = kill_the_first_raylet(mine)
+        killed = kill_the_first_raylet(mine, let_agents_start)
         require_started(start.wait(PATIENCE_SECONDS), log)
         assert killed not in psutil.pids()
         assert sorted(each.name() for each in mine()) == ["gcs_server", "raylet"]
@@ -65,17 +77,25 @@ def test_the_ray_of_a_pod_is_started_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 def is_of(process: psutil.Process, names: tuple[str, ...], directory: str) -> bool:
-    return process.info["name"] in names and directory in " ".join(process.info["cmdline"] or ())
+    if process.info["name"] not in names or directory not in " ".join(process.info["cmdline"] or ()):
+        return False
+    try:
+        parent = process.parent()
+        # A child that has not executed its own program yet looks the same.
+        return parent is None or parent.name() not in names
+    except psutil.NoSuchProcess:
+        return False
 
 
-def kill_the_first_raylet(processes: Callable[[], set[psutil.Process]]) -> int:
-    """Kill it as soon as it has executed its program, long before its agents are up; returns its process ID."""
+def kill_the_first_raylet(processes: Callable[[], set[psutil.Process]], let_agents_start: Callable[[], None]) -> int:
+    """Kill it once it has executed its program, while its agents are held; returns its process ID."""
     deadline = Deadline(PATIENCE_SECONDS)
     while not deadline.passed:
         for process in processes():
             with suppress(psutil.NoSuchProcess):
                 if process.name() == "raylet":
                     process.send_signal(signal.SIGKILL)
+                    let_agents_start()
                     return process.pid
         time.sleep(0.01)
     raise AssertionError("no raylet was started")

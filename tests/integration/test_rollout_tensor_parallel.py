@@ -21,6 +21,7 @@ from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
@@ -92,9 +93,7 @@ def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         def pid(self) -> int:
             return os.getpid()
 
-    ray.init(
-        address="local", num_cpus=SIZE, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False
-    )
+    start_local_ray(cpus=SIZE, gpus=0, object_store_bytes=200 << 20)
     try:
         yield ray.remote(Controller).options(num_cpus=0).remote(f"{Path(__file__).stem}:{EngineProcess.__name__}")
     finally:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rljob_testing.engine_agreement import EngineHost, largest_difference, perturb
 from rljob_testing.supported_models import TRAINED, Kind, compare
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.roles.ray_driver import wait_longer_for_raylets
+from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.fast_logprobs import VARIABLE
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
@@ -46,8 +46,7 @@ def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(vllm_cache: Path) -> Iterator[Any]:
-    wait_longer_for_raylets()
-    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    start_local_ray(cpus=2, gpus=0, object_store_bytes=200 << 20)
     try:
         # The actor's process imports this module for the class.
         variables = {

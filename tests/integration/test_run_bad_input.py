@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.exit_codes import ExitCode
+from rljob_testing.patience import wait_for_end
 from rljob_testing.repository import ROOT
 from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
 
@@ -53,7 +54,7 @@ def test_a_wrong_manifest_names_every_problem_with_its_path(tmp_path: Path) -> N
 def test_validate_names_the_same_problems(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "job.yaml", algorithm={"groupSize": 1})
     process = start_rljob("validate", manifest, ROOT / "examples" / "digits.yaml")
-    printed, _ = process.communicate(timeout=60)
+    printed = wait_for_end(process)
     assert process.returncode == ExitCode.INVALID_MANIFEST
     assert "spec.algorithm.groupSize" in printed
     assert "digits.yaml: valid" in printed

@@ -17,7 +17,7 @@ from tests.integration.recomputed_logprobs import (
     assert_recorded_weights_generated_every_token,
     recomputed,
 )
-from tests.integration.stopped_runs import assert_same_end, stop_at
+from tests.integration.stopped_runs import assert_same_end, stop_after
 
 STEPS = 6
 PROMPTS, GROUP_SIZE, PARTIAL = 4, 2, 2
@@ -31,6 +31,7 @@ JOB: dict[str, dict[str, Any]] = {
         "maxResponseTokens": 96,
         "ignoreEndOfSequence": False,
     },
+    "faultInjection": {"enabled": True},
 }
 
 
@@ -69,7 +70,8 @@ def test_each_token_has_the_log_probability_of_its_weights(uninterrupted: Run, t
 
 def test_an_interrupted_run_ends_with_the_same_bits(uninterrupted: Run, tmp_path: Path) -> None:
     output, manifest = tmp_path / "run", manifest_in(tmp_path, {"everySteps": 4})
-    code, _ = stop_at(3, "controller", signal.SIGKILL, manifest, output)
+    # The next step does not end before the run is stopped.
+    code, _ = stop_after(3, "controller", signal.SIGKILL, manifest, output, "--fault=Hang@update:4")
     assert code == -signal.SIGKILL
     batches = [RolloutBatch.load(path) for path in sorted((output / "journal").glob("step-*.npz"))]
     assert batches[-1].step >= 4, "the rollouts of the next step are in the journal before a step is committed"

@@ -13,20 +13,25 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import wait_for_end
 from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
-from tests.integration.stopped_runs import assert_same_end, stop_at
+from tests.integration.held_programs import path_that_holds
+from tests.integration.stopped_runs import MORE_STEPS_THAN_NEEDED, assert_same_end, committed_steps, stop_after
 
 STEPS = 14
 JOB: dict[str, dict[str, Any]] = {
-    "algorithm": {"steps": STEPS, "promptsPerStep": 4, "groupSize": 4},
+    "algorithm": {"promptsPerStep": 4, "groupSize": 4},
     "checkpoint": {"everySteps": 4, "keep": 2},
     # A lost process ends the run, as it does where somebody else begins the next attempt.
     "recovery": {"maxRestarts": 0},
 }
 
 
+def manifest_of(directory: Path, steps: int) -> Path:
+    return write_manifest(directory / f"job-{steps}.yaml", **JOB | {"algorithm": JOB["algorithm"] | {"steps": steps}})
+
+
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_manifest(tmp_path_factory.mktemp("job") / "job.yaml", **JOB)
+    return manifest_of(tmp_path_factory.mktemp("job"), STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +41,28 @@ def uninterrupted(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     return run
 
 
-def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(
-    manifest: Path, uninterrupted: Run, tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    code, printed = stop_at(2, "controller", signal.SIGTERM, manifest, output)
+def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(tmp_path: Path) -> None:
+    endless, output = manifest_of(tmp_path, MORE_STEPS_THAN_NEEDED), tmp_path / "run"
+    code, printed = stop_after(2, "controller", signal.SIGTERM, endless, output)
     assert code == ExitCode.TERMINATED, printed
     assert "run the same command" in printed
-    code, printed = stop_at(4, "controller", signal.SIGINT, manifest, output)
+    code, printed = stop_after(2, "controller", signal.SIGINT, endless, output)
     assert code == ExitCode.INTERRUPTED, printed
-    code, printed = stop_at(10, "controller", signal.SIGKILL, manifest, output)
+    code, printed = stop_after(6, "controller", signal.SIGKILL, endless, output)
     assert code == -signal.SIGKILL
     corrupt = corrupt_newest_checkpoint(output)
-    code, printed = stop_at(11, "rollout-0", signal.SIGKILL, manifest, output)
+    code, printed = stop_after(1, "rollout-0", signal.SIGKILL, endless, output)
     assert code == ExitCode.WORKER_LOST, printed
     assert "rollout-0" in printed
     assert f"the checkpoint of step {corrupt} is not used" in printed
 
-    finished = rljob_run(manifest, output)
+    steps = committed_steps(output) + 3
+    finished = rljob_run(manifest_of(tmp_path, steps), output)
 
     assert finished.exit_code == ExitCode.COMPLETE, finished.printed
-    assert [step["step"] for step in finished.steps] == list(range(1, STEPS + 1))
+    assert [step["step"] for step in finished.steps] == list(range(1, steps + 1))
     assert len(finished.attempts) == 5
+    uninterrupted = rljob_run(manifest_of(tmp_path, steps), tmp_path / "uninterrupted")
     assert_same_end(finished, uninterrupted)
 
 
@@ -95,17 +100,22 @@ def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, 
 
 
 def test_ctrl_c_during_start_up_stops_at_once(manifest: Path, tmp_path: Path) -> None:
-    process = start_rljob("run", manifest, "--output", tmp_path / "run", "--device", "cpu")
-    assert process.stdout
-    for line in process.stdout:
-        if "starting the policy" in line:
-            break
+    may_start = tmp_path / "roles-may-start"
+    held = path_that_holds(("default_worker.py",), tmp_path / "held", may_start)
+    process = start_rljob("run", manifest, "--output", tmp_path / "run", "--device", "cpu", PYTHONPATH=held)
+    wait_for_line(process, "starting the policy")
     process.send_signal(signal.SIGINT)
+    wait_for_line(process, "SIGINT: stopping\n")
+    may_start.touch()
     printed = wait_for_end(process)
     assert process.returncode == ExitCode.INTERRUPTED, printed
-    assert "SIGINT: stopping\n" in printed
     assert "loading the policy" not in printed
     assert "Traceback" not in printed
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout
+    assert any(text in line for line in process.stdout), f"expected a line with {text!r}, found the end"
 
 
 def test_a_finished_run_started_again_says_so_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:

@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
+from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
+from rljob_trainer.weight_sync import broadcast
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 
 PROMPTS, SEEDS = [[4, 5, 6], [7, 8]], [1, 2]
@@ -57,7 +59,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    start_local_ray(cpus=4, gpus=0, object_store_bytes=200 << 20)
     yield
     ray.shutdown()
 
@@ -157,7 +159,11 @@ def test_a_sync_that_fails_half_way_needs_a_full_resend(
 
 
 def test_an_engine_that_dies_is_named_and_its_successor_joins(
-    engines: list[Any], broadcaster: WeightBroadcaster, policy: Any, model_dir: Path
+    engines: list[Any],
+    broadcaster: WeightBroadcaster,
+    policy: Any,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights = perturbed(policy, 5)
     send(broadcaster, engines, weights, 1)
@@ -169,6 +175,7 @@ def test_an_engine_that_dies_is_named_and_its_successor_joins(
                 ray.kill(engines[1], no_restart=True)
             yield name, weight
 
+    monkeypatch.setattr(broadcast, "_LOST_ENGINE_SECONDS", 300.0)  # Ray notices later on a busy machine
     with pytest.raises(WorkerLost, match="rollout-1 died while receiving the weights"):
         broadcaster.send(while_it_dies(), engines, 2, 1)
     engines[1] = start_engine(model_dir, 1)

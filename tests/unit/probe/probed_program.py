@@ -30,7 +30,6 @@ class ProbedProgram:
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
     python: str | Path = sys.executable
-    patience_seconds: float = PATIENCE_SECONDS
 
     @property
     def log(self) -> Path:
@@ -70,7 +69,7 @@ class ProbedProgram:
         done = subprocess.run(
             [self.python, *flags, str(script)],
             env=inherited | (own if probed else {}) | self.environment | dict(environment or {}),
-            cwd=cwd, capture_output=True, text=True, timeout=self.patience_seconds, check=False,
+            cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
         )  # fmt: skip
         return Ended(done.returncode, done.stdout, done.stderr)
 
