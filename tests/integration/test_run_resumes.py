@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,14 @@ def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, 
 
 
 def test_ctrl_c_during_start_up_stops_at_once(manifest: Path, tmp_path: Path) -> None:
-    may_start = tmp_path / "roles-may-start"
-    held = path_that_holds(("default_worker.py",), tmp_path / "held", may_start)
+    held = path_that_holds(("default_worker.py",), tmp_path / "held", until=tmp_path / "never")
     process = start_rljob("run", manifest, "--output", tmp_path / "run", "--device", "cpu", PYTHONPATH=held)
     wait_for_line(process, "starting the policy")
+    time.sleep(3)  # until it waits in Ray
     process.send_signal(signal.SIGINT)
-    wait_for_line(process, "SIGINT: stopping\n")
-    may_start.touch()
     printed = wait_for_end(process)
     assert process.returncode == ExitCode.INTERRUPTED, printed
+    assert "SIGINT: stopping\n" in printed
     assert "loading the policy" not in printed
     assert "Traceback" not in printed
 

@@ -33,7 +33,7 @@ from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepR
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
-_LAST_REPORT_SECONDS = 10.0
+_LAST_REPORT_SECONDS = 30.0
 
 
 def run_controller(variables: Mapping[str, str]) -> ExitCode:

@@ -71,7 +71,7 @@ def _work(environment: WorkerEnvironment, job: RLJob) -> WorkerExit:
         if cache is not None and environment.index == 0:
             threading.Thread(target=_keep, args=(cache,), name="compile cache", daemon=True).start()
         return _stay(environment, head)
-    except StopNow:
+    except KeyboardInterrupt:  # StopNow
         if termination.work_in_progress:
             ray_node.leave()
         return WorkerExit(ExitCode.TERMINATED, "stopped by SIGTERM")

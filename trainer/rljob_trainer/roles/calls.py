@@ -15,7 +15,7 @@ from rljob_trainer.roles.time_limit import GRACE_SECONDS, current_limit
 Calls = dict[str, Any]
 """Ray object references by the name of the called actor, such as `policy-0`."""
 
-_LOST_PEER_SECONDS = 5.0
+_LOST_PEER_SECONDS = 15.0
 """The connections of a lost actor close at once and fail its peers. Ray reports the loss a little later."""
 
 
@@ -56,7 +56,7 @@ def next_result(calls: Calls, doing: str) -> tuple[str, Any]:
 
     The loss of an actor does not end the calls of its peers, which may wait in a collective forever. Results are
     therefore taken as they arrive, and the first failure is raised at once. If it has no clear cause, such as a closed
-    connection, the peers first get a few seconds to report theirs.
+    connection, the peers first get some seconds to report theirs.
 
     Calls that exceed the current `time_limit` end the wait as well.
 
@@ -110,7 +110,7 @@ def _names_no_cause(failure: TrainerError) -> bool:
 
 
 def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) -> None:
-    """Raise the error of a peer that fails within a few seconds with a clear cause: lost, or out of memory."""
+    """Raise the error of a peer that fails within some seconds with a clear cause: lost, or out of memory."""
     import ray
 
     deadline = time.monotonic() + _LOST_PEER_SECONDS

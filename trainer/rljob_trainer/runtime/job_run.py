@@ -33,7 +33,7 @@ from rljob_trainer.recovery.recovery import NewAttempt, failure_report
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.placement import Placement
-from rljob_trainer.runtime.stop_request import StopNow, StopRequest, stop_on_signals
+from rljob_trainer.runtime.stop_request import StopRequest, stop_on_signals
 from rljob_trainer.runtime.supervision import Supervision
 
 log = structlog.get_logger()
@@ -194,7 +194,7 @@ class JobRun:
         except NewAttempt:
             if not stop:
                 raise
-        except StopNow:
+        except KeyboardInterrupt:  # StopNow
             pass
         except Exception as error:
             if is_disk_full(self.directory.path):

@@ -12,8 +12,11 @@ from rljob_api.exit_codes import ExitCode
 _EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
-class StopNow(BaseException):
-    """Raised in the main thread to stop at once. The step in progress is not committed."""
+class StopNow(KeyboardInterrupt):
+    """Raised in the main thread to stop at once. The step in progress is not committed.
+
+    A wait in Ray is only ended by a KeyboardInterrupt, and then raises one of its own: catch KeyboardInterrupt.
+    """
 
 
 class StopRequest:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_LOST_ENGINE_SECONDS = 5.0
+_LOST_ENGINE_SECONDS = 15.0
 """The connections of a lost engine close at once. Ray reports the loss a little later."""
 
 
