@@ -23,6 +23,7 @@ ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operato
 LONGEST_FIRST = (
     CLUSTER,
     "tests/integration/operator/",
+    "tests/integration/test_run_ranks_recover.py",
     "tests/integration/test_run_recovers.py",
     "tests/integration/test_run_resumes.py",
     POD_PROCESSES,
