@@ -83,7 +83,7 @@ images: model ## Build the images of operator, trainer and model (DEVICE=gpu: th
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(PARTS) images/image_build charts tests/integration/operator $(TYPED)
+	$(BIN)/mypy $(PARTS) images/image_build charts bench tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
@@ -133,7 +133,6 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
-TYPED := bench tests/gpu
 PARTS := crds memory operator trainer cluster probe testing
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster

@@ -18,7 +18,7 @@ from rich.console import Console
 from rljob_cluster import cgroups, machine
 from rljob_cluster import cluster as cluster_module
 from rljob_cluster.fake_nodes import TAINT, add
-from rljob_cluster.layout import ClusterLayout
+from rljob_cluster.layout import CGROUP, ClusterLayout
 from rljob_cluster.machine_init import KUBELET_SYSCTLS
 from rljob_cluster.node_status import reports_ready
 from rljob_cluster.progress import Progress
@@ -61,7 +61,7 @@ def test_ending_the_cluster_leaves_only_programs_and_images(
 
 def test_a_cluster_whose_processes_were_all_killed_comes_up_again(cluster: ClusterLayout, kubectl: Kubectl) -> None:
     cluster_module.up(cluster, PROGRESS)
-    for pid in cgroups.processes(cgroups.CGROUP):
+    for pid in cgroups.processes(CGROUP):
         # Once the first of all is gone, the kernel ends the others.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ def machine_state() -> dict[str, object]:
         "routes": printed("ip", "route"),
         "rules": printed("iptables-save", "-t", "nat") + printed("iptables-save", "-t", "filter"),
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if "rljob/cluster" in line],
-        "cgroups": {path for path in cgroups.groups_below(cgroups.MOUNT) if path.name == cgroups.CGROUP},
+        "cgroups": {path for path in cgroups.groups_below(cgroups.MOUNT) if path.name == CGROUP},
         "namespaces": {path.name for path in Path("/run/netns").glob("*")},
         "processes": present(),
         "sysctls": sysctls | {"ip_forward": Path("/proc/sys/net/ipv4/ip_forward").read_text()},

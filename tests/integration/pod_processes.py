@@ -65,7 +65,9 @@ class PodProcess:
     def kill(self) -> None:
         """All processes of the pod at once, as when its node is gone."""
         if self.process.poll() is None:
-            for process in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            processes: list[psutil.Process | subprocess.Popen[bytes]] = [*children, self.process]
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):  # the pod may be ending by itself
                     process.kill()
             self.process.wait()

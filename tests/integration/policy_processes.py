@@ -187,4 +187,4 @@ def scored_batch(step: int, *, prompts: int = 4, group_size: int = 3, seed: int 
         response_ids=[draw.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths],
         rollout_logprobs=logprobs,
         finished=np.ones(completions, np.bool_),
-    ).scored(draw.normal(size=completions), draw.normal(size=completions))
+    ).scored(*draw.normal(size=(2, completions)).astype(np.float32))

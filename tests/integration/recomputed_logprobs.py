@@ -31,13 +31,15 @@ class Recomputed:
 
     @property
     def at_recorded(self) -> npt.NDArray[Any]:
-        return self.differences[self.versions, np.arange(len(self.versions))]
+        differences: npt.NDArray[Any] = self.differences[self.versions, np.arange(len(self.versions))]
+        return differences
 
     def at_recorded_plus(self, steps: int) -> npt.NDArray[Any]:
         """The same at weights that are `steps` newer, of the tokens for which there are such weights."""
         versions = self.versions + steps
         exist = (versions >= 0) & (versions < len(self.differences))
-        return self.differences[versions[exist], np.arange(len(self.versions))[exist]]
+        differences: npt.NDArray[Any] = self.differences[versions[exist], np.arange(len(self.versions))[exist]]
+        return differences
 
 
 def recomputed(output: Path, temporary: Path) -> list[Recomputed]:

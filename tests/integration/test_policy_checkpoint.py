@@ -12,17 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_processes import (
-    PolicyProcesses,
-    complete_checkpoint,
-    parameters,
-    policy_config,
-    policy_processes,
-    scored_batch,
-    tiny_model,
-)
-from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoModelForCausalLM
 
 from rljob_trainer.errors import BadInput
@@ -32,6 +24,15 @@ from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.rank import PolicyRank
+from tests.integration.policy_processes import (
+    PolicyProcesses,
+    complete_checkpoint,
+    parameters,
+    policy_config,
+    policy_processes,
+    scored_batch,
+    tiny_model,
+)
 
 
 def weights_after(policy: PolicyProcesses, *steps: int) -> str:
@@ -245,10 +246,11 @@ def _moments_of_shards(policy: PolicyRank) -> dict[str, tuple[torch.Tensor, torc
     """Both moments of this rank's shards in float32, one-dimensional, by parameter."""
     optimizer = policy._optimizer
     first, second = optimizer.moments.read(optimizer.state.arrays())
-    return {
-        name: tuple(each[start : start + local(parameter).numel()].clone() for each in (first, second))
-        for start, (name, parameter) in zip(optimizer._starts, optimizer.parameters.items(), strict=False)
-    }
+    found = {}
+    for start, (name, parameter) in zip(optimizer._starts, optimizer.parameters.items(), strict=False):
+        of_parameter = slice(start, start + local(parameter).numel())
+        found[name] = (first[of_parameter].clone(), second[of_parameter].clone())
+    return found
 
 
 def _whole_moments(
@@ -310,7 +312,7 @@ def write_slowly(_policy: PolicyRank) -> None:
         time.sleep(0.01)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[method-assign]
+    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
 
 
 def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ def write_after(_policy: PolicyRank, go_on: Path) -> None:
             time.sleep(0.01)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = held  # type: ignore[method-assign]
+    checkpoint_planners.SaveInPieces.resolve_data = held  # type: ignore[assignment, method-assign]
 
 
 def keep_a_copy(policy: PolicyRank) -> None:

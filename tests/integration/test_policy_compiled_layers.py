@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from policy_processes import tiny_model
 from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
+from torch._logging._internal import set_logs
 
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy.compiled_layers import compilations, compile_layers
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model
+from tests.integration.policy_processes import tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def _compiler_as_it_was() -> Iterator[None]:
     counters.clear()
     with config.patch(recompile_limit=config.recompile_limit, fail_on_recompile_limit_hit=False):
         yield
-    torch._logging.set_logs()
+    set_logs()
     torch._dynamo.reset()
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policy_processes import (
+from torch.distributed.tensor import DTensor
+
+from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.policy import rank as policy_rank
+from rljob_trainer.policy.compiled_layers import compile_layers
+from rljob_trainer.policy.config import LoraConfig
+from rljob_trainer.policy.model import PolicyModel, shard
+from rljob_trainer.policy.rank import PolicyRank
+from rljob_trainer.rollout_batch import RolloutBatch
+from tests.integration.policy_processes import (
     ALL_TERMS,
     VOCABULARY,
     complete_checkpoint,
@@ -17,16 +27,6 @@ from policy_processes import (
     scored_batch,
     tiny_model,
 )
-from torch.distributed.tensor import DTensor
-
-from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.policy import rank as policy_rank
-from rljob_trainer.policy.compiled_layers import compile_layers
-from rljob_trainer.policy.config import LoraConfig
-from rljob_trainer.policy.model import PolicyModel
-from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.rollout_batch import RolloutBatch
 
 PLAIN = LossConfig()
 ONE_MICRO_BATCH = memory_plan(micro_batch_tokens=400)
@@ -90,7 +90,7 @@ def test_several_ranks_compile_nothing_in_an_update_after_compiling_ahead(tmp_pa
         with policy_processes(2, config, load=False) as policy:
             policy.run(trace_layers)
             policy.call("load")
-            return policy.call("update", several_rows(scored_batch(1)))[0].metrics["compilations"]
+            return float(policy.call("update", several_rows(scored_batch(1)))[0].metrics["compilations"])
 
     assert compilations("plain", ahead=False) > 0
     assert compilations("ahead", ahead=True) == 0
@@ -124,14 +124,13 @@ def unsharded_layers(policy: PolicyRank) -> int:
 def trace_layers(_policy: PolicyRank) -> None:
     """In a policy process: compile layers on the CPU, without generating kernels. Padded, since attention over packed
     sequences is compiled only with the GPU's kernel."""
-    original = policy_rank.shard
 
     def compile_and_shard(model: PolicyModel, *arguments: Any) -> None:
         compile_layers(model.decoder_layers, backend="eager")
-        original(model, *arguments)
+        shard(model, *arguments)
 
-    policy_rank.shard = compile_and_shard
-    policy_rank.can_pack = lambda *_arguments: False
+    policy_rank.shard = compile_and_shard  # type: ignore[assignment, attr-defined]
+    policy_rank.can_pack = lambda *_arguments: False  # type: ignore[attr-defined]
 
 
 def gradients_held(policy: PolicyRank) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_processes import policy_config, policy_processes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -24,6 +23,7 @@ from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.model import build_policy_model, read_policy_model, sent_name, to_compute_dtype
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.weight_loading import load_weights
+from tests.integration.policy_processes import policy_config, policy_processes
 
 UNEVEN: dict[str, Any] = {
     "vocab_size": 65,
@@ -90,7 +90,12 @@ def test_weights_and_buffers_are_those_that_transformers_loads(
     model_dir = model_of(tmp_path / "model", kind, dtype=torch.float32)
     read: list[Tensor] = []
     rows_of = weight_loading.rows_of
-    monkeypatch.setattr(weight_loading, "rows_of", lambda *args: read.append(rows_of(*args)) or read[-1])
+
+    def recorded(file: Path, weight: str, first: int, stop: int) -> Tensor:
+        read.append(rows_of(file, weight, first, stop))
+        return read[-1]
+
+    monkeypatch.setattr(weight_loading, "rows_of", recorded)
     monkeypatch.setattr(weight_loading, "PIECE_ELEMENTS", 700)
     loaded = read_policy_model(model_dir, temperature=1.0, chunk_tokens=64, dtype=dtype).causal_lm
     expected = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)

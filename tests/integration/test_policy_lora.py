@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_processes import complete_checkpoint, parameters, policy_config, policy_processes, scored_batch, tiny_model
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +17,14 @@ from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
+from tests.integration.policy_processes import (
+    complete_checkpoint,
+    parameters,
+    policy_config,
+    policy_processes,
+    scored_batch,
+    tiny_model,
+)
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 

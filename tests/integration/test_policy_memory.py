@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from policy_processes import policy_config, policy_processes, scored_batch, tiny_model
 
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm import logprobs
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
+from tests.integration.policy_processes import policy_config, policy_processes, scored_batch, tiny_model
 
 MEMORY = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7)
 
@@ -47,7 +47,7 @@ def test_an_update_that_failed_in_its_optimizer_step_cannot_be_repeated(tmp_path
 
 def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> None:
     """Fail in the middle of the update's second micro-batch, or in its optimizer step."""
-    projection = policy._model.decoder_layers[1].self_attn.q_proj
+    projection = policy._model.decoder_layers[1].get_submodule("self_attn.q_proj")
     runs = 0
 
     def out_of_memory(*_: object) -> None:
@@ -132,7 +132,8 @@ def _what_an_update_does(policy: PolicyRank, batch: RolloutBatch) -> dict[str, f
         return matmul(left, right)
 
     logprobs._float32_matmul = counting_rows
-    hook = policy._model.decoder_layers[0].mlp.register_forward_pre_hook(lambda *_: layer_runs.append(1))
+    mlp = policy._model.decoder_layers[0].get_submodule("mlp")
+    hook = mlp.register_forward_pre_hook(lambda *_: layer_runs.append(1))
     result = policy.update(batch)
     hook.remove()
     logprobs._float32_matmul = matmul

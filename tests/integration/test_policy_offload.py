@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from policy_processes import (
+
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_trainer.policy.gradients import local
+from rljob_trainer.policy.rank import PolicyRank
+from tests.integration.policy_processes import (
     PolicyProcesses,
     complete_checkpoint,
     policy_config,
@@ -17,11 +22,6 @@ from policy_processes import (
     scored_batch,
     tiny_model,
 )
-
-from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.policy.config import LoraConfig, PolicyConfig
-from rljob_trainer.policy.gradients import local
-from rljob_trainer.policy.rank import PolicyRank
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 FORMS: dict[str, dict[str, Any]] = {

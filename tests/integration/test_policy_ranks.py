@@ -12,14 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from policy_processes import (
-    ALL_TERMS,
-    parameters,
-    policy_config,
-    policy_processes,
-    scored_batch,
-    tiny_model,
-)
 from transformers import AutoModelForCausalLM
 
 from rljob_testing.memory_plans import memory_plan
@@ -29,6 +21,14 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch
+from tests.integration.policy_processes import (
+    ALL_TERMS,
+    parameters,
+    policy_config,
+    policy_processes,
+    scored_batch,
+    tiny_model,
+)
 
 PLAIN = LossConfig()
 
@@ -188,7 +188,10 @@ def test_completions_without_advantage_are_skipped_without_effect(tmp_path: Path
 def _gradients(policy: PolicyRank, batch: RolloutBatch, skip: bool) -> dict[str, np.ndarray]:
     for micro_batch in chain.from_iterable(policy._update.micro_batches(batch, only_with_gradient=skip)):
         policy._update._backward(micro_batch, None)
-    gradients = {name: parameter.grad.numpy().copy() for name, parameter in policy._model.named_parameters()}
+    gradients = {}
+    for name, parameter in policy._model.named_parameters():
+        assert parameter.grad is not None, name
+        gradients[name] = parameter.grad.numpy().copy()
     policy._optimizer.gradients.clear()
     return gradients
 

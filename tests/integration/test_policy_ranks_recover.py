@@ -15,14 +15,6 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from policy_processes import (
-    PolicyProcesses,
-    complete_checkpoint,
-    policy_config,
-    policy_processes,
-    scored_batch,
-    tiny_model,
-)
 from torch import nn
 from torch.distributed.checkpoint.planner import WriteItem
 
@@ -31,6 +23,14 @@ from rljob_trainer.policy import checkpoint, checkpoint_planners, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.update import PolicyUpdate
+from tests.integration.policy_processes import (
+    PolicyProcesses,
+    complete_checkpoint,
+    policy_config,
+    policy_processes,
+    scored_batch,
+    tiny_model,
+)
 
 FAILING_RANK = 1
 SMALL_PIECE_BYTES = 256
@@ -59,7 +59,7 @@ def in_backward(policy: PolicyRank) -> None:
 
 
 def fail_in_call(policy: PolicyRank, call: int, fail: Callable[[torch.Tensor], Any]) -> None:
-    layer: nn.Module = policy._model.decoder_layers[0].mlp
+    layer = policy._model.decoder_layers[0].get_submodule("mlp")
     calls = 0
 
     def hook(_module: nn.Module, _arguments: Any, output: torch.Tensor) -> None:
@@ -80,7 +80,7 @@ def in_rehearsal(policy: PolicyRank, fault: Callable[[PolicyRank], None]) -> Non
         fault(policy)
         original(update)
 
-    PolicyUpdate.rehearse = fail  # type: ignore[method-assign]
+    PolicyUpdate.rehearse = fail  # type: ignore[assignment, method-assign]
 
 
 def between_micro_batches(policy: PolicyRank) -> None:
@@ -112,7 +112,7 @@ def in_optimizer_step(policy: PolicyRank) -> None:
         policy._optimizer._step_bucket = original  # type: ignore[method-assign]
         out_of_memory()
 
-    policy._optimizer._step_bucket = fail  # type: ignore[method-assign]
+    policy._optimizer._step_bucket = fail  # type: ignore[assignment, method-assign]
 
 
 IN_AN_UPDATE = (in_forward, in_backward, between_micro_batches, in_optimizer_step, after_optimizer_step)
@@ -154,6 +154,7 @@ def config_of(tmp_path: Path, **changes: Any) -> PolicyConfig:
 
 def state_of(policy: PolicyProcesses) -> str:
     """The digest of the weights, which all ranks agree on."""
+    digest: str
     [digest] = set(policy.call("weights_digest"))
     return digest
 
@@ -199,7 +200,7 @@ def write_for_minutes(policy: PolicyRank, slow_ranks: Container[int]) -> None:
         time.sleep(0.5 if checkpoint_planners.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[method-assign]
+    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
 
 
 def write_fast(_policy: PolicyRank) -> None:
@@ -252,7 +253,7 @@ def test_a_rank_that_fails_while_it_compiles_ahead_leaves_no_other_waiting(
 
 
 def forget_nothing(_policy: PolicyRank) -> None:
-    rank.forget_interrupted_pass = lambda _model: None
+    rank.forget_interrupted_pass = lambda _model: None  # type: ignore[assignment, attr-defined]
 
 
 def test_without_the_reset_of_fsdp_the_losses_differ(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def sync(policy: torch.nn.Module, engine: Any, version: int, *, bucket_bytes: in
 
 
 def generate(engine: Any) -> list[Completion]:
-    return ray.get(engine.generate.remote(PROMPTS, GROUP_SIZE, SEEDS))
+    completions: list[Completion] = ray.get(engine.generate.remote(PROMPTS, GROUP_SIZE, SEEDS))
+    return completions
 
 
 def difference(policy: torch.nn.Module, completions: list[Completion]) -> float:

@@ -133,10 +133,10 @@ def test_engines_of_their_own_give_the_same_bits_whatever_fails(
     assert rewards(run) == rewards(without_failure)
     for name, expected in weights(without_failure).items():
         np.testing.assert_array_equal(weights(run)[name], expected, err_msg=name)
-    for step, expected in zip(run.steps, without_failure.steps, strict=True):
+    for step, same_step in zip(run.steps, without_failure.steps, strict=True):
         of_algorithm = ("reward", "response", "tokens", "weights_version")
-        assert [step[name] for name in of_algorithm] == [expected[name] for name in of_algorithm]
-        assert step["metrics"]["loss"] == expected["metrics"]["loss"]
+        assert [step[name] for name in of_algorithm] == [same_step[name] for name in of_algorithm]
+        assert step["metrics"]["loss"] == same_step["metrics"]["loss"]
 
 
 def test_changed_micro_batches_lost_and_hanging_processes_keep_the_result(

@@ -101,11 +101,13 @@ def send(broadcaster: WeightBroadcaster, engines: list[Any], weights: dict[str, 
 
 
 def generated(engines: list[Any]) -> list[list[list[float]]]:
-    return ray.get([engine.logprobs.remote() for engine in engines])
+    found: list[list[list[float]]] = ray.get([engine.logprobs.remote() for engine in engines])
+    return found
 
 
 def versions(engines: list[Any]) -> list[int | None]:
-    return ray.get([engine.weight_version.remote() for engine in engines])
+    found: list[int | None] = ray.get([engine.weight_version.remote() for engine in engines])
+    return found
 
 
 def test_engines_generate_only_with_all_weights_of_one_version(

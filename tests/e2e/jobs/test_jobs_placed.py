@@ -26,7 +26,7 @@ def only_gpu_nodes(kubectl: Kubectl) -> Iterator[None]:
 
 def test_nodes_with_gpus_are_labelled_as_gpus_come_and_go(jobs: Kubectl, kubectl: Kubectl) -> None:
     def labelled(node: dict[str, Any]) -> bool:
-        return node["metadata"]["labels"].get("rljob.dev/has-gpus") == "true"
+        return bool(node["metadata"]["labels"].get("rljob.dev/has-gpus") == "true")
 
     assert labelled(kubectl.wait("node", "gpu-node", labelled))
     assert not labelled(kubectl.get("node", "cpu-node"))

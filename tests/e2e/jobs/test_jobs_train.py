@@ -81,7 +81,7 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     start_hub(jobs)
     hub = {"name": "HF_ENDPOINT", "value": f"http://hub.{jobs.namespace}.svc:6443"}
     token = {"name": "JUDGE_TOKEN", "valueFrom": {"secretKeyRef": {"name": "judge", "key": "token"}}}
-    spec = {"task": task, "env": [token, hub], "model": {"uri": f"hf://{REPOSITORY}"}}
+    spec: dict[str, Any] = {"task": task, "env": [token, hub], "model": {"uri": f"hf://{REPOSITORY}"}}
     jobs.apply(digits(algorithm={"steps": steps}, policy={"gpusPerReplica": 0}, **spec))
     job = jobs.wait("rljob", "digits", lambda job: condition(job, "Scheduled").get("reason") == "MissingObject")
     assert "my-task" in condition(job, "Scheduled")["message"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,12 @@ def batch_of(prompts: list[list[int]], responses: list[list[int]], group_size: i
         response_ids=[np.array(ids, np.int32) for ids in responses],
         rollout_logprobs=[-(i + np.arange(len(ids)) / 100).astype(np.float32) for i, ids in enumerate(responses)],
         finished=np.ones(len(responses), np.bool_),
-    ).scored(np.zeros(len(responses)), np.arange(len(responses)))
+    ).scored(np.zeros(len(responses), np.float32), np.arange(len(responses), dtype=np.float32))
+
+
+def by_completion(micro_batch: MicroBatch, values: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """The rows or tokens of [T] by completion, split as the log-probabilities are."""
+    return list(micro_batch.by_completion(values))  # type: ignore[arg-type]
 
 
 def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int, *, packed: bool = False) -> list[MicroBatch]:
@@ -68,8 +74,8 @@ def test_no_response_token_is_lost_or_repeated(
     found: dict[int, list[int]] = {}
     for micro_batch in all_micro_batches(batch, ranks, budget):
         flat = micro_batch.input_ids.reshape(-1)
-        rows = dict(micro_batch.by_completion(micro_batch.hidden_rows))
-        for completion, targets in micro_batch.by_completion(micro_batch.targets):
+        rows = dict(by_completion(micro_batch, micro_batch.hidden_rows))
+        for completion, targets in by_completion(micro_batch, micro_batch.targets):
             assert completion not in found
             found[completion] = targets.tolist()
             # Up to the row that predicts the last token stand the prompt and the rest of the response.
@@ -96,11 +102,11 @@ def test_packed_rows_hold_every_sequence_end_to_end(
         assert micro_batch.packed_lengths is not None
         assert len(row) == sum(micro_batch.packed_lengths) >= 2
         sequences = np.split(row, np.cumsum(micro_batch.packed_lengths)[:-1])
-        for place, (completion, targets) in enumerate(micro_batch.by_completion(micro_batch.targets)):
+        for place, (completion, targets) in enumerate(by_completion(micro_batch, micro_batch.targets)):
             sequence = prompts[completion // 2] + drawn[completion][:-1]
             assert sequences[place].tolist() == sequence
             assert targets.tolist() == drawn[completion]
-            rows = dict(micro_batch.by_completion(micro_batch.hidden_rows))[completion]
+            rows = dict(by_completion(micro_batch, micro_batch.hidden_rows))[completion]
             first = sum(micro_batch.packed_lengths[:place])
             assert rows.tolist() == list(range(first + len(prompts[completion // 2]) - 1, first + len(sequence)))
         found |= set(micro_batch.completions)

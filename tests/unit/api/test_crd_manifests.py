@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from api_server import parts
 
 from rljob_api.custom_resource import rljob_definition, step_report_definition
 from rljob_api.generate import REPOSITORY, generated_files
+from tests.unit.api.api_server import parts
 
 DEFINITIONS = [rljob_definition(), step_report_definition()]
 KEYWORDS = {

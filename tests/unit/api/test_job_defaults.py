@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_server import with_defaults
 from pydantic import BaseModel
 
 from rljob_api.inlined_schema import inlined_schema
@@ -13,6 +12,7 @@ from rljob_api.job import RLJob
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.step_report import StepReport
 from rljob_api.structural_schema import structural_schema
+from tests.unit.api.api_server import with_defaults
 
 
 def test_model_task_and_steps_make_a_job(smallest: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_server import broken_rules, holds, parts, with_defaults
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from rljob_api.all_errors import all_errors
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted
 from rljob_api.structural_schema import structural_schema
+from tests.unit.api.api_server import broken_rules, holds, parts, with_defaults
 
 SCHEMA = structural_schema(RLJob)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.report.freed_bytes import RESULTS, Effect, draw, effects, table
+from bench.harness.record import RESULTS
+from bench.report.freed_bytes import Effect, draw, effects, table
 
 GIB = 1 << 30
 READ = ("memory_mitigation_cost", "memory_rollout_role", "recovery_in_pods", "recovered_jobs")

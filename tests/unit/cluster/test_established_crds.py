@@ -15,7 +15,7 @@ from rljob_cluster.errors import ClusterError
 
 NAMES_ACCEPTED = {"type": "NamesAccepted", "status": "True"}
 ESTABLISHED = {"type": "Established", "status": "True"}
-NOT_YET = [
+NOT_YET: list[dict[str, Any] | None] = [
     None,
     {},
     {"conditions": None, "storedVersions": ["v1"]},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_build.inputs import input_files
-from image_build.recipes import locked_version, operator, trainer, trl
+from image_build.recipes import Recipe, locked_version, operator, trainer, trl
 
 IMAGES = Path(__file__).parents[3] / "images"
 REQUIREMENTS = IMAGES.parent / "requirements"
@@ -87,7 +87,7 @@ def test_every_installed_package_is_checked_against_a_hash(name: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", [operator(), trainer("cpu"), trl()], ids=lambda recipe: recipe.name)
-def test_a_build_context_has_only_the_files_that_are_copied(recipe) -> None:
+def test_a_build_context_has_only_the_files_that_are_copied(recipe: Recipe) -> None:
     copied = " ".join(line for line in instructions(recipe.name) if line.startswith("COPY ") and "--from" not in line)
     files = {path.relative_to(recipe.context) for path in input_files(recipe)}
     for source in re.findall(

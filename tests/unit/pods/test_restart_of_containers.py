@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_short_outage_of_the_api_server_is_tolerated(no_pause: list[float]) -> None:
-    answers = iter([NoAnswer("away"), StepReportStatus(attempt=3), IN_PLACE])
+    answers: Iterator[NoAnswer | StepReportStatus] = iter([NoAnswer("away"), StepReportStatus(attempt=3), IN_PLACE])
 
     def read() -> StepReportStatus:
         answer = next(answers)

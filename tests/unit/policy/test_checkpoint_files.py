@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_trainer.ledger.checkpoint_manifest import digest_of
-from rljob_trainer.policy import checkpoint_files, host_array
+from rljob_trainer.policy import checkpoint_files
 from rljob_trainer.policy.checkpoint import CheckpointWriter
 from rljob_trainer.policy.checkpoint_files import ParallelWriter, threads_for
 
@@ -90,7 +90,7 @@ def test_a_refused_copy_is_named_and_done_without(
     def refused(*_arguments: Any, **_options: Any) -> None:
         raise OSError(12, os.strerror(12))
 
-    monkeypatch.setattr(host_array.mmap, "mmap", refused)
+    monkeypatch.setattr("rljob_trainer.policy.host_array.mmap.mmap", refused)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **_options: None)
     writer = CheckpointWriter(copies=True)

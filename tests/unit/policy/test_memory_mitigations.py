@@ -156,7 +156,11 @@ def test_switching_uses_classic_memory_only_for_the_sync(calls: list[str]) -> No
 def test_a_sync_from_a_reserved_buffer_neither_switches_nor_flushes(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_export, "ReservedBuffer", lambda size: calls.append("allocate") or KeptBuffer(size))
+    def allocated(size: int) -> KeptBuffer:
+        calls.append("allocate")
+        return KeptBuffer(size)
+
+    monkeypatch.setattr(weight_export, "ReservedBuffer", allocated)
     export = WeightExport(expandable(), largest_unit_bytes=10)
     export.arrange(reserving(100))
     assert calls == [ON, OFF, "flush", "allocate", ON]

@@ -20,6 +20,10 @@ SHAPES = {"embedding": (50, 7), "bias": (3,), "frozen": (4, 4), "matrix": (11, 1
 
 
 class Weights(nn.Module):
+    bias: nn.Parameter
+    frozen: nn.Parameter
+    matrix: nn.Parameter
+
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -131,12 +135,12 @@ def test_steps_too_small_for_bfloat16_weights_add_up_in_the_masters() -> None:
 
 def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
     """In bfloat16, 256 + 1 is 256."""
-    weight = nn.Module()
-    weight.register_parameter("weight", nn.Parameter(torch.ones(2, dtype=torch.bfloat16)))
-    optimizer = optimizer_of(weight)
+    model, weight = nn.Module(), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    model.register_parameter("weight", weight)
+    optimizer = optimizer_of(model)
     for factor in (256.0, 1.0, 1.0):
-        (weight.weight * factor).sum().backward()
-        assert weight.weight.grad is None, "freed at once"
+        (weight * factor).sum().backward()
+        assert weight.grad is None, "freed at once"
     [total] = optimizer.gradients.all()
     assert total.tolist() == [258.0, 258.0]
     assert optimizer.gradients.norm() == pytest.approx(258 * 2**0.5)
@@ -255,7 +259,7 @@ def test_a_parameter_without_gradient_stays_as_it_is(moments: str) -> None:
     optimizer = optimizer_of(model, bucket=1000, moments=moments)
     learn(model, optimizer, 2)
     before = everything(optimizer)
-    model.bias.sum().backward()  # type: ignore[operator, union-attr]
+    model.bias.sum().backward()
     optimizer.step()
     after = everything(optimizer)
     changed = {name.split(".")[0] for name, values in after.items() if not torch.equal(values, before[name])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ class RecordingLLM:
         self.calls.append(tags)
 
 
-def engine(model_dir: Path, **settings: object) -> tuple[ColocatedEngine, RecordingLLM]:
-    defaults = {
+def engine(model_dir: Path, **settings: Any) -> tuple[ColocatedEngine, RecordingLLM]:
+    defaults: dict[str, Any] = {
         "device": "cuda",
         "dtype": "bfloat16",
         "max_model_len": 64,

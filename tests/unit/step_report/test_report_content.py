@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import UTC, datetime
+from typing import Any
 
-from rljob_api.step_report import MAX_RANKS_REPORTED, Phase, StepReport, StepReportStatus
+from rljob_api.plan_change import Phase
+from rljob_api.step_report import MAX_RANKS_REPORTED, StepReport, StepReportStatus
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.step_report.client import encoded
@@ -20,12 +22,12 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 def sample(free: int = 10, peak_rss: int = 7) -> MemorySample:
     return MemorySample(
-        **{"allocated_bytes": 1, "reserved_bytes": 2, "peak_allocated_bytes": 3, "peak_reserved_bytes": 4},
-        **{"device_free_bytes": free, "device_total_bytes": 80, "rss_bytes": 6, "peak_rss_bytes": peak_rss},
-        **{"alloc_retries": 5, "outside_torch_bytes": 8, "asleep_bytes": 9},
-        **{"host_used_bytes": 11, "host_limit_bytes": 12, "oom_kills": 13},
-        **{"shared_memory_used_bytes": 14, "shared_memory_bytes": 15},
-    )
+        allocated_bytes=1, reserved_bytes=2, peak_allocated_bytes=3, peak_reserved_bytes=4,
+        device_free_bytes=free, device_total_bytes=80, rss_bytes=6, peak_rss_bytes=peak_rss,
+        alloc_retries=5, outside_torch_bytes=8, asleep_bytes=9,
+        host_used_bytes=11, host_limit_bytes=12, oom_kills=13,
+        shared_memory_used_bytes=14, shared_memory_bytes=15,
+    )  # fmt: skip
 
 
 def test_each_process_is_reported_with_the_phase_of_its_peaks() -> None:
@@ -79,7 +81,8 @@ def test_the_report_is_sent_without_defaults() -> None:
 
 
 def test_a_report_of_eight_gpus_is_small() -> None:
-    gpu = MemorySample(**{field.name: 80 * 2**30 - index for index, field in enumerate(fields(MemorySample)[5:])})
+    sizes: dict[str, Any] = {field.name: 80 * 2**30 - index for index, field in enumerate(fields(MemorySample)[5:])}
+    gpu = MemorySample(**sizes)
     phases: dict[str, Phase] = {"policy": "update", "rollout": "rollout"}
     memory = {f"{role}-{rank}": {phase: gpu} for rank in range(8) for role, phase in phases.items()}
     report = StepReportStatus(attempt=1, step=9, plan=PLAN, memory=memory_of_ranks(memory))

@@ -61,7 +61,7 @@ def test_a_source_with_only_long_prompts_is_refused(tokenizer: Any) -> None:
 def test_an_empty_prompt_is_found_anywhere(tokenizer: Any) -> None:
     for overlong in ("Fail", "Skip"):
         with pytest.raises(BadInput, match="expected text in prompt 2"):
-            check_prompts(task_of(tokenizer, "1", "2", ""), overlong, ignore)  # type: ignore[arg-type]
+            check_prompts(task_of(tokenizer, "1", "2", ""), overlong, ignore)
 
 
 def test_the_check_of_a_slow_source_ends_in_time(tokenizer: Any) -> None:

@@ -94,12 +94,15 @@ def test_completions_may_be_added_in_parts_and_in_any_order(pool: Any) -> None:
     assert scoring.results(stop_at_failure=True) == [1.0, 1.0, 11.0, 11.0, 22.0, 22.0, 32.0, 32.0]
 
 
-def length_here(record: dict[str, Any], each: Completion) -> int:
-    return len(each.text) + int(record["offset"])
+class LengthHere:
+    name = "length"
+
+    def __call__(self, record: dict[str, Any], completion: Completion) -> int:
+        return len(completion.text) + int(record["offset"])
 
 
 def test_completions_that_are_not_added_are_not_waited_for(pool: Any) -> None:
-    for scorer in (pool("length"), ScoringHere(length_here)):
+    for scorer in (pool("length"), ScoringHere(LengthHere())):
         scoring = scorer.begin([Prompt(n, [1], "", {"offset": 10 * n}) for n in range(2)], 2)
         scoring.add(2, [completion("ccc"), completion("")])
         assert scoring.results(stop_at_failure=False) == [None, None, 13.0, 10.0]

@@ -105,6 +105,7 @@ def test_a_full_log_is_rotated_and_read_with_the_old_one(tmp_path: Path) -> None
     assert sorted(tmp_path.iterdir()) == [path, old]
     assert max(path.stat().st_size, old.stat().st_size) < 5000
     steps = [sample.step for _, sample in logged_samples(tmp_path)]
+    assert steps[0] is not None
     assert steps == list(range(steps[0], 41))
     assert len(steps) > len(lines_of(path))
 

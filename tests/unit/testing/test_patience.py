@@ -14,7 +14,7 @@ from rljob_testing.patience import Deadline, wait_for_end
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     """`now`, and the stolen time of each processor."""
     times = {"now": [100.0], "stolen": [7.0, 3.0]}
-    monkeypatch.setattr(patience.time, "monotonic", lambda: times["now"][0])
+    monkeypatch.setattr("rljob_testing.patience.time.monotonic", lambda: times["now"][0])
     monkeypatch.setattr(patience, "_stolen_seconds", lambda: list(times["stolen"]))
     return times
 
@@ -38,6 +38,7 @@ def test_stolen_seconds_only_grow() -> None:
 def test_a_process_that_does_not_end_is_reported_with_its_output() -> None:
     program = "import time; print('at work', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         select.select([process.stdout], [], [])  # until it has printed
         with pytest.raises(AssertionError, match=r"not ended after 0\.5 s:\nat work"):
             wait_for_end(process, 0.5)

@@ -29,7 +29,7 @@ class SimulatedEngine:
     fails_after: int = 0
     """Calls that succeed before."""
     is_first: bool = True
-    received: list[tuple[int, int, WholeGroups, int]] = field(default_factory=list)
+    received: list[tuple[int, int, EngineWork, int]] = field(default_factory=list)
     groups: list[tuple[int, list[Completion]]] = field(default_factory=list)
 
     @property

@@ -160,7 +160,8 @@ def test_a_journal_keeps_what_is_left_and_the_version_of_each_token(tmp_path: Pa
     one = Completion([1, 2, 3], [-0.5, -0.25, -1.0], True, "abc", [4, 4, 5])
     other = Completion([9], [-0.125], False, "d", [5])
     left = [PartialGroup(11, [replaced(one), replaced(other)]), unstarted(12, 2)]
-    batch = RolloutBatch.of(6, 2, [Prompt(0, [1], "")], [one, other]).scored(np.ones(2), np.zeros(2))
+    rewards, advantages = np.ones(2, np.float32), np.zeros(2, np.float32)
+    batch = RolloutBatch.of(6, 2, [Prompt(0, [1], "")], [one, other]).scored(rewards, advantages)
     saved = RolloutBatch(**{name: getattr(batch, name) for name in batch.__slots__} | {"left": left})
     saved.save(tmp_path / "step.npz")
     loaded = RolloutBatch.load(tmp_path / "step.npz")

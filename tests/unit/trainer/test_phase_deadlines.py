@@ -93,12 +93,12 @@ def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) ->
     assert process.returncode == 0
     failure = PhaseDeadlineExceeded("policy-0 did not finish updating").of("policy-0")
     explained = with_stacks(failure, tmp_path, ["policy-0", "rollout-0"], 7, "update")
-    file = tmp_path / "stacks-step-7-update.txt"
+    stacks = tmp_path / "stacks-step-7-update.txt"
     assert str(explained) == (
-        f"policy-0 did not finish updating; it was in all_reduce (<string>:6). Stacks of policy-0: {file}"
+        f"policy-0 did not finish updating; it was in all_reduce (<string>:6). Stacks of policy-0: {stacks}"
     )
     assert explained.actor == "policy-0"
-    assert "=== policy-0\nTimeout (" in file.read_text()
+    assert "=== policy-0\nTimeout (" in stacks.read_text()
 
 
 def test_a_process_within_its_limit_writes_nothing() -> None:

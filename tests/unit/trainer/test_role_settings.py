@@ -65,7 +65,10 @@ def test_adapters_get_all_linear_layers_unless_targets_are_given(monkeypatch: py
     assert settings("cpu", CPU).policy.lora is None
     every = settings("cpu", CPU, policy={"lora": {}}).policy.lora
     assert (every.targets, every.rank, every.alpha, every.base_model) == (("k_proj", "q_proj"), 16, 32.0, "/model")
-    of_hub = {"model": {"uri": "hf://org/name"}, "policy": {"lora": {"targets": ["v_proj"], "export": "Adapter"}}}
+    of_hub: dict[str, Any] = {
+        "model": {"uri": "hf://org/name"},
+        "policy": {"lora": {"targets": ["v_proj"], "export": "Adapter"}},
+    }
     some = settings("cpu", CPU, **of_hub).policy.lora
     assert (some.targets, some.export, some.base_model) == (("v_proj",), "Adapter", "org/name")
 

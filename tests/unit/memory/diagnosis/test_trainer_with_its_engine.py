@@ -7,6 +7,7 @@ from io import BytesIO
 
 import pytest
 
+from rljob_api.plan_change import Phase
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose, diagnosed
 from rljob_memory.evidence.collected import EvidenceBuilder
@@ -53,7 +54,7 @@ def test_an_update_that_is_too_large(stack: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["update", None])
-def test_an_update_that_is_too_large_as_the_probe_reports_it(phase: str | None) -> None:
+def test_an_update_that_is_too_large_as_the_probe_reports_it(phase: Phase | None) -> None:
     reported = Evidence(
         time=datetime.now(UTC), attempt=1, role="policy", rank=0, step=1, phase=phase,
         message=message("37.10 GiB", "1.70 GiB", "99.00 GiB"),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -308,12 +308,17 @@ def test_the_slope_tolerates_outliers(start: int, slope: int, count: int, data: 
     assert theil_sen_slope(values) == pytest.approx(slope)
 
 
-@given(st.lists(st.integers(0, 2**40), max_size=32), st.integers(0, 2**30))
+STEADY_GROWTH = st.lists(st.integers(2**24, 2**25), min_size=6, max_size=32).map(
+    lambda increments: list(accumulate(increments))
+)
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=32) | STEADY_GROWTH, st.integers(0, 2**30))
 def test_detected_growth_is_positive_and_at_least_the_threshold(values: list[int], least: int) -> None:
     rise = ongoing_growth(values, least)
     if rise is not None:
-        assert rise.slope > 0
-        assert rise.last - rise.first >= least
+        assert rise.slope_bytes > 0
+        assert rise.growth_bytes == values[-1] - values[0] >= least
         assert sum(later > earlier for earlier, later in pairwise(values)) >= 1
 
 

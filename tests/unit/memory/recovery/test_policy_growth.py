@@ -183,7 +183,7 @@ def test_one_machine_grows_the_policy_only_if_it_has_the_gpus() -> None:
 def test_a_policy_of_the_largest_size_says_what_to_write(recovery: dict[str, int]) -> None:
     plan = FIRST_PLAN.model_copy(update={"policy_gpus": 4})
     end = answer(LOADING, plan, given(grown_spec(spec(), plan), recovery=recovery))
-    assert "recovery.maxGpus is 4, and the policy has 4 GPUs: raise it" in explanation_of(end)  # type: ignore[arg-type]
+    assert "recovery.maxGpus is 4, and the policy has 4 GPUs: raise it" in explanation_of(end)
 
 
 # --- the plan afterwards ---

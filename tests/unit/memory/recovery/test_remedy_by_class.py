@@ -9,7 +9,6 @@ import pytest
 
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
-from rljob_api.recovery import RecoverySpec
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import RankMemory
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
@@ -353,7 +352,7 @@ def test_shared_memory_grows_by_the_failed_request_at_once() -> None:
 def test_shared_memory_that_the_memory_limit_keeps_small_grows_with_it() -> None:
     full = failure(diagnosis("SharedMemory"), phase=None)
     given = constraints(
-        recovery=RecoverySpec.model_validate({"maxHostMemory": "48Gi", "maxSharedMemory": "64Gi"}),
+        recovery={"maxHostMemory": "48Gi", "maxSharedMemory": "64Gi"},
         host_memory_limit_bytes=24 * GIB,
         shared_memory_bytes=32 * GIB,
     )

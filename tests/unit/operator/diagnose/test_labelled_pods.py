@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rljob_operator.apply.event_recorder import EventRecorder
-from rljob_operator.diagnose.container_end import Owner, container_ends
-from rljob_operator.diagnose.explanation import explanation_of
+from rljob_operator.diagnose.container_end import ContainerEnd, Owner, container_ends
+from rljob_operator.diagnose.explanation import Explanation, explanation_of
 from rljob_operator.diagnose.labelled_pods import LabelledPods
 from rljob_operator.diagnose.owners import owner_resource
 from rljob_operator.kube.client import ApiClient
@@ -277,9 +277,12 @@ def test_a_namespace_has_an_allowance_and_others_keep_theirs() -> None:
 @pytest.mark.usefixtures("no_new_tokens")
 def test_failures_beyond_the_allowance_are_not_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosed = []
-    monkeypatch.setattr(
-        "rljob_operator.diagnose.labelled_pods.explanation_of", lambda end: diagnosed.append(end) or explanation_of(end)
-    )
+
+    def recorded(end: ContainerEnd) -> Explanation | None:
+        diagnosed.append(end)
+        return explanation_of(end)
+
+    monkeypatch.setattr("rljob_operator.diagnose.labelled_pods.explanation_of", recorded)
     made = events(asked([pod(reported(), name=f"p{number}") for number in range(150)], writes=100))
     assert len(made) == 100
     assert len(diagnosed) == 100

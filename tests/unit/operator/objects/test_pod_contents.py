@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rljob_api.job import RLJob
 from tests.unit.operator.objects.builders import (
     DISAGGREGATED,
     NAMESPACE,
@@ -104,9 +105,9 @@ def test_a_hub_model_can_be_kept_on_a_claim_of_its_own() -> None:
     assert "model-cache" not in volumes_of(pod_of(elsewhere, "policy"))
 
 
-def compiled_code_of(spec: Object) -> dict[str, str | None]:
+def compiled_code_of(of: RLJob) -> dict[str, str | None]:
     """Directory of the compiled code in the pod of each role."""
-    pods = objects(spec).pods
+    pods = objects(of).pods
     roles = ("controller", "policy", "rollout")
     of_role = {role: pod for role in roles for pod in pods if pod["metadata"]["name"].startswith(f"sums-{role}")}
     return {role: environment_of(pod).get("RLJOB_COMPILE_CACHE_DIR") for role, pod in of_role.items()}
@@ -121,9 +122,9 @@ def test_compiled_code_is_kept_among_the_files_of_the_job() -> None:
 
 
 def test_jobs_share_compiled_code_only_if_they_say_so() -> None:
-    model = {"uri": "oci://r/m:1", "cache": {"persistentVolumeClaim": "models", "path": "a"}}
+    model: Object = {"uri": "oci://r/m:1", "cache": {"persistentVolumeClaim": "models", "path": "a"}}
     assert compiled_code_of(job(model=model))["policy"] == "/var/lib/rljob/.compile-cache"
-    model["cache"] = model["cache"] | {"compiled": True}  # type: ignore[operator]
+    model["cache"] = model["cache"] | {"compiled": True}
     assert compiled_code_of(job(model=model)) == {"controller": None, "policy": "/var/lib/rljob-cache/compiled"}
     pod = pod_of(objects(job(model=model)), "policy")
     assert volumes_of(pod)["model-cache"]["persistentVolumeClaim"] == {"claimName": "models"}

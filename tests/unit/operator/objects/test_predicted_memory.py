@@ -68,8 +68,8 @@ def test_dev_shm_has_the_predicted_size_if_that_is_larger_than_the_default() -> 
     """On a CPU, two buckets of weights are there at a time."""
 
     def sizes(bucket: str, **spec: Any) -> tuple[str, str]:
-        policy, memory = {"gpusPerReplica": 0}, {"syncBucketSize": bucket}
-        of_job = objects(job(**{"model": EIGHT_B, "policy": policy, "memory": memory} | spec))
+        usual: Object = {"model": EIGHT_B, "policy": {"gpusPerReplica": 0}, "memory": {"syncBucketSize": bucket}}
+        of_job = objects(job(**(usual | spec)))
         of_role = (
             volumes_of(pod_of(of_job, role))["shm"]["emptyDir"]["sizeLimit"] for role in ("policy", "controller")
         )

@@ -13,7 +13,7 @@ from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.observer import CHECK_SECONDS, Observer
 from rljob_operator.observe.packed import unpack
 from rljob_operator.reconcile.observed import Observed, ObservedNode
-from tests.unit.operator.observe.objects import UID, job, node, pod, step_report
+from tests.unit.operator.observe.objects import UID, Object, job, node, pod, step_report
 
 SUMS: Key = ("research", "sums")
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
@@ -75,7 +75,7 @@ def test_pods_that_are_not_the_jobs_own_are_foreign(observer: Observer) -> None:
     assert seen(observer).pods == ()
 
 
-LEAVING = {"deletionTimestamp": "2026-01-02T04:00:00Z"}
+LEAVING: Object = {"deletionTimestamp": "2026-01-02T04:00:00Z"}
 
 
 def test_a_leaving_pod_of_a_deleted_job_is_waited_for(observer: Observer) -> None:
@@ -86,7 +86,7 @@ def test_a_leaving_pod_of_a_deleted_job_is_waited_for(observer: Observer) -> Non
 
 
 def test_workloads_of_a_job_that_is_gone_release_its_queued_pods(observer: Observer) -> None:
-    gated = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
+    gated: Object = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
     observer.pods.put(pod(**gated, **LEAVING))
     assert observer.orphaned_workloads(SUMS) == (), "there is no Kueue"
     observer.set_api_groups(frozenset({"kueue.x-k8s.io"}))
@@ -142,7 +142,12 @@ def test_running_jobs_are_known(observer: Observer) -> None:
 
 def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
-    monkeypatch.setattr(job_facts, "unpack", lambda packed: parsed.append(packed) or unpack(packed))
+
+    def recorded(packed: bytes) -> bytes:
+        parsed.append(packed)
+        return unpack(packed)
+
+    monkeypatch.setattr(job_facts, "unpack", recorded)
     observer.jobs.put(job(status={"step": 3}))
     observation = observer.observe(SUMS)
     assert observation is not None
