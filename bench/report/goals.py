@@ -170,7 +170,7 @@ def _last_reward(result: Result) -> Reading:
 
 
 def _live_recoveries(result: Result) -> Reading | None:
-    """The longest live recovery in seconds. The record includes the repeated phase, which takes between nothing and a
+    """The longest live recovery in seconds. The record includes the retried phase, which takes between nothing and a
     whole step without a failure."""
     rows = [row for row in result["rows"] if row["arm"] == "live" and "failed" not in row]
     if not rows:
@@ -178,7 +178,7 @@ def _live_recoveries(result: Result) -> Reading | None:
     text = ", ".join(f"{row['seconds_lost']:.1f} s ({row['failure']})" for row in rows)
     return Reading(
         max(row["seconds_lost"] - row["calm_step_seconds"] for row in rows),
-        f"{text}, each with the repeated phase",
+        f"{text}, each with the retried phase",
         max(row["seconds_lost"] for row in rows),
     )
 
@@ -369,7 +369,7 @@ GOALS: Sequence[Goal] = (
         "The rollout takes three quarters of a step, so 1.35 × is the limit. The rest was not examined.",
     ),
     Goal(
-        "Live recovery of two policy ranks, beside the repeated phase",
+        "Live recovery of two policy ranks, without the retried phase",
         "≤ 5 s",
         Bound(5),
         ("ranks_recover",),
@@ -397,13 +397,13 @@ GOALS: Sequence[Goal] = (
         "Five misses; in two of them, the text does not show the cause.",
     ),
     Goal(
-        "Diagnosis, newest set: none given",
+        "Diagnosis, newest set: failures without a diagnosis",
         "none",
         _NONE,
         (_NEWEST_SET,),
         _cases("silent"),
         _ACCURACY,
-        "torch's failed assertion on a MIG slice hides a shortage; a disk is a memory file system only by its log.",
+        "One shows only torch's failed assertion on a MIG slice, the other a full disk that is a memory file system.",
     ),
     Goal(
         "Diagnosis, newest set: wrong with a confidence above 0.8",
