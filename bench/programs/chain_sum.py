@@ -4,7 +4,7 @@
 
 `weights` trains all weights (`examples/smollm2-chain-sum.yaml`), `adapters` trains low-rank adapters
 (`examples/smollm2-lora.yaml`). Needs the model in the local cache (`make model`). 80 steps take two minutes on a GPU
-and an hour or two on two CPU cores. Records `bench/results/smollm2_chain_sum.json` or `smollm2_lora.json`.
+and ten on two CPU cores. Records `bench/results/smollm2_chain_sum.json` or `smollm2_lora.json`.
 """
 
 from __future__ import annotations

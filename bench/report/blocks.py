@@ -47,6 +47,7 @@ BLOCKS: Mapping[str, Render] = {
     "queue_steps": rollouts.queue_steps,
     "smollm2_chain_sum": training.chain_sum,
     "smollm2_chain_sum_cpu": training.chain_sum_cpu,
+    "smollm2_lora": training.chain_sum,
     "optimizer_curves": optimizer_curves.block,
     "overhead": training.overhead,
     "probe_overhead": training.probe,

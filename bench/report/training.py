@@ -42,6 +42,7 @@ def step(result: Result) -> str:
 def chain_sum(result: Result) -> str:
     [row] = result["rows"]
     peak = row["peak_memory_gib"]
+    counts = {"device": "peak reserved by torch", "host": "peak resident memory"}[peak["policy"]["counts"]]
     right = sum(reward == 1.0 for reward in row["rewards"])
     rows = [
         ("mean reward, first and last five steps", f"{row['first_reward']:.2f} → {row['last_reward']:.2f}"),
@@ -55,8 +56,8 @@ def chain_sum(result: Result) -> str:
         ("first step", f"{row['first_step_seconds']:.0f} s"),
         ("all steps", f"{row['loop_seconds']:.0f} s"),
         ("start-up", f"{row['start_up_seconds']:.0f} s"),
-        ("peak reserved by torch, policy", f"{peak['policy']['gib']:.1f} GiB"),
-        ("peak reserved by torch, engine", f"{peak['rollout']['gib']:.1f} GiB"),
+        (f"{counts}, policy", f"{peak['policy']['gib']:.1f} GiB"),
+        (f"{counts}, engine", f"{peak['rollout']['gib']:.1f} GiB"),
     ]
     return f"{source(result)}\n{facts(rows)}"
 
