@@ -49,6 +49,8 @@ BLOCKS: Mapping[str, Render] = {
     "smollm2_chain_sum_cpu": training.chain_sum_cpu,
     "smollm2_lora": training.chain_sum,
     "optimizer_curves": optimizer_curves.block,
+    "optimizer_curves_smollm2": optimizer_curves.block,
+    "optimizer_curves_qwen3": optimizer_curves.block,
     "overhead": training.overhead,
     "probe_overhead": training.probe,
     "adapter_recovery": adapter_recovery.block,
