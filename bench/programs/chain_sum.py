@@ -21,11 +21,12 @@ from typing import Any
 import yaml
 
 from bench.harness.record import RESULTS, record
+from bench.report.training import means_of_five
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.repository import EXAMPLES
 from rljob_trainer.ledger.ledger import read_ledger
 from rljob_trainer.ledger.records import LedgerRecord, step_records
-from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS, summarize
+from rljob_trainer.ledger.summary import summarize
 
 ARMS = {
     "weights": ("smollm2_chain_sum", EXAMPLES / "smollm2-chain-sum.yaml"),
@@ -73,9 +74,8 @@ def row(records: Sequence[LedgerRecord], total_steps: int) -> dict[str, Any]:
 
 
 def first_step_at_goal(rewards: Sequence[float]) -> int | None:
-    """The first step, counted from 1, that ends a window whose mean reward is at least the goal; None: no such step."""
-    ends = range(REWARD_WINDOW_STEPS, len(rewards) + 1)
-    return next((end for end in ends if statistics.fmean(rewards[end - REWARD_WINDOW_STEPS : end]) >= GOAL), None)
+    """The first step, counted from 1, that ends five whose mean reward is at least the goal; None: no such step."""
+    return next((step for step, mean in enumerate(means_of_five(rewards), start=5) if mean >= GOAL), None)
 
 
 if __name__ == "__main__":

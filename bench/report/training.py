@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
+
 from bench.report.markdown import Result, facts, gib, read, sentence, source, table
 
 _STAGING_BUFFERS_BYTES = 11 * 312475648
@@ -37,6 +40,11 @@ def step(result: Result) -> str:
         f"RLJob's peak of {result['date']} contains {kept} of staging buffers that the weight sync kept; fixed since.\n"
         f"Mean difference of log-probabilities between engine and policy: {difference:.4f} (bfloat16).\n"
     )
+
+
+def means_of_five(rewards: Sequence[float]) -> list[float]:
+    """The mean of the rewards of each five successive steps, by the last of them, from step 5 on."""
+    return [fmean(rewards[end - 5 : end]) for end in range(5, len(rewards) + 1)]
 
 
 def chain_sum(result: Result) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.report import goals
-from bench.report.goals import GOALS, NO, NOT_MEASURED, YES, Bound, Goal, Reading, outcome, reading_of, rendered
+from bench.report import goal_readings as readings
+from bench.report.goal_readings import Reading
+from bench.report.goals import GOALS, NO, NOT_MEASURED, YES, Bound, Goal, outcome, reading_of, rendered
 from bench.report.markdown import has_result
 
 AT_MOST_FIVE, AT_LEAST_FIVE = Bound(5), Bound(5, is_minimum=True)
@@ -77,14 +78,19 @@ def test_a_recorded_result_has_a_reading_and_causes_are_sentences(known: Goal) -
 
 
 def test_an_arm_that_is_not_recorded_has_no_reading() -> None:
-    for read in (goals._step("8b"), goals._trains("8b"), goals._peak_gpu("8b"), goals._first_step("8b")):
+    for read in (
+        readings.of_arm("8b", readings.step),
+        readings.of_arm("8b", readings.trains),
+        readings.of_arm("8b", readings.peak_gpu),
+        readings.of_arm("8b", readings.first_step),
+    ):
         assert read(result({"arm": "14b"})) is None
-    assert goals._speed_up("overlapped", "disaggregated")(result({"arm": "overlapped", "exit_code": 80})) is None
+    assert readings.speed_up("overlapped", "disaggregated")(result({"arm": "overlapped", "exit_code": 80})) is None
 
 
 def test_a_failed_arm_does_not_train() -> None:
     failed = result({"arm": "32b", "message": "WeightSyncSpike: the copies of the weights did not fit"})
-    assert outcome(Bound(1, is_minimum=True), goals._trains("32b")(failed)) == NO
+    assert outcome(Bound(1, is_minimum=True), readings.of_arm("32b", readings.trains)(failed)) == NO
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(4.9, YES), (7.9, NOT_MEASURED), (8.1, NO)])
@@ -93,12 +99,15 @@ def test_a_live_recovery_may_include_up_to_a_step(seconds: float, expected: str)
         {"arm": "live", "failure": failure, "seconds_lost": lost, "calm_step_seconds": 3}
         for failure, lost in (("update", 4.0), ("sync", seconds))
     ]
-    assert outcome(AT_MOST_FIVE, goals._live_recoveries(result(*rows))) == expected
+    assert outcome(AT_MOST_FIVE, readings.live_recoveries(result(*rows))) == expected
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0.05, YES), (0.2, NO), (-0.05, YES), (-0.2, NOT_MEASURED)])
 def test_a_negative_cost_hides_costs_of_its_size(percent: float, expected: str) -> None:
-    assert outcome(Bound(0.1), goals._probe(result({"arm": "added", "step_percent": percent}))) == expected
+    assert (
+        outcome(Bound(0.1), readings.of_arm("added", readings.probe)(result({"arm": "added", "step_percent": percent})))
+        == expected
+    )
 
 
 def failure(name: str, first: str, exit_codes: list[int]) -> dict[str, Any]:
@@ -109,5 +118,12 @@ def failure(name: str, first: str, exit_codes: list[int]) -> dict[str, Any]:
 def test_a_failure_counts_if_every_measurement_recovered_at_once() -> None:
     h200 = result(failure("update", "ActivationSpike", [0]), failure("engine-too-large", "KVCacheOversized", [0]))
     h100 = result(failure("engine-too-large", "ForeignProcess", [0]), failure("awake", "EngineNotAsleep", [1, 0]))
-    assert goals._recovered_failures(h200).text == "2 of 3"
-    assert goals._recovered_failures(h200, h100).text == "1 of 3"
+    assert readings.recovered_failures(h200).text == "2 of 3"
+    assert readings.recovered_failures(h200, h100).text == "1 of 3"
+
+
+def test_the_highest_reward_is_a_mean_of_five_steps() -> None:
+    rewards = [0.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
+    row = {"steps": 7, "rewards": rewards, "last_reward": 0.7}
+    found = readings.highest_reward(result(row))
+    assert (found.value, found.text) == (0.9, "0.90; 0.70 in the last five of 7 steps")

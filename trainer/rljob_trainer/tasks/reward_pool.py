@@ -195,7 +195,7 @@ class RewardPool:
                 if (position := worker.overdue_call(self._timeout_seconds)) is not None:
                     failure = f"took more than {self._timeout_seconds:g} s (task.rewardTimeoutSeconds)"
                     self._replace(worker, position, failure)
-            elif time.monotonic() >= worker.given_at + LOAD_SECONDS:
+            elif time.monotonic() >= worker.load_deadline:
                 raise BadInput(
                     f"expected a process for rewards to load the reward function within {LOAD_SECONDS:.0f} s, "
                     "it did not; shorten the imports of its module"

@@ -114,11 +114,16 @@ class RewardProcess:
     def deadline(self, timeout_seconds: float) -> float | None:
         """The time at which its call, or its start, is overdue; None while it is idle."""
         if not self.loaded:
-            return self.given_at + LOAD_SECONDS
+            return self.load_deadline
         if not self.calls:
             return None
         _, begun = self.progress.read()
         return begun + timeout_seconds
+
+    @property
+    def load_deadline(self) -> float:
+        """The time by which it must have loaded the function."""
+        return self.given_at + LOAD_SECONDS
 
     def overdue_call(self, timeout_seconds: float) -> int | None:
         """The position, in its batch, of a call that has taken longer; None: no call has."""
