@@ -5,8 +5,9 @@
 
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
-    0.6b-packed    the same with packed sequences
+    0.6b-padded    the same with padded sequences
     4b, 8b         the state where the memory plan puts it
+    8b-padded      8b with padded sequences
     8b-bfloat16    8b with `policy.optimizer.moments: bfloat16`
     8b-int8        8b with `policy.optimizer.moments: int8`
     8b-fp8         8b with `rollout.quantization: Fp8PerTensor`
@@ -57,7 +58,8 @@ from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "large_models"
 WARM_UP_STEPS = 2
-RLJOB_ARMS = ["0.6b", "0.6b-packed", "4b", "8b", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-warm", "8b-80gib", "14b"]
+_OF_8B = ["8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-warm", "8b-80gib"]
+RLJOB_ARMS = ["0.6b", "0.6b-padded", "4b", *_OF_8B, "14b"]
 TRL_ARMS: dict[str, list[str]] = {
     "0.6b-trl": [],
     "8b-trl": ["--dtype", "bfloat16", "--gradient-checkpointing", "--micro-batch", "8"],
@@ -104,9 +106,9 @@ def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
     begun = time.perf_counter()
     with ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(), DevicePeak() as peak:
-        packed = {ENABLED: "1"} if arm.endswith("-packed") else {}
+        padded = {ENABLED: "0"} if arm.endswith("-padded") else {}
         command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", path, "--output", output]
-        message = run_steps(command, output, steps, packed)
+        message = run_steps(command, output, steps, padded)
     row = {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes}
     return row | measured(output, time.perf_counter() - begun) | memory_by_phase(output, peak)
 

@@ -57,8 +57,28 @@ PINNED = {
     "rolloutSleep": "Level2",
 }
 """Changes of other settings need new processes in both arms."""
-ROOM = {"kvCache": 64 << 20, "microBatchTokens": 512, "syncBucketSize": 64 << 20}
-"""Of the first plan with `--smoke`: that of a tiny model has nothing left to shrink."""
+SMOKE_PLAN = {
+    "generation": 1,
+    "emptyCache": False,
+    "expandableSegments": False,
+    "rolloutSleep": "Disabled",
+    "kvCache": 64 << 20,
+    "microBatchTokens": 512,
+    "logprobChunkTokens": 8192,
+    "activationCheckpointing": False,
+    "optimizerOffload": False,
+    "syncBucketSize": 64 << 20,
+}
+GPU_PLAN = SMOKE_PLAN | {
+    "emptyCache": True,
+    "expandableSegments": True,
+    "rolloutSleep": "Level2",
+    "kvCache": 4 << 30,
+    "microBatchTokens": 16_384,
+    "logprobChunkTokens": 1_728,
+    "syncBucketSize": 1 << 30,
+}
+"""First plans with room to shrink: the planned bucket of weights is as small as the largest of them allows."""
 
 SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
 """Its 4 MB of weights can be sent in two halves."""
@@ -101,9 +121,8 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
         folder / "job.yaml",
     ]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
-    if smoke:
-        (folder / "plan.json").write_text(json.dumps(first_plan()))
-        command += ["--plan", folder / "plan.json"]
+    (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
+    command += ["--plan", folder / "plan.json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "bench" / "programs"), *sys.path])}
     try:
         done = subprocess.run(
@@ -133,19 +152,6 @@ def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Pa
     else:
         spec["memory"] = PINNED
     path.write_text(yaml.safe_dump(job))
-
-
-def first_plan() -> dict[str, Any]:
-    return {
-        "generation": 1,
-        "emptyCache": False,
-        "expandableSegments": False,
-        "rolloutSleep": "Disabled",
-        "logprobChunkTokens": 8192,
-        "activationCheckpointing": False,
-        "optimizerOffload": False,
-        **ROOM,
-    }
 
 
 def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]], run: Path) -> dict[str, Any]:

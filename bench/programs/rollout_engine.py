@@ -1,6 +1,7 @@
 """Time of an engine's decoding step without log-probabilities, with those of vLLM's path, and with the fast path.
 
-    python -m bench.programs.rollout_engine [--device cuda] [--shape SHAPE] [--sequences N] [--profile]
+    python -m bench.programs.rollout_engine [--device cuda] [--shape SHAPE] [--sequences N] [--engine-args JSON]
+        [--profile]
 
 Records `bench/results/rollout_engine.json`, unless `--profile` is given: it prints the milliseconds of each part of a
 step under cProfile, which slows Python down. The engine runs in this process, as in a rollout process, and its requests
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import os
 import pstats
 import statistics
@@ -59,6 +61,8 @@ class MeasuredEngine:
     llm: Any
     sequences: int
     tokens: int
+    start_seconds: float
+    """Of the engine, its imports included."""
 
     def use(self, arm: Arm) -> None:
         from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
@@ -93,10 +97,18 @@ class MeasuredEngine:
         ]
 
 
-def started(device: Literal["cpu", "cuda"], shape: str, sequences: int, tokens: int, cache: Path) -> MeasuredEngine:
+def started(
+    device: Literal["cpu", "cuda"],
+    shape: str,
+    sequences: int,
+    tokens: int,
+    cache: Path,
+    engine_args: dict[str, Any] | None = None,
+) -> MeasuredEngine:
     one_thread = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}  # waiting threads would count as busy
     os.environ |= engine_environment(device) | allocator_environment("rollout", torch_version()) | one_thread
     model_dir = resolve_model(f"random://qwen3?{shape}", cache)
+    began = time.perf_counter()
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
@@ -108,8 +120,10 @@ def started(device: Literal["cpu", "cuda"], shape: str, sequences: int, tokens: 
         max_num_seqs=sequences,
         kv_cache_bytes=(1 << 30) if device == "cpu" else (32 << 30),
         max_response_tokens=tokens,
+        engine_args=engine_args or {},
     )
-    return MeasuredEngine(LLM(**engine_arguments(config, EngineArgs.__dataclass_fields__)), sequences, tokens)
+    llm = LLM(**engine_arguments(config, EngineArgs.__dataclass_fields__))
+    return MeasuredEngine(llm, sequences, tokens, time.perf_counter() - began)
 
 
 def compared(engine: MeasuredEngine, rounds: int) -> list[dict[str, Any]]:
@@ -165,15 +179,19 @@ if __name__ == "__main__":
     parser.add_argument("--sequences", type=int, default=128, help="that are generated at once")
     parser.add_argument("--tokens", type=int, default=128, help="of each response")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--engine-args", type=json.loads, default={}, metavar="JSON", help="as rollout.engineArgs")
     parser.add_argument("--profile", action="store_true", help="print the parts of a step; record nothing")
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
-        engine = started(given.device, given.shape, given.sequences, given.tokens, Path(cache))
+        engine = started(given.device, given.shape, given.sequences, given.tokens, Path(cache), given.engine_args)
+        print(f"started in {engine.start_seconds:.1f} s", flush=True)
         if given.profile:
             print_parts(engine)
         else:
             rows = compared(engine, given.rounds)
             print(*rows, sep="\n")
             note = f"random://qwen3?{given.shape}".rstrip("?") + f", responses of {given.tokens} tokens in groups of 8"
+            if given.engine_args:
+                note += f", engine arguments {json.dumps(given.engine_args)}"
             print(record("rollout_engine", rows, note, given.output))

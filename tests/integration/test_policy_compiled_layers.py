@@ -13,6 +13,8 @@ from torch._logging._internal import set_logs
 
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy.compiled_layers import compilations, compile_layers
+from rljob_trainer.policy.config import LoraConfig
+from rljob_trainer.policy.lora import add_adapters
 from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model
 from tests.integration.policy_processes import tiny_model
 
@@ -72,6 +74,15 @@ def test_a_rehearsal_compiles_what_micro_batches_of_several_rows_need(
     for rows, length in ((4, 24), (5, 31), (16, 90)):
         forward(model, rows, length, gradient=True)
     assert compilations() == compiled
+
+
+def test_layers_with_adapters_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = read_policy_model(tiny_model(tmp_path_factory.mktemp("model")), temperature=1.0, chunk_tokens=64)
+    add_adapters(model.causal_lm, LoraConfig(rank=2, alpha=4, targets=("q_proj", "down_proj")), seed=0)
+    compile_layers(model.decoder_layers, backend="eager")
+    assert len(model.decoder_layers) == 2
+    forward(model, 4, 24, gradient=True)
+    assert compilations() == 1, "the first layer was compiled apart from the others"
 
 
 def test_a_layer_that_cannot_be_compiled_again_is_an_error() -> None:

@@ -38,6 +38,8 @@ def add_adapters(causal_lm: nn.Module, lora: LoraConfig, seed: int) -> None:
     from peft import inject_adapter_in_model
 
     causal_lm.requires_grad_(False)
+    # Otherwise the first layer's input would differ from that of the others, and the layers would be compiled twice.
+    causal_lm.enable_input_require_grads()  # type: ignore[operator]
     inject_adapter_in_model(_peft_config(lora), causal_lm)
     for name, layer in adapted_layers(causal_lm).items():
         first, second = layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
