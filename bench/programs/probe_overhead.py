@@ -1,12 +1,16 @@
 """Overhead of the probe in another program: start of a process, import of torch, a step of a training loop.
 
     python -m bench.programs.probe_overhead [--rounds 7]
+    python -m bench.programs.probe_overhead --device cuda
 
 Runs with and without the probe take turns. Times are processor time, and of the starts and the steps of a run the
 fastest count, because other load disturbs these least. A step is about 0.5 ms of AdamW on a small MLP on the CPU, far
 shorter than real steps, so that a cost per step would show. Also counts calls into the probe's code during steps.
 Records `bench/results/probe_overhead.json`. Python keeps the compiled files of the probe, except for
 `start_in_pods_seconds`: there the probe's directory is read-only and has none, so that every process compiles it.
+
+With `--device cuda`, a process under the probe trains a transformer on the GPU and times the probe's samples and hooks
+(`bench.harness.probed_training`). Records `bench/results/probe_overhead_gpu.json`. Takes under a minute on an H200.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.harness.record import record
+from bench.harness.record import RESULTS, record
 from rljob_testing.repository import ROOT
 
 PROBE = ROOT / "probe" / "rljob_probe"
@@ -64,7 +68,31 @@ print(json.dumps(result))
 """
 
 
-def main(rounds: int) -> None:
+def main(device: str, rounds: int, output: Path) -> None:
+    if device == "cuda":
+        on_gpu(output)
+    else:
+        on_cpu(rounds, output)
+
+
+def on_gpu(output: Path) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        training = subprocess.run(
+            [sys.executable, "-m", "bench.harness.probed_training"],
+            cwd=ROOT,
+            env=environment("with", Path(directory)),
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    row = json.loads(training.stdout.splitlines()[-1])
+    note = "AdamW on a Qwen3 of 0.47 billion parameters in bfloat16, 8 micro-batches of 8 × 1,024 tokens per step"
+    path = record("probe_overhead_gpu", [row], note, output)
+    print(json.dumps(row, indent=2))
+    print(path)
+
+
+def on_cpu(rounds: int, output: Path) -> None:
     arms: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     in_pods: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -88,7 +116,8 @@ def main(rounds: int) -> None:
     rows.append({"arm": "added", **{name: rows[1][name] - rows[0][name] for name in arms["with"][0]}})
     rows[-1]["step_percent"] = step_percent
     rows[-1]["start_in_pods_seconds"] = statistics.median(in_pods) - rows[0]["start_seconds"]
-    path = record("probe_overhead", rows, f"AdamW on a small MLP, 5,000 steps, {rounds} rounds of both arms in turn")
+    note = f"AdamW on a small MLP, 5,000 steps, {rounds} rounds of both arms in turn"
+    path = record("probe_overhead", rows, note, output)
     for row in rows:
         times = (f"{name} {1e3 * value:.3f} ms" for name, value in row.items() if name.endswith("seconds"))
         print(f"{row['arm']:<8}", *times, f"probe calls {row['probe_calls_in_50_steps']:.0f}", sep="  ")
@@ -132,5 +161,7 @@ def children_seconds() -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=7, help="on the CPU")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
     main(**vars(parser.parse_args()))
