@@ -140,8 +140,10 @@ def _cost(percent: float, text: str) -> Reading:
     return Reading(percent, f"{text} (noise)", -percent) if percent < 0 else Reading(percent, text)
 
 
-def probe(row: Row) -> Reading:
-    return _cost(row["step_percent"], f"{row['step_percent']:+.1f} % of a short step on a CPU")
+def probe(result: Result) -> Reading:
+    """The largest share of a step on a GPU."""
+    [row] = result["rows"]
+    return Reading(row["step_percent"], f"{row['step_percent']:.3f} % of a step on a GPU (calculated)")
 
 
 def memory_log(row: Row) -> Reading | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from bench.report.markdown import Result, facts, gib, read, sentence, source, table
@@ -109,6 +109,32 @@ def probe(result: Result) -> str:
         ("the same without compiled files, as in pods", f"{1e3 * added['start_in_pods_seconds']:.1f} ms"),
         ("fastest step of a run without the probe", f"{1e6 * without['step_seconds']:.0f} µs"),
         ("difference with the probe", f"{1e6 * added['step_seconds']:.1f} µs"),
+    ]
+    return f"{source(result)}{sentence(result['note'])}\n\n{facts(rows)}"
+
+
+def probe_on_gpu(result: Result) -> str:
+    [row] = result["rows"]
+
+    def sample(kind: Mapping[str, float]) -> str:
+        return f"{1e6 * kind['median']:.0f} µs (highest {1e6 * kind['highest']:.0f} µs, {kind['count']} samples)"
+
+    queued, steps = row["queued"], row["counted_steps"]
+    pending = f"{1e3 * queued['remaining_seconds']:.0f} ms" if queued["is_pending_after"] else "none"
+    rows = [
+        ("median time of a sample in a step", sample(row["sample_in_step_seconds"])),
+        ("one sample after another", sample(row["sample_seconds"])),
+        ("the same while the GPU has queued work", sample(queued["sample_seconds"])),
+        ("work left on the GPU after these samples", pending),
+        ("both hooks of a step without a sample", f"{1e6 * row['idle_hook_seconds']:.2f} µs"),
+        ("median step", f"{row['step_seconds']:.3f} s"),
+        (
+            f"calls into the probe in {steps} steps",
+            ", ".join(f"`{name}` {calls}" for name, calls in sorted(row["probe_calls"].items())),
+        ),
+        ("parameter tensors", f"{row['parameter_tensors']}"),
+        ("blocks in use between steps", f"{row['allocated_blocks']:,} ({gib(row['allocated_bytes'])})"),
+        ("largest share of a step (calculated)", f"{row['step_percent']:.3f} %"),
     ]
     return f"{source(result)}{sentence(result['note'])}\n\n{facts(rows)}"
 

@@ -104,10 +104,19 @@ def test_a_live_recovery_may_include_up_to_a_step(seconds: float, expected: str)
 
 @pytest.mark.parametrize(("percent", "expected"), [(0.05, YES), (0.2, NO), (-0.05, YES), (-0.2, NOT_MEASURED)])
 def test_a_negative_cost_hides_costs_of_its_size(percent: float, expected: str) -> None:
-    assert (
-        outcome(Bound(0.1), readings.of_arm("added", readings.probe)(result({"arm": "added", "step_percent": percent})))
-        == expected
+    rows = (
+        {"arm": "default plan, again", "without_generation_seconds": 100},
+        {"arm": "none of them", "without_generation_seconds": 100 - percent},
+        {"arm": "generation", "generate_seconds": 0},
     )
+    assert outcome(Bound(0.1), readings.mitigations(result(*rows))) == expected
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(0.08, YES), (0.2, NO)])
+def test_the_cost_of_the_probe_is_its_share_on_a_gpu(percent: float, expected: str) -> None:
+    reading = readings.probe(result({"step_percent": percent}))
+    assert reading.text == f"{percent:.3f} % of a step on a GPU (calculated)"
+    assert outcome(Bound(0.1), reading) == expected
 
 
 def failure(name: str, first: str, exit_codes: list[int]) -> dict[str, Any]:

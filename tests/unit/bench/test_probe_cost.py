@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bench.harness import probe_cost, probed_training
+from bench.report.training import probe_on_gpu
 from rljob_probe import step_memory
 
 COUNTERS = {"allocated_bytes.all.current": 1 << 30, "reserved_bytes.all.current": 2 << 30}
@@ -89,3 +90,15 @@ def test_the_share_counts_the_slowest_kind_of_sample() -> None:
         "queued": {"sample_seconds": {"median": 1.5e-4}},
     }
     assert probed_training.largest_share(row) == pytest.approx(0.08 + 0.0002)
+
+
+def test_the_block_shows_the_share_and_the_work_left_on_the_gpu(watched: Any) -> None:
+    row = probed_training.measured(sgd_step, step_memory, watched, steps=4, samples=10)
+    queued = {"sample_seconds": row["sample_seconds"], "is_pending_after": True, "remaining_seconds": 0.4}
+    row |= {"queued": queued, "parameter_tensors": 310, "allocated_blocks": 1244, "allocated_bytes": 3 << 30}
+    recorded = {"script": "bench/programs/probe_overhead.py", "date": "2026-11-26", "device": "one GPU", "versions": {}}
+    block = probe_on_gpu({**recorded, "note": "a model", "rows": [row | {"step_percent": 0.0612}]})
+    assert "| work left on the GPU after these samples | 400 ms |" in block
+    assert "| calls into the probe in 5 steps | `_sample` 5, `after` 5, `before` 5 |" in block
+    assert "| blocks in use between steps | 1,244 (3.0 GiB) |" in block
+    assert "| largest share of a step (calculated) | 0.061 % |" in block
