@@ -27,6 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.harness.needs import require_gpus
 from bench.harness.record import RESULTS, record
 from rljob_testing.repository import ROOT
 
@@ -76,20 +77,23 @@ def main(device: str, rounds: int, output: Path) -> None:
 
 
 def on_gpu(output: Path) -> None:
+    require_gpus(1)
     with tempfile.TemporaryDirectory() as directory:
+        variables = environment("with", Path(directory))
+        # The probe's directory comes first, but the present path may contain torch's packages.
+        variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], *filter(None, sys.path)])
         training = subprocess.run(
             [sys.executable, "-m", "bench.harness.probed_training"],
             cwd=ROOT,
-            env=environment("with", Path(directory)),
+            env=variables,
             check=True,
             stdout=subprocess.PIPE,
             text=True,
         )
     row = json.loads(training.stdout.splitlines()[-1])
     note = "AdamW on a Qwen3 of 0.47 billion parameters in bfloat16, 8 micro-batches of 8 × 1,024 tokens per step"
-    path = record("probe_overhead_gpu", [row], note, output)
     print(json.dumps(row, indent=2))
-    print(path)
+    print(record("probe_overhead_gpu", [row], note, output))
 
 
 def on_cpu(rounds: int, output: Path) -> None:
