@@ -85,14 +85,12 @@ class PolicyUpdate:
         }
 
     def rehearse(self) -> None:
-        """Compile layers, head and the sums of gradients by running them for a micro-batch. Changes no state.
-        Collective.
+        """Compile layers and head by running the passes of a micro-batch. Changes no state. Collective.
 
         Only one layer of each kind runs, so it takes little memory. The number of tokens is realistic, because the
         compiler chooses kernels by it.
         """
         micro_batch = rehearsal(self.config.memory.micro_batch_tokens, packed=self.model.packs)
-        self.optimizer.gradients.rehearse()
         with self.optimizer.gradients.dropped(), self.model.one_layer_of_each_kind():
             old_logprobs = self.logprobs([[micro_batch]])[0] if self.config.updates_per_step > 1 else None
             self._backward(micro_batch, old_logprobs)
