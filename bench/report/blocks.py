@@ -53,6 +53,7 @@ BLOCKS: Mapping[str, Render] = {
     "optimizer_curves_qwen3": optimizer_curves.block,
     "overhead": training.overhead,
     "probe_overhead": training.probe,
+    "probe_overhead_gpu": training.probe_on_gpu,
     "adapter_recovery": adapter_recovery.block,
     "trl_failures": adapter_recovery.failures,
     "h100/trl_failures": adapter_recovery.failures,

@@ -285,7 +285,6 @@ GOALS: Sequence[Goal] = (
         ("probe_overhead_gpu",),
         probe,
         "[probe](#cost-of-the-probe-in-another-trainer)",
-        "Not timed on a GPU. On a CPU, no code of the probe runs in a step.",
     ),
     Goal(
         "Cost of the memory log",

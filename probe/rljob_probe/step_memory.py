@@ -1,7 +1,7 @@
 """Memory after each optimizer step: the last 64 samples, for the trend before a failure.
 
-A sample takes about 0.1 ms (Python's part of `memory_stats`, on a CPU; not timed on a GPU), and there is at most one
-in a quarter of a second: 0.05 % of any step.
+There is at most one sample in a quarter of a second. `bench.programs.probe_overhead --device cuda` times them, and
+docs/benchmarks.md has the result.
 """
 
 from __future__ import annotations
