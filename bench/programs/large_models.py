@@ -8,6 +8,7 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
     0.6b-padded    the same with padded sequences
     4b, 8b         the state where the memory plan puts it
     8b-padded      8b with padded sequences
+    8b-cold        8b with empty compile caches
     8b-bfloat16    8b with `policy.optimizer.moments: bfloat16`
     8b-int8        8b with `policy.optimizer.moments: int8`
     8b-fp8         8b with `rollout.quantization: Fp8PerTensor`
@@ -33,6 +34,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -53,12 +55,13 @@ from rljob_testing.ballast import ballast
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.plot.memory_samples import memory_peaks
+from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
 from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "large_models"
 WARM_UP_STEPS = 2
-_OF_8B = ["8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-warm", "8b-80gib"]
+_OF_8B = ["8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib"]
 RLJOB_ARMS = ["0.6b", "0.6b-padded", "4b", *_OF_8B, "14b"]
 TRL_ARMS: dict[str, list[str]] = {
     "0.6b-trl": [],
@@ -105,12 +108,22 @@ def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
     path.write_text(yaml.safe_dump(manifest))
     shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
     begun = time.perf_counter()
-    with ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(), DevicePeak() as peak:
-        padded = {ENABLED: "0"} if arm.endswith("-padded") else {}
+    with (
+        ballast(leave_bytes=SMALL_CARD_BYTES) if small else nullcontext(),
+        DevicePeak() as peak,
+        tempfile.TemporaryDirectory() as caches,
+    ):
         command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", path, "--output", output]
-        message = run_steps(command, output, steps, padded)
+        message = run_steps(command, output, steps, variables_of(arm, Path(caches)))
     row = {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes}
     return row | measured(output, time.perf_counter() - begun) | memory_by_phase(output, peak)
+
+
+def variables_of(arm: str, caches: Path) -> dict[str, str]:
+    """Environment variables of an arm. `caches`: an empty directory."""
+    if arm.endswith("-padded"):
+        return {ENABLED: "0"}
+    return CompileCache(caches, caches, arm).variables() if arm.endswith("-cold") else {}
 
 
 def run_steps(command: list[str | Path], output: Path, steps: int, variables: Mapping[str, str]) -> str:

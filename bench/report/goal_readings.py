@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from bench.report.markdown import GIB, Result, Row, gib
 from bench.report.training import means_of_five
 
+_NO_FAILURE = ("all steps are committed", "stopped by a time limit")
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -43,9 +45,9 @@ def step(row: Row) -> Reading | None:
 
 
 def trains(row: Row) -> Reading:
-    """1 if all steps were committed, otherwise 0."""
-    is_complete = row["message"] == "all steps are committed" and "seconds_per_step" in row
-    return Reading(1, f"{row['seconds_per_step']:.1f} s per step") if is_complete else Reading(0, "failed")
+    """1 if steps after the warm-up were committed and no failure ended the run, otherwise 0."""
+    has_trained = row["message"] in _NO_FAILURE and "seconds_per_step" in row
+    return Reading(1, f"{row['seconds_per_step']:.1f} s per step") if has_trained else Reading(0, "failed")
 
 
 def peak_gpu(row: Row) -> Reading:

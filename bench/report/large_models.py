@@ -10,14 +10,17 @@ _PHASES = ("rollout", "update", "sync")
 
 _MODELS = {
     "0.6b": "0.6B, 512 tokens",
-    "0.6b-packed": "0.6B, 512 tokens, packed sequences",
+    "0.6b-padded": "0.6B, 512 tokens, padded sequences",
     "0.6b-trl": "0.6B, 512 tokens, TRL 1.16, float32 weights",
     "4b": "4B",
     "8b": "8B",
+    "8b-padded": "8B, padded sequences",
+    "8b-cold": "8B, started with empty compile caches, second step",
     "8b-warm": "8B, started with warm compile caches",
     "8b-fp8": "8B, rollouts in 8 bits",
     "8b-bfloat16": "8B, bfloat16 moments",
     "8b-int8": "8B, int8 moments",
+    "8b-earlier": "8B, earlier version",
     "8b-trl": "8B, TRL 1.16, bfloat16 weights only",
     "8b-trl-float32": "8B, TRL 1.16, float32 weights, out of memory in the second step",
     "8b-80gib": "8B, 79 GiB of the GPU, second step",

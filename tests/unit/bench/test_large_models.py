@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.harness.device_memory import DevicePeak
 from bench.harness.shapes import SHAPES
-from bench.programs.large_models import ARMS, WARM_UP_STEPS, manifest_of, memory_by_phase
+from bench.programs.large_models import ARMS, WARM_UP_STEPS, manifest_of, memory_by_phase, variables_of
 from bench.report.large_models_plot import MODELS, draw
 from rljob_api.job import RLJobSpec
 
@@ -75,6 +75,13 @@ def test_every_arm_of_rljob_is_a_valid_job() -> None:
     for arm in [*ARMS, "smoke"]:
         RLJobSpec.model_validate(manifest_of(arm, steps=4)["spec"])
     assert set(MODELS) <= set(SHAPES)
+
+
+def test_an_arm_with_empty_caches_keeps_all_its_compiled_code_apart(tmp_path: Path) -> None:
+    variables = variables_of("8b-cold", tmp_path)
+    assert set(variables) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"}
+    assert all(Path(directory).is_relative_to(tmp_path) for directory in variables.values())
+    assert variables_of("8b", tmp_path) == {}
 
 
 def test_rows_without_memory_by_phase_or_steps_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:
