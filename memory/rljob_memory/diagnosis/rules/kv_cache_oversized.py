@@ -81,7 +81,7 @@ def _by_its_graphs(failure: Failure, evidence: CollectedEvidence, ledger: Ledger
     device = failure.device
     if failure.activity or failure.role or evidence.shows_a_trainer or evidence.trains or device is None:
         return None
-    if not device.private_pool_bytes or ledger.foreign_bytes():
+    if not device.private_pool_bytes or device.asleep_bytes or ledger.foreign_bytes():
         return None
     return Diagnosis(
         FailureClass.KV_CACHE_OVERSIZED,

@@ -32,6 +32,10 @@ WARM_UP = '  File "/opt/vllm/v1/worker/gpu_worker.py", line 216, in compile_or_w
 GRAPHS = FULL.replace("1.95 GiB", "20.00 MiB").replace(
     ", and", ", with 84.91 MiB allocated in private pools (e.g., CUDA Graphs), and"
 )
+BESIDE_A_SLEEPING_ENGINE = GRAPHS.replace(
+    "Of the allocated memory 20.90",
+    "Including non-PyTorch memory, this process has 22.05 GiB memory in use. Of the allocated memory 31.90",
+)
 FORWARD = '  File "/opt/model.py", line 12, in forward\n    x = self.mlp(x)\n'
 ROOM = (
     "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB. GPU 7 has a total capacity of 287.98 GiB "
@@ -61,6 +65,8 @@ PAIRS = [
     # CUDA graphs of a process that nothing else shows, and of one that trains
     (FailureClass.KV_CACHE_OVERSIZED, GRAPHS),
     (FailureClass.UNKNOWN, GRAPHS + '\n[rank3]:   File "/env/site-packages/swift/cli/rlhf.py", line 7, in <module>\n'),
+    # an engine that sleeps in the process has no cache at that time: torch counts memory that the GPU does not have
+    (FailureClass.UNKNOWN, BESIDE_A_SLEEPING_ENGINE),
     # a small request beside a full and beside an empty GPU
     (FailureClass.ACTIVATION_SPIKE, FORWARD + ROOM.format("1.00 MiB", "285.00 GiB")),
     (FailureClass.UNKNOWN, FORWARD + ROOM.format("203.49 GiB", "68.63 GiB")),
