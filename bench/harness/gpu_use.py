@@ -1,7 +1,8 @@
-"""Use of every GPU of this machine over time, as the driver reports it. Creates no CUDA context."""
+"""Use of every visible GPU over time, as the driver reports it. Creates no CUDA context."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -49,8 +50,12 @@ def idle_of_each_gpu(samples: Iterable[tuple[float, Sequence[int]]], steps: Sequ
 
 
 def _gpus() -> list[Any]:
+    """Handles of the GPUs whose numbers are in CUDA_VISIBLE_DEVICES; of all without it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        present = range(pynvml.nvmlDeviceGetCount())
+        numbers = present if visible is None else [int(name) for name in visible.split(",") if name.strip().isdigit()]
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
     except pynvml.NVMLError:
         return []

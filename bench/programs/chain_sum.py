@@ -1,10 +1,14 @@
 """SmolLM2-135M-Instruct learns to add two one-digit numbers: rewards by step, seconds and memory.
 
-    python -m bench.programs.chain_sum [weights|adapters] [--device auto|cpu|cuda] [--steps N] [--output DIR]
+    python -m bench.programs.chain_sum [ARM] [--device auto|cpu|cuda] [--steps N] [--output DIR]
 
-`weights` trains all weights (`examples/smollm2-chain-sum.yaml`), `adapters` trains low-rank adapters
-(`examples/smollm2-lora.yaml`). Needs the model in the local cache (`make model`). 80 steps take two minutes on a GPU
-and ten on two CPU cores. Records `bench/results/smollm2_chain_sum.json` or `smollm2_lora.json`.
+Arms, each with the name of its result in `bench/results/`:
+
+    weights    all weights (`examples/smollm2-chain-sum.yaml`): `smollm2_chain_sum`
+    fp8        the same with `rollout.quantization: Fp8PerTensor`, on a GPU: `smollm2_fp8`
+    adapters   low-rank adapters (`examples/smollm2-lora.yaml`): `smollm2_lora`
+
+Needs the model in the local cache (`make model`). 80 steps take two minutes on a GPU and ten on two CPU cores.
 """
 
 from __future__ import annotations
@@ -28,17 +32,19 @@ from rljob_trainer.ledger.ledger import read_ledger
 from rljob_trainer.ledger.records import LedgerRecord, step_records
 from rljob_trainer.ledger.summary import summarize
 
-ARMS = {
-    "weights": ("smollm2_chain_sum", EXAMPLES / "smollm2-chain-sum.yaml"),
-    "adapters": ("smollm2_lora", EXAMPLES / "smollm2-lora.yaml"),
+ARMS: dict[str, tuple[str, Path, dict[str, Any]]] = {
+    "weights": ("smollm2_chain_sum", EXAMPLES / "smollm2-chain-sum.yaml", {}),
+    "fp8": ("smollm2_fp8", EXAMPLES / "smollm2-chain-sum.yaml", {"rollout": {"quantization": "Fp8PerTensor"}}),
+    "adapters": ("smollm2_lora", EXAMPLES / "smollm2-lora.yaml", {}),
 }
-"""Name of the result, and manifest."""
+"""Name of the result, manifest, and fields of its `spec` that are replaced."""
 GOAL = 0.9
 
 
 def main(arm: str, device: str, steps: int, output: Path) -> None:
-    name, manifest = ARMS[arm]
+    name, manifest, changes = ARMS[arm]
     job = yaml.safe_load(manifest.read_text())
+    job["spec"] |= changes
     job["spec"]["algorithm"]["steps"] = steps
     with tempfile.TemporaryDirectory() as directory:
         path, run = Path(directory) / "job.yaml", Path(directory) / "run"
@@ -69,6 +75,8 @@ def row(records: Sequence[LedgerRecord], total_steps: int) -> dict[str, Any]:
         "median_step_seconds": statistics.median(seconds),
         "peak_memory_gib": {role: peak.model_dump() for role, peak in summary.peak_memory.items()},
         "logprob_diff_mean": statistics.fmean(step.metrics["logprob_diff_mean"] for step in done),
+        "logprob_diffs": [round(step.metrics["logprob_diff_mean"], 5) for step in done],
+        "importance_weight_mean": statistics.fmean(step.metrics["importance_weight_mean"] for step in done),
         "rewards": [round(reward, 4) for reward in rewards],
     }
 

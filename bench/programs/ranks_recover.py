@@ -13,10 +13,11 @@ update, in an optimizer step and in a sync, each in a step of its own:
 A third run, `killed`, loses an engine while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
-beyond the median of the steps without a failure, by part, and the processes that were started. `freed_bytes` compares
-the peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result
-already has are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's
-shape, on two GPUs, 10 minutes.
+beyond the median of the steps without a failure, by part, and the processes that were started. `calm_phase_seconds` is
+the median of the failed phase in those steps (of the whole update for an optimizer step). `freed_bytes` compares the
+peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result has
+are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's shape, on two
+GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -157,7 +158,9 @@ def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Pa
 def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]], run: Path) -> dict[str, Any]:
     steps = [line for line in ledger if line["kind"] == "step"]
     failing = {each["step"] for each in (*OUT_OF_MEMORY.values(), *KILLED.values())}
-    calm = median(step["total_seconds"] for step in steps if step["step"] > 1 and step["step"] not in failing)
+    calm_steps = [step for step in steps if step["step"] > 1 and step["step"] not in failing]
+    calm = median(step["total_seconds"] for step in calm_steps)
+    phase = "update" if fault["phase"] == "optimizer" else fault["phase"]
     [step] = [step for step in steps if step["step"] == fault["step"]]
     [before] = [step for step in steps if step["step"] == fault["step"] - 1]
     found = {
@@ -165,6 +168,7 @@ def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]]
         "failure": name,
         "seconds_lost": round(step["committed_at"] - before["committed_at"] - calm, 3),
         "calm_step_seconds": round(calm, 3),
+        "calm_phase_seconds": round(median(step["seconds"][phase] for step in calm_steps), 3),
         "new_attempt": step["attempt"] != before["attempt"],
         "compilations": step["metrics"].get("compilations"),
         "processes_started": processes_started(run / "logs"),

@@ -40,6 +40,7 @@ BLOCKS: Mapping[str, Render] = {
     "h100/large_models": large_models.block,
     "adapters_and_8_bits": large_models.adapters,
     "h100/adapters_and_8_bits": large_models.adapters,
+    "rounding_to_8_bits": large_models.rounding_to_8_bits,
     "host_memory": host_memory.block,
     "load_memory": load_memory.block,
     "checkpoints": checkpoints.block,

@@ -9,6 +9,8 @@ from bench.report.markdown import GIB, Result, Row, gib
 from bench.report.training import means_of_five
 
 _NO_FAILURE = ("all steps are committed", "stopped by a time limit")
+"""Messages of runs that did not fail by themselves. The second is of a run that `series` killed at its limit, and whose
+row was made from its ledger afterwards."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,14 @@ def highest_reward(result: Result) -> Reading:
 
 
 def live_recoveries(result: Result) -> Reading | None:
-    """The longest live recovery in seconds. The record includes the retried phase, which takes between nothing and a
-    whole step without a failure."""
+    """The longest live recovery in seconds. The record includes the retried phase, which takes between nothing and the
+    median of that phase without a failure."""
     rows = [row for row in result["rows"] if row["arm"] == "live" and "failed" not in row]
     if not rows:
         return None
     text = ", ".join(f"{row['seconds_lost']:.1f} s ({row['failure']})" for row in rows)
     return Reading(
-        max(row["seconds_lost"] - row["calm_step_seconds"] for row in rows),
+        max(row["seconds_lost"] - row["calm_phase_seconds"] for row in rows),
         f"{text}, each with the retried phase",
         max(row["seconds_lost"] for row in rows),
     )

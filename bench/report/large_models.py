@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from bench.report.markdown import Result, gib, source, table
@@ -66,21 +67,26 @@ def _row(arm: dict[str, Any]) -> tuple[str, ...]:
 def adapters(result: Result) -> str:
     """Seconds and memory by arm. The memory of the whole GPU is left out: in some arms, another process holds most of
     it."""
-    head = ("model", "s/step", *_PHASES, "peak, policy", "KV cache", "micro-batch", "start-up")
+    head = ("model", "s/step", *_PHASES, "peak, policy", "KV cache", "start-up", "log-prob. diff.", "importance weight")
     rows = [_row_with_adapters(arm) for arm in result["rows"]]
     return f"{source(result)}{result['note']}.\n\n{table(head, rows)}"
+
+
+def rounding_to_8_bits(result: Result) -> str:
+    rows = [(row["model"], *(f"{row[name]:.2f}" for name in ("bfloat16", "8 bits"))) for row in result["rows"]]
+    return f"{source(result)}{result['note']}.\n\n{table(('model', 'bfloat16', '8 bits'), rows)}"
 
 
 def _row_with_adapters(arm: dict[str, Any]) -> tuple[str, ...]:
     name = _WITH_ADAPTERS[arm["arm"]]
     if "seconds_per_step" not in arm:
-        return (f"{name}: failed", *"–" * 8)
+        return (f"{name}: failed", *"–" * 9)
     return (
         name,
         f"{arm['seconds_per_step']:.1f}",
         *(f"{arm['seconds_by_phase'][phase]:.1f}" for phase in _PHASES),
         gib(arm["torch_peak_reserved_bytes"]),
         gib(arm["plan"]["kvCache"]),
-        f"{arm['plan']['microBatchTokens']:,}",
         f"{arm['start_up_seconds']:.0f} s",
+        *(f"{fmean(arm['metrics'][name]):.2f}" for name in ("logprob_diff_mean", "importance_weight_mean")),
     )

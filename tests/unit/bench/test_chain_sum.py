@@ -17,7 +17,7 @@ def step(number: int, reward: float) -> StepRecord:
         seconds={"rollout": 1.0},
         total_seconds=1.0 + number,
         tokens=100,
-        metrics={"logprob_diff_mean": 0.01},
+        metrics={"logprob_diff_mean": 0.01, "importance_weight_mean": 1.0},
         memory_bytes={"policy-0": {"update": 1 << 30}},
         weights_version=number,
     )

@@ -94,9 +94,9 @@ def test_a_failed_arm_does_not_train() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(4.9, YES), (7.9, NOT_MEASURED), (8.1, NO)])
-def test_a_live_recovery_may_include_up_to_a_step(seconds: float, expected: str) -> None:
+def test_a_live_recovery_may_include_the_retried_phase(seconds: float, expected: str) -> None:
     rows = [
-        {"arm": "live", "failure": failure, "seconds_lost": lost, "calm_step_seconds": 3}
+        {"arm": "live", "failure": failure, "seconds_lost": lost, "calm_phase_seconds": 3}
         for failure, lost in (("update", 4.0), ("sync", seconds))
     ]
     assert outcome(AT_MOST_FIVE, readings.live_recoveries(result(*rows))) == expected
