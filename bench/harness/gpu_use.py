@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 import time
@@ -11,6 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import pynvml
+
+from rljob_trainer.hardware import visible_handles
 
 SAMPLE_EVERY_SECONDS = 0.2
 """NVML's utilization is that of the last sixth of a second to one second, depending on the GPU."""
@@ -50,12 +51,8 @@ def idle_of_each_gpu(samples: Iterable[tuple[float, Sequence[int]]], steps: Sequ
 
 
 def _gpus() -> list[Any]:
-    """Handles of the GPUs whose numbers are in CUDA_VISIBLE_DEVICES; of all without it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml.nvmlInit()
-        present = range(pynvml.nvmlDeviceGetCount())
-        numbers = present if visible is None else [int(name) for name in visible.split(",") if name.strip().isdigit()]
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
+        return visible_handles()
     except pynvml.NVMLError:
         return []

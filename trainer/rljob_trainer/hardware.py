@@ -97,19 +97,25 @@ def visible_gpus() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        handles = present if visible is None else [_handle(name, present) for name in _names(visible)]
         return [
             Gpu(
                 name=_text(pynvml.nvmlDeviceGetName(gpu)),
                 memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(gpu).total),
                 capability=pynvml.nvmlDeviceGetCudaComputeCapability(gpu),
             )
-            for gpu in handles
+            for gpu in visible_handles()
         ]
     finally:
         pynvml.nvmlShutdown()
+
+
+def visible_handles() -> list[Any]:
+    """NVML's handles of these GPUs, while NVML is initialized. Raises `BadInput` as `this_machine`."""
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    return present if visible is None else [_handle(name, present) for name in _names(visible)]
 
 
 def _names(visible: str) -> list[str]:

@@ -29,6 +29,7 @@ def test_a_row_describes_the_rewards_and_seconds_of_a_run() -> None:
     assert (found["first_reward"], found["last_reward"]) == (pytest.approx(0.3), pytest.approx(0.8))
     assert (found["first_step_seconds"], found["median_step_seconds"], found["loop_seconds"]) == (2.0, 6.5, 65.0)
     assert found["peak_memory_gib"]["policy"]["gib"] == 1.0
+    assert (found["logprob_diffs"], found["importance_weight_mean"]) == ([0.01] * 10, 1.0)
 
 
 @pytest.mark.parametrize(
