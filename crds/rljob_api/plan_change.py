@@ -61,7 +61,8 @@ class RemedyStatus(ApiModel):
     """A changed setting of the memory plan, with its expected and its observed effect."""
 
     setting: str = Field(max_length=64)
-    """Changed setting, spelled as in spec.memory, or processes if the processes were only restarted."""
+    """Changed setting, spelled as in spec.memory; processes or engineProcesses if all processes, or those of the
+    engines, were only restarted."""
 
     before: str = Field(max_length=64)
     """Value before the change, as the manifest writes it; default if it was not set."""

@@ -90,6 +90,12 @@ class MemorySample:
         return self.reserved_bytes - self.asleep_bytes
 
     @property
+    def others_bytes(self) -> int:
+        """Memory of the device that other processes hold: at the end of an update, a sleeping engine's."""
+        used = self.device_total_bytes - self.device_free_bytes
+        return max(used - self.held_bytes - self.outside_torch_bytes, 0)
+
+    @property
     def cache_bytes(self) -> int | None:
         """Reserved and in no tensor. None if only the tensors' memory is known, as of some other programs' logs."""
         cache = self.reserved_bytes - self.allocated_bytes

@@ -18,7 +18,8 @@ _LONG_STEPS = 16
 _RETRIES_BONUS = 0.1
 
 _PREVENTABLE = frozenset({FailureClass.RETAINED_GRAPH, FailureClass.ALLOCATOR_CACHE, FailureClass.FRAGMENTATION})
-"""A live change acts on these; the others take new pods, which only a failure justifies."""
+"""A live change acts on these. New engines act on memory that an engine itself keeps. The others take new pods, which
+only a failure justifies."""
 
 
 class Forecast:
@@ -27,12 +28,13 @@ class Forecast:
     def __init__(self, steps: int | None = None) -> None:
         """`steps`: of the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
-        self._step = 0
+        self._step, self._engines_sleep = 0, False
         self._history = StepHistory()
 
-    def observe(self, step: int, samples: StepSamples) -> None:
-        """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase."""
-        self._step = step
+    def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
+        """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: beside the
+        policy, during its update."""
+        self._step, self._engines_sleep = step, engines_sleep
         self._history.add(samples)
 
     def forget(self) -> None:
@@ -42,7 +44,8 @@ class Forecast:
     def pressure(self) -> MemoryPressure | None:
         """The memory that is projected to run out first; None if none will before the job is done."""
         series = list(self._history.series())
-        seen = [signal for signal in growth_signals(series) if signal.steps_left <= self._horizon(signal)]
+        signals = growth_signals(series, engines_sleep=self._engines_sleep)
+        seen = [signal for signal in signals if signal.steps_left <= self._horizon(signal)]
         if not seen:
             return None
         first = min(seen, key=lambda signal: (signal.steps_left, -signal.confidence))
@@ -53,7 +56,7 @@ class Forecast:
                 message=f"{first.message}, enough for {_steps(first.steps_left)}.",
                 numbers=first.numbers(),
             ),
-            role=first.series.role,
+            role=first.role,
             rank=first.series.rank,
             steps_left=first.steps_left,
         )
@@ -64,9 +67,11 @@ class Forecast:
 
 
 def worth_preventing(pressure: MemoryPressure) -> bool:
-    """True if the plan should be changed now: the failure is near and sure enough, and a live change acts on it."""
+    """True if something should be changed now: the failure is near and sure enough, and a cheap change acts on it."""
     diagnosis = pressure.diagnosis
-    return diagnosis.class_name in _PREVENTABLE and diagnosis.confidence >= _SURE and pressure.steps_left <= _SOON_STEPS
+    engine_keeps_it = pressure.role == "rollout" and "own_growth_bytes" in diagnosis.numbers
+    can_help = diagnosis.class_name in _PREVENTABLE or engine_keeps_it
+    return can_help and diagnosis.confidence >= _SURE and pressure.steps_left <= _SOON_STEPS
 
 
 def _confidence(signal: GrowthSignal) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from rljob_api.plan_change import Role
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.forecast.phase_series import PhaseSeries
 from rljob_memory.sample import MemorySample
@@ -37,6 +38,12 @@ class GrowthSignal:
     confidence: float
     """Confidence in the class, from 0 to 1."""
 
+    role: Role
+    """Role of the process whose memory grows. Its rank is that of the series."""
+
+    own_growth_bytes: int = 0
+    """Growth that would end with that process; 0 if others may have grown."""
+
     @property
     def steps_left(self) -> int:
         return int(max(self.room_bytes, 0) / self.trend.slope_bytes)
@@ -51,7 +58,9 @@ class GrowthSignal:
         )
 
     def numbers(self) -> dict[str, int]:
+        own = {"own_growth_bytes": self.own_growth_bytes} if self.own_growth_bytes else {}
         return {
+            **own,
             "first_bytes": self.trend.first_bytes,
             "last_bytes": self.trend.last_bytes,
             "growth_a_step_bytes": round(self.trend.slope_bytes),
@@ -61,11 +70,13 @@ class GrowthSignal:
         }
 
 
-def growth_signals(every: Sequence[PhaseSeries]) -> Iterator[GrowthSignal]:
-    """Every signal in the series, in no order."""
+def growth_signals(every: Sequence[PhaseSeries], *, engines_sleep: bool = False) -> Iterator[GrowthSignal]:
+    """Every signal in the series, in no order. `engines_sleep`: beside the policy, during its update."""
     for series in every:
         if series.last.device_total_bytes:
             yield from _device_signals(series, every)
+            if engines_sleep and (kept := _sleeping_engine_signal(series, every)):
+                yield kept
         if host := _host_signal(series):
             yield host
         if shared := _shared_memory_signal(series):
@@ -79,18 +90,31 @@ def _device_signals(series: PhaseSeries, every: Sequence[PhaseSeries]) -> Iterat
     if trend := _growth(series, attrgetter("allocated_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_allocated_bytes")), _room_of_neighbors(series, every))
         subject = f"Memory in tensors of {in_phase}"
-        yield GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75)
+        yield GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role)
     elif trend := _growth(series, attrgetter("held_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_reserved_bytes")), _room_of_neighbors(series, every))
         is_stuck = last.inactive_split_bytes >= _MOSTLY * (last.reserved_bytes - last.allocated_bytes)
         cause = FailureClass.FRAGMENTATION if is_stuck else FailureClass.ALLOCATOR_CACHE
-        yield GrowthSignal(cause, series, f"Memory that torch holds for {in_phase}", trend, room, 0.7)
+        yield GrowthSignal(cause, series, f"Memory that torch holds for {in_phase}", trend, room, 0.7, series.role)
     elif (trend := _growth(series, attrgetter("peak_reserved_bytes"), total)) and not _growth(
         series, attrgetter("peak_allocated_bytes"), total
     ):
         room = _own_room(series, every, attrgetter("peak_reserved_bytes"))
         subject = f"Peak memory that torch holds for {series.actor} in {series.phase}, unlike its tensors,"
-        yield GrowthSignal(FailureClass.FRAGMENTATION, series, subject, trend, room, 0.65)
+        yield GrowthSignal(FailureClass.FRAGMENTATION, series, subject, trend, room, 0.65, series.role)
+
+
+def _sleeping_engine_signal(series: PhaseSeries, every: Sequence[PhaseSeries]) -> GrowthSignal | None:
+    """Memory that stays on a policy's GPU beside the policy at the end of its update: a sleeping engine keeps it."""
+    if series.role != "policy" or series.phase != "update":
+        return None
+    trend = _growth(series, attrgetter("others_bytes"), series.last.device_total_bytes)
+    if trend is None:
+        return None
+    room = _own_room(series, every, attrgetter("peak_reserved_bytes"))
+    subject = f"GPU memory that rollout-{series.rank} keeps while it sleeps"
+    cause = FailureClass.ENGINE_NOT_ASLEEP
+    return GrowthSignal(cause, series, subject, trend, room, 0.75, "rollout", trend.growth_bytes)
 
 
 def _host_signal(series: PhaseSeries) -> GrowthSignal | None:
@@ -99,10 +123,11 @@ def _host_signal(series: PhaseSeries) -> GrowthSignal | None:
     if trend is None:
         return None
     # The container's memory is that of all its processes; resident memory shows whether this one grows.
-    is_own = _growth(series, attrgetter("rss_bytes"), limit) is not None
+    own = _growth(series, attrgetter("rss_bytes"), limit)
     subject = f"Host memory in use beside {series.actor}"
-    room = limit - trend.last_bytes
-    return GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, 0.75 if is_own else 0.65)
+    room, confidence = limit - trend.last_bytes, 0.65 if own is None else 0.75
+    growth = 0 if own is None else own.growth_bytes
+    return GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)
 
 
 def _shared_memory_signal(series: PhaseSeries) -> GrowthSignal | None:
@@ -111,7 +136,8 @@ def _shared_memory_signal(series: PhaseSeries) -> GrowthSignal | None:
     if trend is None:
         return None
     subject = f"Memory in use in /dev/shm of {series.actor}"
-    return GrowthSignal(FailureClass.SHARED_MEMORY, series, subject, trend, size - trend.last_bytes, 0.75)
+    room = size - trend.last_bytes
+    return GrowthSignal(FailureClass.SHARED_MEMORY, series, subject, trend, room, 0.75, series.role)
 
 
 def _growth(series: PhaseSeries, of: Callable[[MemorySample], int], whole_bytes: int) -> Trend | None:

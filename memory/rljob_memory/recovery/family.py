@@ -10,7 +10,7 @@ from rljob_api.plan_change import RemedyLevel, Role
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.plan_text import name_of, text_of
-from rljob_memory.recovery.state import PROCESSES
+from rljob_memory.recovery.state import NOT_OF_THE_PLAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Family:
     """One setting and everything that is known about changing it."""
 
     setting: str
-    """Field of the plan, or `processes`."""
+    """Field of the plan, or one of `NOT_OF_THE_PLAN`."""
     acts_on: frozenset[FailureClass]
     """Classes whose cause it can remove or lessen; none for the last resort."""
     level: RemedyLevel
@@ -49,7 +49,7 @@ class Family:
     @property
     def of_the_plan(self) -> bool:
         """True if it changes the plan, as new processes do not."""
-        return self.setting != PROCESSES
+        return self.setting not in NOT_OF_THE_PLAN
 
     def text_before(self, change: Change, plan: MemoryPlan) -> str:
         """The value that `change` replaces in `plan`."""

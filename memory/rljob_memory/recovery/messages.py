@@ -10,7 +10,7 @@ from rljob_api.quantity import quantity_bytes
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.plan_text import is_size
-from rljob_memory.recovery.state import PROCESSES
+from rljob_memory.recovery.state import ENGINE_PROCESSES, PROCESSES
 from rljob_memory.sizes import human_bytes
 
 _LABELS = {
@@ -65,6 +65,8 @@ def setting_message(remedy: RemedyStatus) -> str:
     """`kvCache 16Gi → 12Gi`."""
     if remedy.setting == PROCESSES:
         return "restarting processes, the memory plan is unchanged"
+    if remedy.setting == ENGINE_PROCESSES:
+        return "restarting the engines, the memory plan is unchanged"
     return f"{remedy.setting} {remedy.before} → {remedy.after}"
 
 

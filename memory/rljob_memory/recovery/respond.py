@@ -25,6 +25,7 @@ from rljob_memory.recovery import messages
 from rljob_memory.recovery.advice import own_advice, smaller_job_advice
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, FailureReport
+from rljob_memory.recovery.families.engine_processes import FRESH_ENGINES
 from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
 from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
@@ -60,7 +61,7 @@ def respond(report: FailureReport, state: RecoveryState, constraints: Constraint
 def prevent(
     pressure: MemoryPressure, state: RecoveryState, constraints: Constraints, *, attempt: int, step: int, time: datetime
 ) -> Changed | None:
-    """A change of the plan of live processes before `step` that acts on the failure to come; None if there is none.
+    """A change before `step` that acts on the failure to come: of live processes, or new engines. None if there is none.
 
     It costs no adjustment.
     """
@@ -72,14 +73,14 @@ def prevent(
         pressure.role,
         phase=None,
         state=state,
-        constraints=replace(constraints, levels=constraints.levels & {"Live"}),
+        constraints=replace(constraints, levels=constraints.levels & {"Live", "RespawnRole"}),
         dead=frozenset(),
         is_preventive=True,
     )
-    reachable = ladder_of(case).reachable
-    if not reachable:
+    cheap = [rung for rung in ladder_of(case).reachable if rung.level == "Live" or rung.family is FRESH_ENGINES]
+    if not cheap:
         return None
-    return _changed(case, best(reachable, None), _Place(attempt, step, pressure.rank, time), constraints)
+    return _changed(case, best(cheap, None), _Place(attempt, step, pressure.rank, time), constraints)
 
 
 def class_of(diagnosis: DiagnosisStatus) -> FailureClass:

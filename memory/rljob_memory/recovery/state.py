@@ -11,7 +11,12 @@ from rljob_api.plan_change import PlanChange
 from rljob_memory.recovery.plan_text import texts_of
 
 PROCESSES = "processes"
-"""Name of the setting in a change that leaves the plan as it is and renews the processes."""
+"""Name of the setting in a change that leaves the plan as it is and renews all processes."""
+
+ENGINE_PROCESSES = "engineProcesses"
+"""The same for the processes of the engines alone."""
+
+NOT_OF_THE_PLAN = frozenset({PROCESSES, ENGINE_PROCESSES})
 
 POLICY_GPUS = "policyGpus"
 """Name of the setting in a change that grows the policy."""
@@ -148,7 +153,7 @@ class RecoveryState:
         assert self.plan is not None
         earlier = texts_of(self.plan)
         for change in reversed(self.changes):
-            if change.remedy.setting != PROCESSES:
+            if change.remedy.setting not in NOT_OF_THE_PLAN:
                 earlier[change.remedy.setting] = change.remedy.before
             if earlier == texts:
                 return True

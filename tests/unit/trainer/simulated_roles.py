@@ -115,6 +115,8 @@ class SimulatedRoles:
 
     # --- start, change and end ---
 
+    engines_sleep = False
+
     @property
     def up(self) -> bool:
         return self.policy.loaded and self.engines.loaded

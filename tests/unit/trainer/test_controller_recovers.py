@@ -19,6 +19,7 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.recovery import Constraints
+from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
@@ -89,11 +90,36 @@ class Disagreeing(SimulatedRoles):
         return {name: replace(result, metrics=metrics) for name, result in results.items()}
 
 
+class LeakingEngine(SimulatedRoles):
+    """Roles on a GPU of 80 GiB, whose engine keeps 5 GiB more after each sleep, until its process is replaced."""
+
+    engines_sleep = True
+
+    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        results = super().update(batch)
+        self.slept = 1 + (self.slept if self.of_engine == self.engines_ended else 0)
+        self.of_engine = self.engines_ended
+        own, kept = 20 * GIB, (2 + 5 * self.slept) * GIB
+        memory = MemorySample(
+            allocated_bytes=own,
+            reserved_bytes=own,
+            peak_allocated_bytes=own,
+            peak_reserved_bytes=2 * own,
+            device_free_bytes=80 * GIB - own - kept,
+            device_total_bytes=80 * GIB,
+        )
+        assert own + kept < 80 * GIB, "the GPU ran out of memory"
+        return {name: replace(result, memory=memory) for name, result in results.items()}
+
+    slept, of_engine = 0, 0
+
+
 @dataclass
 class Job:
     """A job in a directory. Each `attempt` has its own roles."""
 
     directory: Path
+    steps: int = STEPS
     max_adjustments: int = 100
     mode: str = "Auto"
     staleness: Literal[0, 1] = 0
@@ -105,11 +131,11 @@ class Job:
     ) -> tuple[SimulatedRoles, Listener, str]:
         """Run one attempt. Returns its roles, the calls of its listener, and its output."""
         listener, screen = Listener(), io.StringIO()
-        display = RunDisplay(Console(file=screen, width=200), "job", STEPS)
+        display = RunDisplay(Console(file=screen, width=200), "job", self.steps)
         (self.directory / "checkpoints").mkdir(exist_ok=True)
         with Ledger(self.directory / "ledger.jsonl") as ledger:
             memory = MemorySettings(mode=cast(Any, self.mode))
-            state = state_at_start(ledger, STEPS)
+            state = state_at_start(ledger, self.steps)
             changes = PlanChanges(ledger, replace(state, plan=state.plan or FIRST_PLAN))
             record = ledger.begin_attempt(0.0, {}, changes.plan.model_dump(mode="json"), {})
             journal = RolloutJournal(self.directory / "journal")
@@ -131,7 +157,7 @@ class Job:
             )
             controller = Controller(
                 settings=LoopSettings(
-                    STEPS,
+                    self.steps,
                     prompts_per_step=2,
                     group_size=2,
                     scale_advantages=True,
@@ -148,7 +174,7 @@ class Job:
                 recovery=recovery,
                 faults=FaultSchedule([], ledger, cast(Any, roles), display.warning),
                 deadlines=PhaseDeadlines(600, ledger.steps),
-                early_warning=EarlyWarning(STEPS, recovery.prevent, listener, display.warning),
+                early_warning=EarlyWarning(self.steps, recovery.prevent, listener, display.warning),
                 export=lambda: self._export(roles),
                 display=display,
                 listener=listener,
@@ -426,3 +452,19 @@ def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(tmp_path: 
 def test_a_disagreement_after_step_1_is_left_to_its_metric(tmp_path: Path) -> None:
     Job(tmp_path).attempt(Disagreeing(step=2, nats=3.2))
     assert len(Job(tmp_path).rewards) == STEPS
+
+
+def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path) -> None:
+    """Without new engines, the GPU would be full in step 12."""
+    job = Job(tmp_path, steps=30)
+    roles, _, printed = job.attempt(LeakingEngine({}))
+    assert roles.updates == list(range(1, 31)), "no step is lost or repeated"
+    assert roles.engines_ended >= 2
+    changes = [record.change for record in job.plan_changes]
+    assert len(changes) == roles.engines_ended
+    assert {(change.remedy.setting, change.level, change.preventive) for change in changes} == {
+        ("engineProcesses", "RespawnRole", True)
+    }
+    assert "EngineNotAsleep" in printed
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert ledger.steps[0].metrics["asleep_engine_bytes"] == 7 * GIB

@@ -29,10 +29,13 @@ class EarlyWarning:
         self._warn = warn
         self._warned_about: tuple[str, str, int] | None = None
 
-    def look(self, step: int, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
-        """`memory`: of the committed `step`, by actor name and phase."""
+    def look(
+        self, step: int, memory: Mapping[str, Mapping[Phase, MemorySample]], *, engines_sleep: bool = False
+    ) -> None:
+        """`memory`: of the committed `step`, by actor name and phase. `engines_sleep`: beside the policy, during its
+        update."""
         samples = {actor: {str(phase): sample for phase, sample in of.items()} for actor, of in memory.items()}
-        self._forecast.observe(step, samples)
+        self._forecast.observe(step, samples, engines_sleep=engines_sleep)
         pressure = self._forecast.pressure()
         self._listener.pressure(pressure)
         self._warn_once(pressure)

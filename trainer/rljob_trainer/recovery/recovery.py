@@ -129,12 +129,15 @@ class Recovery:
         self.display.note(f"Recovered: {messages.recovered_message(change)}")
 
     def prevent(self, pressure: MemoryPressure, step: int) -> bool:
-        """Change the plan of live processes before `step`, if that keeps memory from running out."""
+        """Change the plan of live processes, or renew the engines, before `step` if that keeps memory from running out.
+        """
         now = datetime.now(UTC)
         answer = prevent(pressure, self.changes.state, self.constraints, attempt=self.attempt, step=step, time=now)
         if answer is None:
             return False
         self._adopt(answer, None)
+        for role in answer.renew:
+            self.roles.end(role)
         self.roles.change(self.settings_under(answer.plan))
         return True
 

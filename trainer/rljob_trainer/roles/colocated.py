@@ -51,7 +51,7 @@ class ColocatedRoles(Roles):
     def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
         """As in every topology. Of an engine that sleeps, only the weights are on the GPU meanwhile."""
         self.engines_at = None
-        if self._sleeps:
+        if self.engines_sleep:
             self._put_engines_to_sleep()
             self._half_awake = True
             wait_for(self.engines.call("wake_weights"), "waking the weights")
@@ -59,7 +59,7 @@ class ColocatedRoles(Roles):
         if self._offloads:
             self.engines_at = None
             self._offload_policy("sync")
-        if self._sleeps:
+        if self.engines_sleep:
             self.engines_at = None
             wait_for(self.engines.call("wake_kv_cache"), "waking the KV cache")
             self._half_awake = False
@@ -75,12 +75,8 @@ class ColocatedRoles(Roles):
         super().export_pretrained(directory)
 
     @property
-    def _on_gpu(self) -> bool:
-        return self.settings.policy.device == "cuda"
-
-    @property
-    def _sleeps(self) -> bool:
-        return self._on_gpu and self.settings.rollout.sleep_level > 0
+    def engines_sleep(self) -> bool:
+        return self.settings.policy.device == "cuda" and self.settings.rollout.sleep_level > 0
 
     @property
     def _offloads(self) -> bool:
@@ -94,6 +90,6 @@ class ColocatedRoles(Roles):
             self._put_engines_to_sleep()
 
     def _put_engines_to_sleep(self) -> None:
-        if self._sleeps:
+        if self.engines_sleep:
             self.engines_at = None
             wait_for(self.engines.call("sleep"), "going to sleep")

@@ -63,6 +63,11 @@ class Roles(ABC):
         of_engines = settings.bundles and settings.bundles[settings.first_engine_bundle :]
         self.absent = AbsentEngines(self.engines, of_engines, self._start_again)
 
+    @property
+    def engines_sleep(self) -> bool:
+        """True if the engines sleep beside the policy while it learns."""
+        return False
+
     # --- start, change and stop ---
 
     def construct(self) -> dict[str, int]:

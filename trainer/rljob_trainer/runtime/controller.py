@@ -105,11 +105,12 @@ class Controller:
             engine_memory = engine_memory | memory_ahead
         self._do(step, "sync", clock, partial(self.roles.sync, step, self.recovery.may_replace), policy_at=step)
         memory = memory_by_phase(updates, engine_memory)
-        record = step_record(self.attempt, batch, updates, memory, clock)
+        asleep = self.roles.engines_sleep
+        record = step_record(self.attempt, batch, updates, memory, clock, engines_sleep=asleep)
         self.ledger.commit(record)
         self.display.step(record)
         self.listener.step_committed(record, memory)
-        self._until_done(step, partial(self.early_warning.look, step, memory))
+        self._until_done(step, partial(self.early_warning.look, step, memory, engines_sleep=asleep))
 
     # --- start and finish ---
 

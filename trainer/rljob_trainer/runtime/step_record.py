@@ -22,12 +22,16 @@ def step_record(
     updates: Mapping[str, UpdateResult],
     memory: Mapping[str, Mapping[Phase, MemorySample]],
     clock: PhaseClock,
+    *,
+    engines_sleep: bool = False,
 ) -> StepRecord:
-    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`."""
+    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`. `engines_sleep`: beside the
+    policy, during its update."""
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
     uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
     on_device = any(update.memory.device_total_bytes for update in updates.values())
+    asleep = {"asleep_engine_bytes": max(update.memory.others_bytes for update in updates.values())}
     return StepRecord(
         step=batch.step,
         attempt=attempt,
@@ -44,6 +48,7 @@ def step_record(
             "reward_errors": batch.reward_errors,
             "continued_responses": len(batch.continued),
             "continued_tokens": sum(batch.continued),
+            **(asleep if engines_sleep else {}),
         },
         memory_bytes={
             actor: {phase: _peak(sample, on_device) for phase, sample in phases.items()}

@@ -3,6 +3,7 @@
 from rljob_memory.recovery.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
 from rljob_memory.recovery.families.allocator import EMPTY_CACHE, EXPANDABLE_SEGMENTS
 from rljob_memory.recovery.families.detached_metrics import DETACH_METRICS
+from rljob_memory.recovery.families.engine_processes import FRESH_ENGINES
 from rljob_memory.recovery.families.foreign_processes import EXCLUDED_NODES, FRESH_PROCESSES
 from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
 from rljob_memory.recovery.families.kv_cache import KV_CACHE
@@ -28,6 +29,7 @@ FAMILIES: tuple[Family, ...] = (
     ACTIVATION_CHECKPOINTING,
     POLICY_OFFLOAD,
     OPTIMIZER_OFFLOAD,
+    FRESH_ENGINES,
     FRESH_PROCESSES,
     HOST_MEMORY,
     CONTROLLER_HOST_MEMORY,

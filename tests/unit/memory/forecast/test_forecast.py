@@ -266,6 +266,31 @@ def test_a_new_plan_starts_a_new_series() -> None:
     assert forecast.pressure() is None
 
 
+# --- memory that an engine keeps while it sleeps ---
+
+
+def kept_by_the_engine(*, engines_sleep: bool) -> MemoryPressure | None:
+    """The warning after 12 steps in which the memory beside the policy grows by 2 GiB a step."""
+    forecast = Forecast()
+    for step in range(1, 13):
+        policy = Memory(device_free_bytes=(59 - 2 * step) * GIB)
+        forecast.observe(step, {"policy-0": {"update": policy}}, engines_sleep=engines_sleep)
+    return forecast.pressure()
+
+
+def test_memory_that_a_sleeping_engine_keeps_is_attributed_to_it() -> None:
+    pressure = kept_by_the_engine(engines_sleep=True)
+    assert pressure is not None
+    assert (pressure.diagnosis.class_name, pressure.role, pressure.rank) == ("EngineNotAsleep", "rollout", 0)
+    assert "2.00 GiB per step" in pressure.diagnosis.message
+    assert pressure.steps_left == (59 - 24 + 11 - 42) // 2, "the peak of the update has to fit"
+    assert worth_preventing(pressure)
+
+
+def test_memory_beside_an_engine_that_is_awake_is_not_attributed() -> None:
+    assert kept_by_the_engine(engines_sleep=False) is None
+
+
 # --- what is worth a change of the plan ---
 
 

@@ -15,7 +15,7 @@ from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.ladder import families_for, ladder_of
 from rljob_memory.recovery.pins import is_pinned
-from rljob_memory.recovery.state import counts
+from rljob_memory.recovery.state import NOT_OF_THE_PLAN, counts
 from tests.unit.memory.recovery.failures import answer, dead_after
 from tests.unit.memory.recovery.questions import every_constraints, evidences, plans
 
@@ -40,7 +40,7 @@ def test_every_sequence_of_failures_ends_and_no_plan_recurs(
             given_up += 1
             continue
         given_up, next_plan = 0, _without_generation(decision.plan)
-        assert decision.change.remedy.setting == "processes" or next_plan not in seen
+        assert decision.change.remedy.setting in NOT_OF_THE_PLAN or next_plan not in seen
         seen.append(next_plan)
         state = replace(decision.state, adjustments=0, committed_step=evidence.step)
         plan = decision.plan
@@ -56,7 +56,7 @@ def test_a_change_sets_one_unpinned_setting_and_the_generation(
         return
     changed = {name for name in MemoryPlan.model_fields if getattr(decision.plan, name) != getattr(plan, name)}
     assert decision.plan.generation == plan.generation + 1
-    assert len(changed - {"generation"}) == (0 if decision.change.remedy.setting == "processes" else 1)
+    assert len(changed - {"generation"}) == (0 if decision.change.remedy.setting in NOT_OF_THE_PLAN else 1)
     assert not any(is_pinned(bounds.settings, name) for name in changed)
     assert MemoryPlan.model_validate(decision.plan.model_dump()) == decision.plan, "it is a valid plan"
     assert decision.change.level in bounds.levels

@@ -25,6 +25,7 @@ from tests.unit.memory.recovery.failures import (
     IN_THE_TRAINER,
     NOON,
     answer,
+    answers_to,
     constraints,
     diagnosis,
     failure,
@@ -77,8 +78,8 @@ def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, p
     assert decision.change.remedy.setting in {family.name for family in acting}
 
 
-def pressure(failure_class: str) -> MemoryPressure:
-    return MemoryPressure(diagnosis=diagnosis(failure_class), role="policy", rank=0, steps_left=7)
+def pressure(failure_class: str, role: Role = "policy", **numbers: int) -> MemoryPressure:
+    return MemoryPressure(diagnosis=diagnosis(failure_class, **numbers), role=role, rank=0, steps_left=7)
 
 
 def prevented(pressure: MemoryPressure, plan: MemoryPlan, given: Constraints) -> Changed | None:
@@ -91,6 +92,30 @@ def test_before_a_failure_every_rank_can_take_a_live_change(profile: MemoryProfi
     remedy = prevented(pressure("RetainedGraph"), ALL_OFF, given)
     assert remedy is not None
     assert (remedy.change.remedy.setting, remedy.change.level, remedy.renew) == ("detachMetrics", "Live", frozenset())
+
+
+@pytest.mark.parametrize("failure_class", ["EngineNotAsleep", "HostMemory"])
+def test_an_engine_that_grows_is_replaced_before_a_failure(failure_class: str) -> None:
+    grows = pressure(failure_class, "rollout", own_growth_bytes=6 * GIB)
+    remedy = prevented(grows, FIRST_PLAN, constraints(IN_THE_TRAINER))
+    assert remedy is not None
+    assert (remedy.change.remedy.setting, remedy.change.level) == ("engineProcesses", "RespawnRole")
+    assert remedy.change.remedy.expected_bytes == 6 * GIB
+    assert (remedy.renew, remedy.state.adjustments) == ({"rollout"}, 0)
+
+
+def test_growth_that_is_not_the_engines_own_replaces_no_engine() -> None:
+    assert prevented(pressure("HostMemory", "rollout"), FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
+    of_the_policy = pressure("HostMemory", own_growth_bytes=6 * GIB)
+    assert prevented(of_the_policy, FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
+
+
+def test_an_engine_that_kept_memory_asleep_is_replaced_once_after_a_failure() -> None:
+    kept = failure(diagnosis("EngineNotAsleep", requested_bytes=2 * GIB, other_processes_bytes=40 * GIB))
+    remedies, _ = answers_to([kept, kept], FIRST_PLAN, constraints(IN_THE_TRAINER))
+    assert [remedy.change.remedy.setting for remedy in remedies].count("engineProcesses") == 1
+    assert remedies[0].change.remedy.setting == "engineProcesses"
+    assert remedies[0].renew == {"rollout"}
 
 
 def test_a_warning_leads_to_no_unrelated_change() -> None:
