@@ -61,7 +61,8 @@ def respond(report: FailureReport, state: RecoveryState, constraints: Constraint
 def prevent(
     pressure: MemoryPressure, state: RecoveryState, constraints: Constraints, *, attempt: int, step: int, time: datetime
 ) -> Changed | None:
-    """A change before `step` that acts on the failure to come: of live processes, or new engines. None if there is none.
+    """A change before `step` that acts on the failure to come, of live processes or by new engines; None if there is
+    none.
 
     It costs no adjustment.
     """
