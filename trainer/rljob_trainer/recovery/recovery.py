@@ -129,7 +129,7 @@ class Recovery:
         self.display.note(f"Recovered: {messages.recovered_message(change)}")
 
     def prevent(self, pressure: MemoryPressure, step: int) -> bool:
-        """Change the plan of live processes or renew the engines before `step`, if that keeps memory from running out."""
+        """Change the plan of live processes, or renew the engines, if that keeps memory from running out in `step`."""
         now = datetime.now(UTC)
         answer = prevent(pressure, self.changes.state, self.constraints, attempt=self.attempt, step=step, time=now)
         if answer is None:
