@@ -23,24 +23,32 @@ first rule of the role requires the shapes that the others rely on.
 {{- end }}
 
 {{/*
-Fields that a template may have: what a newer Kubernetes adds is refused until it is listed here. docs/security.md has the
-reason for every other field.
+Fields that a template may have: a field that a newer Kubernetes adds is refused until it is listed here. docs/security.md has
+the reason for each field that is missing.
 */}}
-{{- define "rljob.allowedPodFields" -}}
-["affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy", "enableServiceLinks", "hostAliases",
+{{- define "rljob.fieldVariables" -}}
+- name: podFields
+  expression: >-
+    ["affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy", "enableServiceLinks", "hostAliases",
     "hostIPC", "hostNetwork", "hostPID", "hostUsers", "imagePullSecrets", "initContainers", "nodeSelector",
     "priorityClassName", "resources", "runtimeClassName", "schedulerName", "schedulingGates", "securityContext",
     "serviceAccountName", "shareProcessNamespace", "terminationGracePeriodSeconds", "tolerations",
     "topologySpreadConstraints", "volumes"]
-{{- end }}
-{{- define "rljob.allowedContainerFields" -}}
-["args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe", "name", "ports",
+- name: containerFields
+  expression: >-
+    ["args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe", "name", "ports",
     "readinessProbe", "resizePolicy", "resources", "restartPolicy", "restartPolicyRules", "securityContext",
     "startupProbe", "stdin", "stdinOnce", "terminationMessagePath", "terminationMessagePolicy", "tty", "volumeDevices",
     "volumeMounts", "workingDir"]
-{{- end }}
-{{- define "rljob.commonSecurityFields" -}}
-"appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser", "seccompProfile"
+- name: securityFields
+  expression: '["appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser", "seccompProfile"]'
+- name: podSecurityFields
+  expression: >-
+    variables.securityFields + ["fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"]
+- name: containerSecurityFields
+  expression: >-
+    variables.securityFields + ["allowPrivilegeEscalation", "capabilities", "privileged", "procMount",
+    "readOnlyRootFilesystem"]
 {{- end }}
 
 {{/* Types of volumes that Pod Security `restricted` allows; `image` has the model of an oci:// URI. */}}
@@ -81,7 +89,7 @@ Size of the templates of all pods of a role, of a dict {role, values}: the opera
     + string({{ $total }}) + "; put long texts into a ConfigMap"
 {{- end }}
 
-{{/* Rule that the fields of every object of a list of dict {list, fields, path} are allowed. */}}
+{{/* Rule that a list's objects have allowed fields only, of a dict {list, fields, path}. */}}
 {{- define "rljob.fieldsRule" -}}
 {{- $refused := printf "item.filter(field, !(field in %s))" .fields }}
 - expression: '{{ .list }}.all(item, item.all(field, field in {{ .fields }}))'
@@ -123,8 +131,8 @@ Size of the templates of all pods of a role, of a dict {role, values}: the opera
 - expression: '!variables.{{ $role }}Text.contains("$patch")'
   message: >-
     spec.{{ $role }}.template: directives ($patch) could remove RLJob's security settings, and are not allowed; remove them
-{{- include "rljob.fieldsRule" (dict "list" (printf "[%s]" $pod) "fields" (include "rljob.allowedPodFields" .) "path" $path) }}
-{{- include "rljob.fieldsRule" (dict "list" $containers "fields" (include "rljob.allowedContainerFields" .) "path" (printf "%s.containers" $path)) }}
+{{- include "rljob.fieldsRule" (dict "list" (printf "[%s]" $pod) "fields" "variables.podFields" "path" $path) }}
+{{- include "rljob.fieldsRule" (dict "list" $containers "fields" "variables.containerFields" "path" (printf "%s.containers" $path)) }}
 - expression: >-
     ["automountServiceAccountToken", "hostIPC", "hostNetwork", "hostPID", "hostUsers", "shareProcessNamespace"].all(name,
     {{ $pod }}[?name].orValue(false) == false)
@@ -168,16 +176,14 @@ Size of the templates of all pods of a role, of a dict {role, values}: the opera
     {{ $path }}.volumes: {{ include "rljob.safeVolumes" $values }}
 - expression: >-
     [{{ $pod }}.?securityContext.orValue({})].all(context,
-    context.all(field, field in [{{ include "rljob.commonSecurityFields" . }},
-    "fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"]) &&
+    context.all(field, field in variables.podSecurityFields) &&
     {{ include "rljob.keepsCommonSecurity" . | replace "\n" "\n    " }})
   message: >-
     {{ $path }}.securityContext: runAsNonRoot: false, runAsUser: 0, an unconfined seccomp or AppArmor profile, and fields
     other than users, groups and these profiles (seLinuxOptions, windowsOptions, sysctls) are not allowed; remove them
 - expression: >-
     {{ $containers }}.all(container, [container.?securityContext.orValue({})].all(context,
-    context.all(field, field in [{{ include "rljob.commonSecurityFields" . }}, "allowPrivilegeEscalation",
-    "capabilities", "privileged", "procMount", "readOnlyRootFilesystem"]) &&
+    context.all(field, field in variables.containerSecurityFields) &&
     {{ include "rljob.keepsCommonSecurity" . | replace "\n" "\n    " }}
     && (!has(context.privileged) || context.privileged == false)
     && (!has(context.procMount) || context.procMount == "Default")
@@ -274,5 +280,5 @@ tokens of ServiceAccounts and pod certificates are not allowed; of inline CSI dr
 
 {{/* The names of a list, for messages. */}}
 {{- define "rljob.allowedOnly" -}}
-{{- if . }}only {{ join ", " . }} {{ ternary "is" "are" (eq (len .) 1) }} allowed{{ else }}none is allowed{{ end }}
+{{- if has "*" . }}all are allowed{{ else if . }}only {{ join ", " . }} {{ ternary "is" "are" (eq (len .) 1) }} allowed{{ else }}none is allowed{{ end }}
 {{- end }}
