@@ -216,7 +216,7 @@ REFUSED = {
     "a mounted token": (worker({"automountServiceAccountToken": True}), "automountServiceAccountToken, hostIPC"),
     "a projected token": (
         volume(projected={"sources": [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}),
-        "tokens of ServiceAccounts are not allowed",
+        "tokens of ServiceAccounts and pod certificates are not allowed",
     ),
     "a priority class": (worker({"priorityClassName": "system-node-critical"}), "only research-low is allowed"),
     "hostPath": (volume(hostPath={"path": "/"}), "volumes: hostPath and other sources"),
@@ -237,7 +237,7 @@ REFUSED = {
     "perhaps root": (worker({"securityContext": {"runAsNonRoot": False}}), "runAsNonRoot: false"),
     "no seccomp": (worker({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}), "an unconfined seccomp"),
     "removed seccomp": (worker({"securityContext": {"seccompProfile": None}}), "an unconfined seccomp"),
-    "sysctls": (worker({"securityContext": {"sysctls": [{"name": "a", "value": "1"}]}}), "sysctls are not allowed"),
+    "sysctls": (worker({"securityContext": {"sysctls": [{"name": "a", "value": "1"}]}}), "sysctls) are not allowed"),
     "SELinux": (own(securityContext={"seLinuxOptions": {"type": "spc_t"}}), "set seLinuxOptions"),
     "privileged": (own(securityContext={"privileged": True}), "may not be privileged"),
     "escalation": (own(securityContext={"allowPrivilegeEscalation": True}), "may not be privileged"),
@@ -276,7 +276,7 @@ REFUSED = {
         "only hub is allowed",
     ),
     "a Secret of a driver": (
-        volume(csi={"driver": "x", "nodePublishSecretRef": {"name": "db-password"}}),
+        volume(csi={"driver": "secrets.example.com", "nodePublishSecretRef": {"name": "db-password"}}),
         "only hub is allowed",
     ),
     "a pull Secret": (worker({"imagePullSecrets": [{"name": "registry"}]}), "only hub is allowed"),
