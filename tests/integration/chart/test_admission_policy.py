@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -212,7 +213,10 @@ REFUSED = {
         "spec.policy: expected at most 131072 bytes of template times replicas, found 1",
     ),
     "a ServiceAccount": (worker({"serviceAccountName": "deployer"}), "only data-reader is allowed"),
-    "a ServiceAccount by its old name": (worker({"serviceAccount": "deployer"}), "allows, found serviceAccount; remove"),
+    "a ServiceAccount by its old name": (
+        worker({"serviceAccount": "deployer"}),
+        "allows, found serviceAccount; remove",
+    ),
     "a mounted token": (worker({"automountServiceAccountToken": True}), "automountServiceAccountToken, hostIPC"),
     "a projected token": (
         volume(projected={"sources": [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}),
@@ -356,6 +360,42 @@ def test_the_policy_limits_queues_and_their_priorities(
     assert refused is None if message_part is None else refused is not None and message_part in refused.message
 
 
+FIELDS = {
+    "PodSpec": lambda name: worker({name: {}}),
+    "Container": lambda name: own(**{name: {}}),
+    "Volume": lambda name: volume(**{name: {}}),
+}
+"""A job with the field, by the name of the type that has it."""
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_the_page_has_the_verdict_on_every_field_of_kubernetes(api: ApiClient, kind: str) -> None:
+    """The page names each field of the API server's own description once, and the policy refuses those that it says."""
+    served = api.request("GET", "/openapi/v3/api/v1")["components"]["schemas"][f"io.k8s.api.core.v1.{kind}"]
+    rows = [row for row in fields_table() if row[0] == kind]
+    named = [name for _, names, _ in rows for name in names]
+    assert sorted(named) == sorted(served["properties"])
+    for _, names, verdict in rows:
+        for name in names:
+            refused = refusal(dry_run, api, FIELDS[kind](name))
+            unknown = refused is not None and any(
+                part in refused.message for part in (f"allows, found {name};", "hostPath and")
+            )
+            assert unknown == verdict.startswith("refused"), (name, verdict, refused)
+
+
+def fields_table() -> Iterator[tuple[str, list[str], str]]:
+    """Type, fields and verdict of each row of docs/security.md."""
+    page = (EXAMPLES.parent / "docs" / "security.md").read_text().partition("### Fields of a template")[2]
+    kinds = {"pod": "PodSpec", "container": "Container", "volume": "Volume"}
+    kind = ""
+    for line in page.partition("## Threat model")[0].splitlines():
+        match [cell.strip() for cell in line.split("|")[1:-1]]:
+            case [first, names, verdict] if "`" in names:
+                kind = kinds.get(first, kind)
+                yield kind, re.findall(r"`(\w+)`", names), verdict
+
+
 def test_a_typical_large_template_is_cheap_enough_to_check(api: ApiClient, command_line: CommandLine) -> None:
     """With the default limit of its size, and as many variables, volumes and mounts as a job may have in practice."""
     variables = [{"name": f"NCCL_SETTING_{i}", "value": "x" * 40} for i in range(500)]
@@ -385,7 +425,9 @@ POWERS = {
     "run without AppArmor, by annotation": annotated(
         "container.apparmor.security.beta.kubernetes.io/rljob", "unconfined"
     ),
-    "carry other annotations, which can give roles, networks and sidecars": annotated("iam.amazonaws.com/role", "admin"),
+    "carry other annotations, which can give roles, networks and sidecars": annotated(
+        "iam.amazonaws.com/role", "admin"
+    ),
     "take any priority class, and so preempt other pods": worker({"priorityClassName": "system-node-critical"}),
     "carry labels that Services and NetworkPolicies select": {
         "policy": {"template": {"metadata": {"labels": {"app": "postgres"}}}}
