@@ -447,6 +447,11 @@ def test_the_table_of_powers_holds(api: ApiClient, power: str, spec: Object) -> 
     assert by_policy.startswith("refused" if refusal(dry_run, api, spec) else "allowed")
 
 
+def test_each_row_of_the_table_of_powers_has_a_job() -> None:
+    page = (EXAMPLES.parent / "docs" / "security.md").read_text().partition("| power |")[2].partition("\n\n")[0]
+    assert sorted(line.split("|")[1].strip() for line in page.splitlines()[2:]) == sorted(POWERS)
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_policy_accepts_the_examples(api: ApiClient, example: Path) -> None:
     for document in yaml.safe_load_all(example.read_text()):
