@@ -79,14 +79,14 @@ type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefaul
 {{- end }}
 
 {{/*
-Size of the templates of all pods of a role, of a dict {role, values}: the operator merges and creates them one by one.
+Size of what a user writes into all pods of a role, of a dict {role, values}: the operator builds and creates them one by one.
 */}}
 {{- define "rljob.totalSizeRule" -}}
-{{- $total := printf "size(bytes(variables.%sText)) * object.spec.%s.?replicas.orValue(1)" .role .role }}
+{{- $total := printf "size(bytes(variables.%sText + variables.sharedText)) * object.spec.%s.?replicas.orValue(1)" .role .role }}
 - expression: '!has(object.spec.{{ .role }}) || {{ $total }} <= {{ int64 .values.maxTotalTemplateBytes }}'
   messageExpression: >-
-    "spec.{{ .role }}: expected at most {{ int64 .values.maxTotalTemplateBytes }} bytes of template times replicas, found "
-    + string({{ $total }}) + "; put long texts into a ConfigMap"
+    "spec.{{ .role }}: expected at most {{ int64 .values.maxTotalTemplateBytes }} bytes of template, env, envFrom and trainer, times replicas, found "
+    + string({{ $total }}) + "; put long texts into a ConfigMap, or use fewer replicas"
 {{- end }}
 
 {{/* Rule that a list's objects have allowed fields only, of a dict {list, fields, path}. */}}
@@ -98,10 +98,10 @@ Size of the templates of all pods of a role, of a dict {role, values}: the opera
     + {{ .list }}.map(item, {{ $refused }}).filter(fields, size(fields) > 0)[0].join(", ") + "; remove them"
 {{- end }}
 
-{{/* True if a list of values, as its annotations are, allows all keys of a map; `/` ends a prefix. */}}
+{{/* True if all keys of a map, of a dict {map, allowed}, are in a list of values, in which `/` ends a prefix. */}}
 {{- define "rljob.allowsKeys" -}}
 {{- if has "*" .allowed }}true{{ else -}}
-{{ .map }}.all(key, key in {{ toJson .allowed }} || {{ toJson .allowed }}.exists(prefix, prefix.endsWith("/") && key.startsWith(prefix)))
+{{ .map }}.all(key, {{ toJson .allowed }}.exists(name, key == name || name.endsWith("/") && key.startsWith(name)))
 {{- end }}
 {{- end }}
 

@@ -210,7 +210,11 @@ REFUSED = {
     "a text for tolerations": (worker({"tolerations": "all"}), "as in a PodSpec without null"),
     "large templates of many pods": (
         {"policy": {"replicas": 1024, "template": {"spec": {"nodeSelector": {"a": "x" * 100}}}}},
-        "spec.policy: expected at most 131072 bytes of template times replicas, found 1",
+        "spec.policy: expected at most 131072 bytes of template, env, envFrom and trainer, times replicas, found 1",
+    ),
+    "long variables of many pods": (
+        {"policy": {"replicas": 1024}, "env": [{"name": "A", "value": "x" * 200}]},
+        "spec.policy: expected at most 131072 bytes of template, env, envFrom and trainer, times replicas, found 2",
     ),
     "a ServiceAccount": (worker({"serviceAccountName": "deployer"}), "only data-reader is allowed"),
     "a ServiceAccount by its old name": (
