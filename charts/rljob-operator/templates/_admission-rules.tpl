@@ -22,6 +22,35 @@ first rule of the role requires the shapes that the others rely on.
   expression: variables.{{ . }}Pod.?volumes.orValue([])
 {{- end }}
 
+{{/*
+Fields that a template may have: a field that a newer Kubernetes adds is refused until it is listed here. docs/security.md has
+the reason for each field that is missing.
+*/}}
+{{- define "rljob.fieldVariables" -}}
+- name: podFields
+  expression: >-
+    ["affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy", "enableServiceLinks", "hostAliases",
+    "hostIPC", "hostNetwork", "hostPID", "hostUsers", "imagePullSecrets", "initContainers", "nodeSelector",
+    "priorityClassName", "resources", "runtimeClassName", "schedulerName", "schedulingGates", "securityContext",
+    "serviceAccountName", "shareProcessNamespace", "terminationGracePeriodSeconds", "tolerations",
+    "topologySpreadConstraints", "volumes"]
+- name: containerFields
+  expression: >-
+    ["args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe", "name", "ports",
+    "readinessProbe", "resizePolicy", "resources", "restartPolicy", "restartPolicyRules", "securityContext",
+    "startupProbe", "stdin", "stdinOnce", "terminationMessagePath", "terminationMessagePolicy", "tty", "volumeDevices",
+    "volumeMounts", "workingDir"]
+- name: securityFields
+  expression: '["appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser", "seccompProfile"]'
+- name: podSecurityFields
+  expression: >-
+    variables.securityFields + ["fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"]
+- name: containerSecurityFields
+  expression: >-
+    variables.securityFields + ["allowPrivilegeEscalation", "capabilities", "privileged", "procMount",
+    "readOnlyRootFilesystem"]
+{{- end }}
+
 {{/* Types of volumes that Pod Security `restricted` allows; `image` has the model of an oci:// URI. */}}
 {{- define "rljob.allowedVolumes" -}}
 ["name", "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret"]
@@ -37,8 +66,7 @@ first rule of the role requires the shapes that the others rely on.
 (!has(context.runAsNonRoot) || context.runAsNonRoot == true) &&
 (!has(context.runAsUser) || context.runAsUser != 0) &&
 ["seccompProfile", "appArmorProfile"].all(name, !(name in context) ||
-type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefault", "Localhost"]) &&
-!has(context.seLinuxOptions) && !has(context.windowsOptions)
+type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefault", "Localhost"])
 {{- end }}
 
 {{/* Size of the template of a dict {role, values}. */}}
@@ -50,66 +78,112 @@ type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefaul
     + string(size(bytes(variables.{{ .role }}Text))) + "; put long texts into a ConfigMap"
 {{- end }}
 
-{{/* Content of the template of a dict {role, values}: no more than Pod Security `restricted` allows, and less. */}}
+{{/*
+Size of what a user writes into all pods of a role, of a dict {role, values}: the operator builds and creates them one by one.
+*/}}
+{{- define "rljob.totalSizeRule" -}}
+{{- $total := printf "size(bytes(variables.%sText + variables.sharedText)) * object.spec.%s.?replicas.orValue(1)" .role .role }}
+- expression: '!has(object.spec.{{ .role }}) || {{ $total }} <= {{ int64 .values.maxTotalTemplateBytes }}'
+  messageExpression: >-
+    "spec.{{ .role }}: expected at most {{ int64 .values.maxTotalTemplateBytes }} bytes of template, env, envFrom and trainer, times replicas, found "
+    + string({{ $total }}) + "; put long texts into a ConfigMap, or use fewer replicas"
+{{- end }}
+
+{{/* Rule that a list's objects have allowed fields only, of a dict {list, fields, path}. */}}
+{{- define "rljob.fieldsRule" -}}
+{{- $refused := printf "item.filter(field, !(field in %s))" .fields }}
+- expression: '{{ .list }}.all(item, item.all(field, field in {{ .fields }}))'
+  messageExpression: >-
+    "{{ .path }}: expected fields that the policy allows, found "
+    + {{ .list }}.map(item, {{ $refused }}).filter(fields, size(fields) > 0)[0].join(", ") + "; remove them"
+{{- end }}
+
+{{/* True if all keys of a map, of a dict {map, allowed}, are in a list of values, in which `/` ends a prefix. */}}
+{{- define "rljob.allowsKeys" -}}
+{{- if has "*" .allowed }}true{{ else -}}
+{{ .map }}.all(key, {{ toJson .allowed }}.exists(name, key == name || name.endsWith("/") && key.startsWith(name)))
+{{- end }}
+{{- end }}
+
+{{/* Content of the template of a dict {role, values, gpuResources}: no more than Pod Security `restricted` allows, and less. */}}
 {{- define "rljob.restrictedTemplateRules" -}}
 {{- $role := .role }}
 {{- $values := .values }}
 {{- $pod := printf "variables.%sPod" $role }}
 {{- $containers := printf "variables.%sContainers" $role }}
 {{- $volumes := printf "variables.%sVolumes" $role }}
+{{- $metadata := printf "variables.%sTemplate.?metadata.orValue({})" $role }}
 {{- $path := printf "spec.%s.template.spec" $role }}
 - expression: >-
-    (!has({{ $pod }}.containers) || type({{ $pod }}.containers) == list)
-    && (!has({{ $pod }}.initContainers) || type({{ $pod }}.initContainers) == list)
-    && (!has({{ $pod }}.volumes) || type({{ $pod }}.volumes) == list)
-    && (!has({{ $pod }}.imagePullSecrets) || type({{ $pod }}.imagePullSecrets) == list)
-    && (!has({{ $pod }}.securityContext) || type({{ $pod }}.securityContext) == map)
+    ["containers", "imagePullSecrets", "initContainers", "tolerations", "volumes"].all(name,
+    !(name in {{ $pod }}) || type({{ $pod }}[name]) == list)
+    && ["affinity", "securityContext"].all(name, !(name in {{ $pod }}) || type({{ $pod }}[name]) == map)
+    && ["annotations", "labels"].all(name, !(name in {{ $metadata }}) || type({{ $metadata }}[name]) == map)
     && {{ $volumes }}.all(volume, type(volume) == map && volume.all(key, type(volume[key]) == (key == "name" ? string : map)))
     && {{ $containers }}.all(container, type(container) == map
     && container.all(key, !(key in ["env", "envFrom", "ports"]) || type(container[key]) == list)
     && container.all(key, !(key in ["securityContext", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"])
     || type(container[key]) == map))
   message: >-
-    {{ $path }}: expected lists for containers, initContainers, volumes, imagePullSecrets, env, envFrom and ports, and objects
-    for volumes' sources, probes and securityContext, as in a PodSpec without null; correct the field
+    spec.{{ $role }}.template: expected lists for containers, initContainers, volumes, imagePullSecrets, tolerations, env,
+    envFrom and ports, and objects for labels, annotations, affinity, volumes' sources, probes and securityContext, as in a
+    PodSpec without null; correct the field
 - expression: '!variables.{{ $role }}Text.contains("$patch")'
   message: >-
     spec.{{ $role }}.template: directives ($patch) could remove RLJob's security settings, and are not allowed; remove them
-- expression: '!["hostNetwork", "hostPID", "hostIPC"].exists(name, {{ $pod }}[?name].orValue(false) != false)'
-  message: '{{ $path }}: hostNetwork, hostPID and hostIPC are not allowed; remove them'
-- expression: '!has({{ $pod }}.nodeName)'
-  message: '{{ $path }}.nodeName: not allowed, since it bypasses the scheduler; use nodeSelector or affinity'
+{{- include "rljob.fieldsRule" (dict "list" (printf "[%s]" $pod) "fields" "variables.podFields" "path" $path) }}
+{{- include "rljob.fieldsRule" (dict "list" $containers "fields" "variables.containerFields" "path" (printf "%s.containers" $path)) }}
 - expression: >-
-    !has({{ $pod }}.serviceAccount) && (!has({{ $pod }}.serviceAccountName) ||
-    {{ include "rljob.isAllowed" (dict "name" (printf "%s.serviceAccountName" $pod) "allowed" $values.allowedServiceAccounts) }})
+    ["automountServiceAccountToken", "hostIPC", "hostNetwork", "hostPID", "hostUsers", "shareProcessNamespace"].all(name,
+    {{ $pod }}[?name].orValue(false) == false)
   message: >-
-    {{ $path }}.serviceAccountName: {{ include "rljob.allowedOnly" $values.allowedServiceAccounts }}; remove it, or ask the
+    {{ $path }}: automountServiceAccountToken, hostIPC, hostNetwork, hostPID, hostUsers and shareProcessNamespace are not
+    allowed; remove them
+{{- range $field, $allowed := dict "priorityClassName" $values.allowedPriorityClasses "runtimeClassName" $values.allowedRuntimeClasses "schedulerName" $values.allowedSchedulers "serviceAccountName" $values.allowedServiceAccounts }}
+- expression: >-
+    !has({{ $pod }}.{{ $field }}) ||
+    {{ include "rljob.isAllowed" (dict "name" (printf "%s.%s" $pod $field) "allowed" $allowed) }}
+  message: >-
+    {{ $path }}.{{ $field }}: {{ include "rljob.allowedOnly" $allowed }}; remove it, or ask the cluster's administrator
+{{- end }}
+{{- if not (has "*" $values.allowedTolerations) }}
+{{- $allowed := concat $.gpuResources $values.allowedTolerations | uniq }}
+- expression: '{{ $pod }}.?tolerations.orValue([]).all(toleration, toleration.?key.orValue("") in {{ toJson $allowed }})'
+  message: >-
+    {{ $path }}.tolerations: {{ include "rljob.allowedOnly" $allowed }}, as the key of a taint; remove the others, or ask the
     cluster's administrator
+{{- end }}
 - expression: >-
-    {{ $pod }}.?automountServiceAccountToken.orValue(false) == false && {{ $volumes }}.all(volume,
-    !has(volume.projected) || volume.projected.?sources.orValue([]).all(source, !has(source.serviceAccountToken)))
+    ["podAffinity", "podAntiAffinity"].all(kind, [{{ $pod }}.?affinity[?kind].orValue({})].all(rules,
+    rules.?requiredDuringSchedulingIgnoredDuringExecution.orValue([]).all(term,
+    !has(term.namespaces) && !has(term.namespaceSelector))
+    && rules.?preferredDuringSchedulingIgnoredDuringExecution.orValue([]).all(preference,
+    !has(preference.podAffinityTerm.namespaces) && !has(preference.podAffinityTerm.namespaceSelector))))
   message: >-
-    {{ $path }}: tokens of ServiceAccounts are not allowed, neither by automountServiceAccountToken nor in a projected volume;
-    remove them
+    {{ $path }}.affinity: namespaces and namespaceSelector are not allowed, since they could keep the pods of other namespaces
+    off nodes; remove them
 - expression: >-
-    !has({{ $pod }}.priorityClassName) ||
-    {{ include "rljob.isAllowed" (dict "name" (printf "%s.priorityClassName" $pod) "allowed" $values.allowedPriorityClasses) }}
-  message: >-
-    {{ $path }}.priorityClassName: {{ include "rljob.allowedOnly" $values.allowedPriorityClasses }}; remove it, or ask the
-    cluster's administrator
+    !has({{ $pod }}.terminationGracePeriodSeconds) || type({{ $pod }}.terminationGracePeriodSeconds) == int
+    && {{ $pod }}.terminationGracePeriodSeconds <= 86400
+  message: '{{ $path }}.terminationGracePeriodSeconds: expected at most 86400 (a day); lower it'
 - expression: '{{ $volumes }}.all(volume, volume.all(key, key in {{ include "rljob.allowedVolumes" . }}))'
   message: >-
     {{ $path }}.volumes: hostPath and other sources that Pod Security restricted refuses are not allowed; use
     persistentVolumeClaim, emptyDir, configMap, projected or csi
 - expression: >-
-    [{{ $pod }}.?securityContext.orValue({})].all(context,
-    {{ include "rljob.keepsCommonSecurity" . | replace "\n" "\n    " }}
-    && size(context.?sysctls.orValue([])) == 0)
+    {{ $volumes }}.all(volume, {{ include "rljob.isSafeVolume" (dict "volume" "volume" "values" $values) }})
   message: >-
-    {{ $path }}.securityContext: runAsNonRoot: false, runAsUser: 0, an unconfined seccomp or AppArmor profile, seLinuxOptions,
-    windowsOptions and sysctls are not allowed; remove them
+    {{ $path }}.volumes: {{ include "rljob.safeVolumes" $values }}
+- expression: >-
+    [{{ $pod }}.?securityContext.orValue({})].all(context,
+    context.all(field, field in variables.podSecurityFields) &&
+    {{ include "rljob.keepsCommonSecurity" . | replace "\n" "\n    " }})
+  message: >-
+    {{ $path }}.securityContext: runAsNonRoot: false, runAsUser: 0, an unconfined seccomp or AppArmor profile, and fields
+    other than users, groups and these profiles (seLinuxOptions, windowsOptions, sysctls) are not allowed; remove them
 - expression: >-
     {{ $containers }}.all(container, [container.?securityContext.orValue({})].all(context,
+    context.all(field, field in variables.containerSecurityFields) &&
     {{ include "rljob.keepsCommonSecurity" . | replace "\n" "\n    " }}
     && (!has(context.privileged) || context.privileged == false)
     && (!has(context.procMount) || context.procMount == "Default")
@@ -130,6 +204,13 @@ type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefaul
     && ["postStart", "preStop"].all(hook, container.?lifecycle[?hook].?httpGet.?host.orValue("") == ""
     && container.?lifecycle[?hook].?tcpSocket.?host.orValue("") == ""))
   message: '{{ $path }}.containers: hostPort, and a host in a probe or lifecycle hook, are not allowed; remove them'
+- expression: >-
+    {{ $containers }}.all(container, container.?envFrom.orValue([]).all(source,
+    source.all(field, field in ["configMapRef", "prefix", "secretRef"]))
+    && container.?env.orValue([]).all(variable, !has(variable.valueFrom) || variable.valueFrom.all(source,
+    source in ["configMapKeyRef", "fieldRef", "fileKeyRef", "resourceFieldRef", "secretKeyRef"])))
+  message: >-
+    {{ $path }}.containers: expected variables from ConfigMaps, Secrets, files, and fields of the pod only; remove the others
 {{- if not (has "*" $values.allowedSecrets) }}
 {{- $allowed := toJson $values.allowedSecrets }}
 - expression: >-
@@ -147,6 +228,13 @@ type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefaul
     spec.{{ $role }}.template.metadata.labels: {{ include "rljob.allowedOnly" $values.allowedPodLabels }}, since Services and
     NetworkPolicies select pods by labels; remove the others
 {{- end }}
+- expression: >-
+    {{ $metadata }}.?annotations.orValue({}).all(key, !key.startsWith("container.apparmor.security.beta.kubernetes.io/"))
+    && {{ include "rljob.allowsKeys" (dict "map" (printf "%s.?annotations.orValue({})" $metadata) "allowed" $values.allowedPodAnnotations) }}
+  message: >-
+    spec.{{ $role }}.template.metadata.annotations: {{ include "rljob.allowedOnly" $values.allowedPodAnnotations }}, and none
+    for AppArmor, since annotations can give a pod roles, networks and sidecars; remove the others, or ask the cluster's
+    administrator
 {{- if eq $role "controller" }}
 - expression: >-
     size({{ $pod }}.?initContainers.orValue([])) == 0
@@ -155,6 +243,21 @@ type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefaul
     {{ $path }}: further containers in the controller's pod are not allowed, since they could use its token; put them into
     the workers' pods
 {{- end }}
+{{- end }}
+
+{{/* True if a volume, of a dict {volume, values}, has no token, driver or annotation of a claim that the values do not allow. */}}
+{{- define "rljob.isSafeVolume" -}}
+(!has({{ .volume }}.projected) || {{ .volume }}.projected.?sources.orValue([]).all(source,
+    source.all(field, field in ["clusterTrustBundle", "configMap", "downwardAPI", "secret"])))
+    {{- if not (has "*" .values.allowedCsiDrivers) }}
+    && (!has({{ .volume }}.csi) || {{ .volume }}.csi.?driver.orValue("") in {{ toJson .values.allowedCsiDrivers }})
+    {{- end }}
+    && (!has({{ .volume }}.ephemeral) || [{{ .volume }}.ephemeral.?volumeClaimTemplate.?metadata.?annotations.orValue({})].all(annotations,
+    {{ include "rljob.allowsKeys" (dict "map" "annotations" "allowed" .values.allowedPodAnnotations) }}))
+{{- end }}
+{{- define "rljob.safeVolumes" -}}
+tokens of ServiceAccounts and pod certificates are not allowed; of inline CSI drivers, {{ include "rljob.allowedOnly" .allowedCsiDrivers }};
+    of annotations of ephemeral claims, {{ include "rljob.allowedOnly" .allowedPodAnnotations }}; use persistentVolumeClaim
 {{- end }}
 
 {{/* True if a volume, of a dict {volume, allowed}, has only Secrets of the list. */}}
@@ -177,5 +280,5 @@ type(context[name]) == map && context[name].?type.orValue("") in ["RuntimeDefaul
 
 {{/* The names of a list, for messages. */}}
 {{- define "rljob.allowedOnly" -}}
-{{- if . }}only {{ join ", " . }} {{ ternary "is" "are" (eq (len .) 1) }} allowed{{ else }}none is allowed{{ end }}
+{{- if has "*" . }}all are allowed{{ else if . }}only {{ join ", " . }} {{ ternary "is" "are" (eq (len .) 1) }} allowed{{ else }}none is allowed{{ end }}
 {{- end }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,20 @@ from tests.integration.chart.conftest import CHART, RELEASE, CommandLine, Object
 
 VALUES = {
     "enabled": True,
-    "maxTemplateBytes": 8192,
+    "maxTemplateBytes": 65536,
     "maxEngineArgsBytes": 2048,
-    "maxSpecBytes": 16384,
+    "maxSpecBytes": 98304,
     "allowedPriorityClasses": ["research-low"],
     "allowedServiceAccounts": ["data-reader"],
     "allowedSecrets": ["hub"],
     "allowedPodLabels": ["team"],
+    "allowedPodAnnotations": ["note", "prometheus.io/"],
+    "allowedTolerations": ["rl"],
+    "allowedRuntimeClasses": ["nvidia"],
+    "allowedSchedulers": ["bin-packer"],
+    "allowedCsiDrivers": ["secrets.example.com"],
+    "allowedVolcanoQueues": ["research"],
+    "maxTotalTemplateBytes": 131072,
 }
 POLICY = "ValidatingAdmissionPolicy 'rljob-system-rljob-operator-rljobs'"
 RLJOBS = "/apis/rljob.dev/v1alpha1/namespaces/team-a/rljobs"
@@ -49,8 +57,10 @@ def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ApiC
     command_line.kubectl("delete", "crd", "--all")
 
 
-def dry_run(api: ApiClient, spec: Object) -> Object:
-    return api.request("POST", RLJOBS, manifest(spec), params={"dryRun": "All"})
+def dry_run(api: ApiClient, spec: Object, **metadata: Any) -> Object:
+    body = manifest(spec)
+    body["metadata"] |= metadata
+    return api.request("POST", RLJOBS, body, params={"dryRun": "All"})
 
 
 def policy_refuses(api: ApiClient, spec: Object) -> bool:
@@ -81,6 +91,24 @@ def volume(**source: Any) -> Object:
     return worker({"volumes": [{"name": "data", **source}]})
 
 
+def annotated(key: str, value: str) -> Object:
+    return {"policy": {"template": {"metadata": {"annotations": {key: value}}}}}
+
+
+def near(kind: str, **term: Any) -> Object:
+    rule = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}, **term}
+    rules = {
+        "requiredDuringSchedulingIgnoredDuringExecution": [rule],
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": rule}],
+    }
+    return worker({"affinity": {kind: rules}})
+
+
+def claim_template(**annotations: str) -> Object:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {"ephemeral": {"volumeClaimTemplate": {"metadata": {"annotations": annotations}, "spec": spec}}}
+
+
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 SIDECAR = {"name": "logs", "image": "fluent-bit", "restartPolicy": "Always", "securityContext": RESTRICTED}
 
@@ -92,14 +120,27 @@ def secret_variable(secret: str) -> Object:
 def deep(levels: int) -> Object:
     inner: Object = {}
     for _ in range(levels):
-        inner = {"nested": inner}
+        inner = {"nested" * 15: inner}
     return inner
 
 
 ACCEPTED = {
     "no template": {},
     "placement": worker({"nodeSelector": {"pool": "h200"}, "tolerations": [{"key": "rl", "operator": "Exists"}]}),
+    "the taint of GPU nodes": worker({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}),
+    "affinity in the namespace": near("podAntiAffinity"),
+    "no affinity": worker({"affinity": {"podAffinity": {}, "nodeAffinity": {}}}),
     "allowed names": worker({"priorityClassName": "research-low", "serviceAccountName": "data-reader"}),
+    "an allowed runtime and scheduler": worker({"runtimeClassName": "nvidia", "schedulerName": "bin-packer"}),
+    "an allowed annotation": annotated("prometheus.io/scrape", "true"),
+    "an allowed driver": volume(csi={"driver": "secrets.example.com", "volumeAttributes": {"a": "b"}}),
+    "an ephemeral claim": volume(**claim_template(note="x")),
+    "a name resolution of its own": worker(
+        {"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["hub"]}], "dnsConfig": {"options": [{"name": "ndots"}]}}
+    ),
+    "powers that are off": worker({"hostNetwork": False, "shareProcessNamespace": False, "hostUsers": False}),
+    "a grace period": worker({"terminationGracePeriodSeconds": 3600}),
+    "a variable from the pod": own(env=[{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]),
     "an allowed label": {
         "policy": {"template": {"metadata": {"labels": {"team": "rl"}, "annotations": {"note": "x"}}}}
     },
@@ -122,15 +163,68 @@ ACCEPTED = {
 }
 
 REFUSED = {
-    "hostNetwork": (worker({"hostNetwork": True}), "hostNetwork, hostPID and hostIPC are not allowed"),
-    "hostPID": (controller({"hostPID": True}), "spec.controller.template.spec: hostNetwork, hostPID"),
-    "a node": (worker({"nodeName": "control-plane-1"}), "nodeName: not allowed, since it bypasses the scheduler"),
+    "hostNetwork": (worker({"hostNetwork": True}), "hostUsers and shareProcessNamespace are not allowed"),
+    "hostPID": (controller({"hostPID": True}), "spec.controller.template.spec: automountServiceAccountToken, hostIPC"),
+    "users of the host": (worker({"hostUsers": True}), "hostUsers and shareProcessNamespace are not allowed"),
+    "shared processes": (worker({"shareProcessNamespace": True}), "shareProcessNamespace are not allowed"),
+    "a node": (worker({"nodeName": "control-plane-1"}), "fields that the policy allows, found nodeName; remove"),
+    "an unknown field of a pod": (worker({"futureField": {}}), "allows, found futureField; remove"),
+    "an unknown field of a container": (own(futureField={}), "allows, found futureField; remove"),
+    "an unknown field of a security context": (worker({"securityContext": {"futureField": 1}}), "fields other than"),
+    "an unknown field of a container's security context": (own(securityContext={"futureField": 1}), "may not be"),
+    "any toleration": (worker({"tolerations": [{"operator": "Exists"}]}), "only nvidia.com/gpu, rl are allowed"),
+    "a toleration of the control plane": (
+        controller({"tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]}),
+        "spec.controller.template.spec.tolerations: only nvidia.com/gpu, rl are allowed",
+    ),
+    "a runtime": (worker({"runtimeClassName": "privileged"}), "runtimeClassName: only nvidia is allowed"),
+    "a scheduler": (worker({"schedulerName": "other"}), "schedulerName: only bin-packer is allowed"),
+    "affinity against other namespaces": (near("podAntiAffinity", namespaceSelector={}), "namespaceSelector are not"),
+    "affinity to a namespace": (near("podAffinity", namespaces=["team-b"]), "namespaceSelector are not allowed"),
+    "a grace period of years": (worker({"terminationGracePeriodSeconds": 2**62}), "expected at most 86400 (a day)"),
+    "a text for a grace period": (worker({"terminationGracePeriodSeconds": "1"}), "expected at most 86400 (a day)"),
+    "no AppArmor": (
+        annotated("container.apparmor.security.beta.kubernetes.io/rljob", "unconfined"),
+        "only note, prometheus.io/ are allowed, and none for AppArmor",
+    ),
+    "a role of the cloud": (annotated("iam.amazonaws.com/role", "admin"), "only note, prometheus.io/ are allowed"),
+    "a network": (annotated("k8s.v1.cni.cncf.io/networks", "storage"), "only note, prometheus.io/ are allowed"),
+    "a Vault agent": (annotated("vault.hashicorp.com/role", "admin"), "only note, prometheus.io/ are allowed"),
+    "the prefix without its slash": (annotated("prometheus.iota/a", "b"), "only note, prometheus.io/ are allowed"),
+    "an annotation of a claim": (volume(**claim_template(path="/")), "of annotations of ephemeral claims, only note"),
+    "a driver": (volume(csi={"driver": "host.example.com"}), "of inline CSI drivers, only secrets.example.com"),
+    "a driver for checkpoints": (
+        {"checkpoint": {"volume": {"csi": {"driver": "host.example.com"}}}},
+        "spec.checkpoint.volume: tokens of ServiceAccounts and pod certificates are not allowed; of inline CSI drivers",
+    ),
+    "a pod certificate": (
+        volume(projected={"sources": [{"podCertificate": {"signerName": "a/b", "keyType": "ED25519"}}]}),
+        "pod certificates are not allowed",
+    ),
+    "a variable from an unknown source": (own(env=[{"name": "A", "valueFrom": {"newRef": {}}}]), "expected variables"),
+    "variables from an unknown source": (own(envFrom=[{"newRef": {"name": "a"}}]), "expected variables from"),
+    "a list for annotations": (
+        {"policy": {"template": {"metadata": {"annotations": ["a"]}}}},
+        "as in a PodSpec without null",
+    ),
+    "a text for tolerations": (worker({"tolerations": "all"}), "as in a PodSpec without null"),
+    "large templates of many pods": (
+        {"policy": {"replicas": 1024, "template": {"spec": {"nodeSelector": {"a": "x" * 100}}}}},
+        "spec.policy: expected at most 131072 bytes of template, env, envFrom and trainer, times replicas, found 1",
+    ),
+    "long variables of many pods": (
+        {"policy": {"replicas": 1024}, "env": [{"name": "A", "value": "x" * 200}]},
+        "spec.policy: expected at most 131072 bytes of template, env, envFrom and trainer, times replicas, found 2",
+    ),
     "a ServiceAccount": (worker({"serviceAccountName": "deployer"}), "only data-reader is allowed"),
-    "a ServiceAccount by its old name": (worker({"serviceAccount": "deployer"}), "only data-reader is allowed"),
-    "a mounted token": (worker({"automountServiceAccountToken": True}), "tokens of ServiceAccounts are not allowed"),
+    "a ServiceAccount by its old name": (
+        worker({"serviceAccount": "deployer"}),
+        "allows, found serviceAccount; remove",
+    ),
+    "a mounted token": (worker({"automountServiceAccountToken": True}), "automountServiceAccountToken, hostIPC"),
     "a projected token": (
         volume(projected={"sources": [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}),
-        "tokens of ServiceAccounts are not allowed",
+        "tokens of ServiceAccounts and pod certificates are not allowed",
     ),
     "a priority class": (worker({"priorityClassName": "system-node-critical"}), "only research-low is allowed"),
     "hostPath": (volume(hostPath={"path": "/"}), "volumes: hostPath and other sources"),
@@ -141,7 +235,7 @@ REFUSED = {
     ),
     "a token for checkpoints": (
         {"checkpoint": {"volume": {"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}}},
-        "spec.checkpoint.volume: hostPath and other sources",
+        "spec.checkpoint.volume: tokens of ServiceAccounts",
     ),
     "a Secret for checkpoints": (
         {"checkpoint": {"volume": {"secret": {"secretName": "db-password"}}}},
@@ -151,7 +245,7 @@ REFUSED = {
     "perhaps root": (worker({"securityContext": {"runAsNonRoot": False}}), "runAsNonRoot: false"),
     "no seccomp": (worker({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}), "an unconfined seccomp"),
     "removed seccomp": (worker({"securityContext": {"seccompProfile": None}}), "an unconfined seccomp"),
-    "sysctls": (worker({"securityContext": {"sysctls": [{"name": "a", "value": "1"}]}}), "sysctls are not allowed"),
+    "sysctls": (worker({"securityContext": {"sysctls": [{"name": "a", "value": "1"}]}}), "sysctls) are not allowed"),
     "SELinux": (own(securityContext={"seLinuxOptions": {"type": "spc_t"}}), "set seLinuxOptions"),
     "privileged": (own(securityContext={"privileged": True}), "may not be privileged"),
     "escalation": (own(securityContext={"allowPrivilegeEscalation": True}), "may not be privileged"),
@@ -190,7 +284,7 @@ REFUSED = {
         "only hub is allowed",
     ),
     "a Secret of a driver": (
-        volume(csi={"driver": "x", "nodePublishSecretRef": {"name": "db-password"}}),
+        volume(csi={"driver": "secrets.example.com", "nodePublishSecretRef": {"name": "db-password"}}),
         "only hub is allowed",
     ),
     "a pull Secret": (worker({"imagePullSecrets": [{"name": "registry"}]}), "only hub is allowed"),
@@ -208,18 +302,18 @@ REFUSED = {
     ),
     "the rollout": (
         {"topology": "Disaggregated", "rollout": {"template": {"spec": {"hostIPC": True}}}},
-        "spec.rollout.template.spec: hostNetwork",
+        "spec.rollout.template.spec: automountServiceAccountToken, hostIPC, hostNetwork",
     ),
-    "a large template": (own(env=[{"name": "A", "value": "x" * 9000}]), "expected at most 8192 bytes, found 90"),
+    "a large template": (own(env=[{"name": "A", "value": "x" * 70000}]), "expected at most 65536 bytes, found 70"),
     "large engine arguments": (
         {"rollout": {"engineArgs": {"hf_overrides": {"a": "x" * 3000}}}},
         "spec.rollout.engineArgs: expected at most 2048 bytes, found 30",
     ),
     "a large spec": (
-        {"trainer": {"image": "x", "args": ["x" * 4000] * 5}},
-        "spec: expected at most 16384 bytes, found 21",
+        {"trainer": {"image": "x", "args": ["x" * 4000] * 25}},
+        "spec: expected at most 98304 bytes, found 10",
     ),
-    "a deep template": (worker(deep(800)), "expected at most 8192 bytes, found"),
+    "a deep template": (worker(deep(800)), "expected at most 65536 bytes, found"),
     "text for a list": (worker({"containers": "privileged"}), "as in a PodSpec"),
     "text for a container": (worker({"containers": ["privileged"]}), "as in a PodSpec"),
     "a list for a volume": (worker({"volumes": [["a"]]}), "as in a PodSpec"),
@@ -254,6 +348,67 @@ def test_the_policy_refuses(api: ApiClient, spec: Object, message_part: str) -> 
     assert message_part in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("metadata", "message_part"),
+    [
+        ({"labels": {"kueue.x-k8s.io/priority-class": "prod"}}, "priority-class]: only research-low is allowed"),
+        ({"labels": {"kueue.x-k8s.io/priority-class": "research-low", "a": "b"}}, None),
+        ({"annotations": {"scheduling.volcano.sh/queue-name": "prod"}}, "queue-name]: only research is allowed"),
+        ({"annotations": {"scheduling.volcano.sh/queue-name": "research", "a": "b"}}, None),
+    ],
+)
+def test_the_policy_limits_queues_and_their_priorities(
+    api: ApiClient, metadata: Object, message_part: str | None
+) -> None:
+    refused = refusal(dry_run, api, {}, **metadata)
+    assert refused is None if message_part is None else refused is not None and message_part in refused.message
+
+
+FIELDS = {
+    "PodSpec": lambda name: worker({name: {}}),
+    "Container": lambda name: own(**{name: {}}),
+    "Volume": lambda name: volume(**{name: {}}),
+}
+"""A job with the field, by the name of the type that has it."""
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_the_page_has_the_verdict_on_every_field_of_kubernetes(api: ApiClient, kind: str) -> None:
+    """The page names each field of the API server's own description once, and the policy refuses those that it says."""
+    served = api.request("GET", "/openapi/v3/api/v1")["components"]["schemas"][f"io.k8s.api.core.v1.{kind}"]
+    rows = [row for row in fields_table() if row[0] == kind]
+    named = [name for _, names, _ in rows for name in names]
+    assert sorted(named) == sorted(served["properties"])
+    for _, names, verdict in rows:
+        for name in names:
+            refused = refusal(dry_run, api, FIELDS[kind](name))
+            unknown = refused is not None and any(
+                part in refused.message for part in (f"allows, found {name};", "hostPath and")
+            )
+            assert unknown == verdict.startswith("refused"), (name, verdict, refused)
+
+
+def fields_table() -> Iterator[tuple[str, list[str], str]]:
+    """Type, fields and verdict of each row of docs/security.md."""
+    page = (EXAMPLES.parent / "docs" / "security.md").read_text().partition("### Fields of a template")[2]
+    kinds = {"pod": "PodSpec", "container": "Container", "volume": "Volume"}
+    kind = ""
+    for line in page.partition("## Threat model")[0].splitlines():
+        match [cell.strip() for cell in line.split("|")[1:-1]]:
+            case [first, names, verdict] if "`" in names:
+                kind = kinds.get(first, kind)
+                yield kind, re.findall(r"`(\w+)`", names), verdict
+
+
+def test_a_typical_large_template_is_cheap_enough_to_check(api: ApiClient, command_line: CommandLine) -> None:
+    """With the default limit of its size, and as many variables, volumes and mounts as a job may have in practice."""
+    variables = [{"name": f"NCCL_SETTING_{i}", "value": "x" * 40} for i in range(500)]
+    volumes = [{"name": f"data-{i}", "persistentVolumeClaim": {"claimName": f"data-{i}"}} for i in range(60)]
+    sidecars = [{**SIDECAR, "name": f"side-{i}"} for i in range(8)]
+    spec = {"containers": [{"env": variables}], "volumes": volumes, "initContainers": sidecars}
+    assert refusal(dry_run, api, worker(spec)) is None
+
+
 POWERS = {
     "run any image and command, including in sidecars": worker({"initContainers": [SIDECAR]}),
     "use any ServiceAccount of the namespace, and its token": worker(
@@ -265,7 +420,18 @@ POWERS = {
         securityContext={"privileged": True, "runAsUser": 0, "runAsNonRoot": False}
     ),
     "use the host's network, processes, paths or ports": worker({"hostPID": True}),
-    "bypass the scheduler and taints (`nodeName`)": worker({"nodeName": "control-plane-1"}),
+    "bypass the scheduler (`nodeName`), or use another one": worker({"nodeName": "control-plane-1"}),
+    "tolerate any taint": worker({"tolerations": [{"operator": "Exists"}]}),
+    "use any RuntimeClass": worker({"runtimeClassName": "privileged"}),
+    "keep the pods of other namespaces off nodes, by anti-affinity": near("podAntiAffinity", namespaceSelector={}),
+    "share processes with injected sidecars": worker({"shareProcessNamespace": True}),
+    "use any inline CSI driver": volume(csi={"driver": "host.example.com"}),
+    "run without AppArmor, by annotation": annotated(
+        "container.apparmor.security.beta.kubernetes.io/rljob", "unconfined"
+    ),
+    "carry other annotations, which can give roles, networks and sidecars": annotated(
+        "iam.amazonaws.com/role", "admin"
+    ),
     "take any priority class, and so preempt other pods": worker({"priorityClassName": "system-node-critical"}),
     "carry labels that Services and NetworkPolicies select": {
         "policy": {"template": {"metadata": {"labels": {"app": "postgres"}}}}
@@ -283,6 +449,11 @@ def test_the_table_of_powers_holds(api: ApiClient, power: str, spec: Object) -> 
     refused = any(refusal(create, body=without_references(pod)) for pod in pods_of(spec))
     assert by_pod_security == ("refused" if refused else "allowed")
     assert by_policy.startswith("refused" if refusal(dry_run, api, spec) else "allowed")
+
+
+def test_each_row_of_the_table_of_powers_has_a_job() -> None:
+    page = (EXAMPLES.parent / "docs" / "security.md").read_text().partition("| power |")[2].partition("\n\n")[0]
+    assert sorted(line.split("|")[1].strip() for line in page.splitlines()[2:]) == sorted(POWERS)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
@@ -332,6 +503,6 @@ def pods_of(spec: Object) -> list[Object]:
 def without_references(pod: Object) -> Object:
     """The pod without names of objects that other admission plugins look for."""
     pod = copy.deepcopy(pod)
-    for field in ("serviceAccountName", "priorityClassName"):
+    for field in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
         pod["spec"].pop(field, None)
     return pod

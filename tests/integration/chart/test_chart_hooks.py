@@ -10,6 +10,7 @@ import yaml
 
 from rljob_testing.operator.eventually import eventually
 from tests.integration.chart.conftest import (
+    CHART,
     NAMES,
     RELEASE,
     RELEASE_NAMESPACE,
@@ -53,6 +54,13 @@ def test_held_to_a_namespace_the_hook_leaves_the_jobs_of_others_alone(
 
     assert [found["metadata"].get("finalizers", []) for found in jobs(command_line, "team-a")] == [[]]
     assert [found["metadata"].get("finalizers", []) for found in jobs(command_line, "team-b")] == [[OURS]]
+
+
+def test_without_remove_finalizers_there_is_no_hook(command_line: CommandLine) -> None:
+    """As docs/install.md advises for Argo CD, which cannot run hooks with objects other than Jobs in all versions."""
+    assert "helm.sh/hook:" in command_line.helm("template", RELEASE, str(CHART))
+    values = ("--set", "uninstall.removeFinalizers=false")
+    assert "helm.sh/hook:" not in command_line.helm("template", RELEASE, str(CHART), *values)
 
 
 def uninstall(command_line: CommandLine, directory: Path) -> None:

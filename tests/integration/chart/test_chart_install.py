@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,8 @@ from rljob_testing.operator.eventually import eventually
 from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Install, Object, job
 
 FINALIZER = "rljob.dev/pods-end-first"
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["admissionPolicy"]
+EVERYTHING_ALLOWED = {"enabled": True} | {name: ["*"] for name in DEFAULTS if name.startswith("allowed")}
 
 
 def test_a_restricted_namespace_accepts_the_operators_pods(command_line: CommandLine, installed: Install) -> None:
@@ -56,8 +59,9 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
         ["--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"],
         ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
         ["--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"],
+        ["--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"],
     ],
-    ids=["defaults", "replicas", "two namespaces", "metrics reader", "admission policy"],
+    ids=["defaults", "replicas", "two namespaces", "metrics reader", "admission policy", "everything allowed"],
 )
 def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine, values: list[str]) -> None:
     manifests = command_line.helm("template", RELEASE, str(CHART), *values)
