@@ -111,7 +111,7 @@ def test_growth_that_is_not_the_engines_own_replaces_no_engine() -> None:
     assert prevented(of_the_policy, FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
 
 
-def test_an_engine_that_kept_memory_asleep_is_replaced_once_after_a_failure() -> None:
+def test_an_engine_that_kept_memory_is_replaced_once_after_a_failure() -> None:
     kept = failure(diagnosis("EngineNotAsleep", requested_bytes=2 * GIB, other_processes_bytes=40 * GIB))
     remedies, _ = answers_to([kept, kept], FIRST_PLAN, constraints(IN_THE_TRAINER))
     assert [remedy.change.remedy.setting for remedy in remedies].count("engineProcesses") == 1
