@@ -23,6 +23,13 @@ def test_first_and_last_reward_are_means_of_five_steps() -> None:
     summary = summary_of([step_record(step, reward) for step, reward in enumerate(rewards, start=1)])
     assert summary.first_reward == pytest.approx(0.2)
     assert summary.last_reward == pytest.approx(0.7)
+    assert summary.reward_window_steps == 5
+
+
+def test_one_step_has_one_reward_and_no_trend() -> None:
+    summary = summary_of([step_record(1, 0.3)])
+    assert (summary.first_reward, summary.last_reward, summary.reward_window_steps) == (None, 0.3, 1)
+    assert summary.reward_trend is None
 
 
 def test_tokens_a_second_and_phases_are_of_the_step_loop() -> None:

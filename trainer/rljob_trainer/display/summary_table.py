@@ -39,9 +39,10 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    # A manifest may ask for fewer steps than are committed.
-    of = f"of {summary.total_steps}" if summary.steps <= summary.total_steps else "committed"
-    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}"
+    of, lowered = f"of {summary.total_steps}", ""
+    if summary.steps > summary.total_steps:
+        of, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
+    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}{lowered}"
     if summary.last_reward is not None:
         yield "reward", _reward(summary, summary.last_reward)
     if summary.skipped_prompts:
@@ -61,8 +62,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
 def _reward(summary: Summary, last: float) -> str:
     """`0.060 → 0.996  means of 5 steps`, or the reward of the only step."""
     window = summary.reward_window_steps
-    means = f"means of {window} steps" if window > 1 else "one step"
-    noise = ", a difference within the noise" if summary.reward_trend == "stayed" else ""
+    means = f"means of {window} steps" if window > 1 else "one step" if summary.first_reward is None else "single steps"
+    noise = ", within the noise" if summary.reward_trend == "stayed" else ""
     first = "" if summary.first_reward is None else f"{reward_text(summary.first_reward)} → "
     return f"{first}[bold]{reward_text(last)}[/]  [dim]{means}{noise}[/]"
 

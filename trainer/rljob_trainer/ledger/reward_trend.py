@@ -33,22 +33,24 @@ class RewardTrend:
 
 
 def reward_trend(rewards: Sequence[RewardStatistics]) -> RewardTrend | None:
-    """The trend of the mean rewards, by step. Leaves out those that are not finite; None if there is no other.
-
-    The windows have five steps, or half of the steps if there are fewer than ten.
-    """
+    """The trend of the mean rewards, by step. Leaves out those that are not finite; None if there is no other."""
     finite = [reward for reward in rewards if math.isfinite(reward.mean)]
     if not finite:
         return None
     if len(finite) == 1:
         return RewardTrend(finite[0].mean, 1)
-    window = min(_LARGEST_WINDOW_STEPS, len(finite) // 2)
+    window = window_steps(len(finite))
     (first, first_variance), (last, last_variance) = map(_mean_and_variance, (finite[:window], finite[-window:]))
     noise = max(_CLEAR_STANDARD_ERRORS * math.sqrt(first_variance + last_variance), 1e-6 * max(abs(first), abs(last)))
     verdict: Verdict = "stayed"
     if abs(last - first) > noise:
         verdict = "rose" if last > first else "fell"
     return RewardTrend(last, window, first, verdict)
+
+
+def window_steps(steps: int) -> int:
+    """Five steps, or half of all steps if there are fewer than ten; at least one."""
+    return max(1, min(_LARGEST_WINDOW_STEPS, steps // 2))
 
 
 def reward_text(reward: float) -> str:

@@ -78,8 +78,10 @@ def draw_learning(steps: Sequence[StepRecord]) -> Figure:
 
 def _title(steps: Sequence[StepRecord], not_finite: int) -> str:
     uniform = sum(step.has_no_signal for step in steps)
-    signal = f"no learning signal in {uniform} of {len(steps)} steps" if uniform else "a learning signal in each step"
-    return f"Learning curves: {signal}" + (f", NaN in {not_finite}" if not_finite else "")
+    found = {"no learning signal": uniform, "NaN or infinity": not_finite}
+    parts = [f"{what} in {count}" for what, count in found.items() if count]
+    title = f"Learning curves of {len(steps)} steps" if len(steps) > 1 else "Learning curves of one step"
+    return title + (f": {', '.join(parts)}" if parts else "")
 
 
 def _lines(panel: _Panel, steps: Sequence[StepRecord]) -> dict[str, Values]:
@@ -97,7 +99,8 @@ def _draw_panel(axes: Axes, panel: _Panel, lines: Mapping[str, Values], numbers:
     finite = {label: np.where(np.isinf(values), np.nan, values) for label, values in lines.items()}
     low, high = _range(finite, panel.is_share)
     dot = dot_size(len(numbers)) / 1.5
-    for (labels, values), colour in zip(merge_lines(finite, 0.005 * (high - low)), _LINE_COLOURS, strict=False):
+    merged = merge_lines(finite, 0.005 * (high - low))
+    for (labels, values), colour in zip(merged, _LINE_COLOURS, strict=False):
         axes.plot(numbers, values, "-o", color=colour, linewidth=1.2, markersize=dot, label=", ".join(labels))
     bad = np.logical_or.reduce([np.isinf(values) for values in lines.values()])
     axes.plot(numbers[bad], np.full(bad.sum(), 0.04), "x", color=FAILURE_COLOUR, transform=axes.get_xaxis_transform())
@@ -107,9 +110,10 @@ def _draw_panel(axes: Axes, panel: _Panel, lines: Mapping[str, Values], numbers:
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter("{x:.6g}")
     room = 0.05 * (high - low)
-    axes.set_ylim(low - room, high + room)
-    if len(lines) > 1:
-        axes.legend(fontsize=9, frameon=False, labelcolor=MUTED, handlelength=1.2, borderaxespad=0.1)
+    in_legend = len(merged) if len(lines) > 1 else 0
+    axes.set_ylim(low - room, high + room + 0.18 * (high - low) * in_legend)
+    if in_legend:
+        axes.legend(loc="upper left", fontsize=9, frameon=False, labelcolor=MUTED, handlelength=1.2, borderaxespad=0.1)
 
 
 def _range(lines: Mapping[str, Values], is_share: bool) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rljob_trainer.ledger.records import StepRecord
-from rljob_trainer.ledger.reward_trend import RewardTrend, reward_text, reward_trend
+from rljob_trainer.ledger.reward_trend import RewardTrend, reward_text, reward_trend, window_steps
 from rljob_trainer.plot.style import Values, dot_size, label_right, step_axis, titled_figure
 
 _COLOUR = "#0072b2"
@@ -28,7 +28,7 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure | None:
     finite = [step for step in steps if math.isfinite(step.reward.mean)]
     numbers = np.array([step.step for step in finite])
     mean, std, low, high = _columns(finite)
-    window = running_window(len(finite), trend)
+    window = running_window(len(finite))
     smooth = running_mean(mean, window)
 
     line = f"Line: mean of the last {window} steps. " if window > 1 else ""
@@ -36,9 +36,10 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure | None:
         reward_title(trend, len(steps)),
         f"Dots: steps. {line}Band: ± mean standard deviation of a step, cut at min and max.",
     )
-    axes.fill_between(
-        numbers, *band(smooth, running_mean(std, window), low.min(), high.max()), color=_COLOUR, alpha=0.12, linewidth=0
-    )
+    edges = band(smooth, running_mean(std, window), low.min(), high.max())
+    if len(finite) == 1:  # an area needs two steps
+        axes.vlines(numbers, *edges, color=_COLOUR, alpha=0.12, linewidth=12)
+    axes.fill_between(numbers, *edges, color=_COLOUR, alpha=0.12, linewidth=0)
     axes.plot(numbers, mean, "o", color=_COLOUR, alpha=0.45, markersize=dot_size(len(finite)), markeredgewidth=0)
     axes.plot(numbers, smooth, color=_COLOUR, linewidth=2.4)
     step_axis(axes, steps[0].step, steps[-1].step)
@@ -47,9 +48,9 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure | None:
     return figure
 
 
-def running_window(steps: int, trend: RewardTrend) -> int:
+def running_window(steps: int) -> int:
     """The window of the trend; in long runs a twentieth of the run, but at most 51 steps."""
-    return max(trend.window_steps, min(_LONGEST_WINDOW_STEPS, steps // 20))
+    return max(window_steps(steps), min(_LONGEST_WINDOW_STEPS, steps // 20))
 
 
 def running_mean(values: Values, window: int) -> Values:

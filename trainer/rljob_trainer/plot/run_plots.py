@@ -32,7 +32,7 @@ _FORMATS = ("png", "svg")
 
 
 def plot_run(directory: Path, output: Path | None = None) -> list[Path]:
-    """Draw `reward`, `learning`, `timing`, `memory` and `memory_timeline`, each as `.png` and `.svg`. Returns their paths.
+    """Draw `reward`, `learning`, `timing`, `memory` and `memory_timeline`, as `.png` and `.svg`. Returns their paths.
 
     `output`: directory for the plots; default: `directory/plots`. Plots without data are left out: a run that failed in
     its first step has only the memory timeline.
