@@ -12,8 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.manifest import load_manifest
+from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models.random_model import resolve
+from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+from tests.unit.ledger.samples import write_ledger
 
 MANIFEST = """
 apiVersion: rljob.dev/v1alpha1
@@ -36,6 +40,27 @@ def test_unknown_engine_arguments_are_refused_first(tmp_path: Path, capsys: pyte
         "engineArgs.enforce_eagerly: is not an engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
         in (printed)
     )
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_refused_resume_keeps_the_summary_of_a_complete_run(complete: bool, tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    run, job = OutputDirectory(tmp_path / "run"), load_manifest(manifest)
+    with run.open(MANIFEST, identity(job)):
+        write_ledger(run.path, [0.5] * 4)
+        run.summary.write_text("of four steps")
+        if complete:
+            run.model.mkdir()
+    assert run_manifest(manifest, RunOptions(output=run.path)) is ExitCode.BAD_INPUT
+    assert (run.summary.read_text() == "of four steps") is complete
+
+
+def test_a_failed_run_without_plots_keeps_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", plot=True)) is ExitCode.BAD_INPUT
+    assert "nothing to draw yet" in capsys.readouterr().err
 
 
 def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(

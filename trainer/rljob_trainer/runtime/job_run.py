@@ -122,9 +122,16 @@ class JobRun:
     resume_hint: str = "To resume at step {step}, run the same command again."
     """Tells people how a stopped run resumes. Contains `{step}`."""
 
+    export_hint: str = "To write the model, run the same command again."
+    """The same if all steps are committed."""
+
     def run(self) -> Outcome:
-        """Run until the job is complete, a signal stops it, or it fails for good. Always writes a summary."""
+        """Run until the job is complete, a signal stops it, or it fails for good.
+
+        Writes a summary, except if the run was refused in the directory of a complete run: its summary stays.
+        """
         with Ledger(self.directory.ledger) as ledger:
+            records_before = len(ledger.records)
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
                 console = plain_console(terminal.stdout)
                 if self._is_finished(ledger):
@@ -138,12 +145,19 @@ class JobRun:
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
-            try:
-                write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
-            except OutputUnavailable as error:
-                if outcome.exit_code == ExitCode.COMPLETE:
-                    outcome = Outcome(error.exit_code, str(error), ledger.last_step, error)
+            is_refused = outcome.exit_code != ExitCode.COMPLETE and len(ledger.records) == records_before
+            if not (is_refused and self.directory.model.exists() and self.directory.summary.exists()):
+                outcome = self._write_summary(ledger, outcome)
             print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
+        return outcome
+
+    def _write_summary(self, ledger: Ledger, outcome: Outcome) -> Outcome:
+        """Write `summary.json`. Returns the outcome, which a write that fails changes if all else was complete."""
+        try:
+            write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
+        except OutputUnavailable as error:
+            if outcome.exit_code == ExitCode.COMPLETE:
+                return Outcome(error.exit_code, str(error), ledger.last_step, error)
         return outcome
 
     def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
@@ -247,4 +261,6 @@ class JobRun:
         logs = f"Logs: {self.directory.logs}."
         if not code.retry:
             return logs
-        return f"{self.resume_hint.format(step=ledger.next_step)} {logs}"
+        is_last = ledger.last_step >= self.job.spec.algorithm.steps
+        hint = self.export_hint if is_last else self.resume_hint.format(step=ledger.next_step)
+        return f"{hint} {logs}"
