@@ -36,6 +36,13 @@ class FailureClass(StrEnum):
         return " ".join(filter(None, (own, self.smaller_job))) + separator + others
 
     @property
+    def general_advice(self) -> str:
+        """The same without fields of an RLJob, for the log of another program."""
+        general = _GENERAL_ADVICE.get(self) or _ADVICE[self].partition(_OTHER_TRAINERS)[2].strip() or _ADVICE[self]
+        is_name = not general.partition(" ")[0].isalpha()
+        return general if is_name else general[:1].upper() + general[1:]
+
+    @property
     def own_advice(self) -> str:
         """The fields of an RLJob that can change while the job exists."""
         return _ADVICE[self].partition(_OTHER_TRAINERS)[0]
@@ -76,6 +83,16 @@ _SMALLER_JOB = {
     ),
 }
 
+_DETACH = (
+    "Detach values that are kept after a micro-batch: call .detach() or .item() on losses, log-probabilities and "
+    "metrics before they go into a list."
+)
+_END_THE_OTHER = "End the other process, or run on a GPU that no other process uses; nvidia-smi lists the processes."
+_LOOK = (
+    "Look at the numbers. Keep the log from its first error on, and an allocator snapshot "
+    "(torch.cuda.memory._dump_snapshot)."
+)
+
 _ADVICE = {
     FailureClass.FRAGMENTATION: (
         "Set memory.expandableSegments: Enabled. Other trainers: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for "
@@ -86,9 +103,8 @@ _ADVICE = {
         "before the engine wakes or NCCL starts, when the references are dropped."
     ),
     FailureClass.RETAINED_GRAPH: (
-        "Detach values that are kept after a micro-batch: call .detach() or .item() on losses, log-probabilities and "
-        "metrics before they go into a list. A smaller micro-batch does not help; memory.activationCheckpointing: "
-        "Enabled only delays the failure."
+        f"{_DETACH} A smaller micro-batch does not help; memory.activationCheckpointing: Enabled only delays the "
+        "failure."
     ),
     FailureClass.ACTIVATION_SPIKE: (
         "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
@@ -116,8 +132,7 @@ _ADVICE = {
         "no expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
     ),
     FailureClass.FOREIGN_PROCESS: (
-        "End the other process, or run on a GPU that no other process uses; nvidia-smi lists the processes. No setting "
-        "in spec.memory frees its memory; a smaller memory.kvCache leaves it room."
+        f"{_END_THE_OTHER} No setting in spec.memory frees its memory; a smaller memory.kvCache leaves it room."
     ),
     FailureClass.CONTROLLER_CONTEXT: (
         'Start processes that need no GPU with CUDA_VISIBLE_DEVICES="", call torch.cuda.set_device(local_rank) first '
@@ -136,9 +151,17 @@ _ADVICE = {
         "Enlarge /dev/shm: an emptyDir with medium: Memory and a sizeLimit, or docker run --shm-size. Remove files "
         "that dead processes left there. Fewer data workers or a smaller Ray object store need less."
     ),
-    FailureClass.UNKNOWN: (
-        "Look at the numbers. Keep the log from its first error on, and an allocator snapshot "
-        "(torch.cuda.memory._dump_snapshot). Try a smaller memory.microBatchTokens first, then a smaller "
-        "memory.kvCache."
-    ),
+    FailureClass.UNKNOWN: (f"{_LOOK} Try a smaller memory.microBatchTokens first, then a smaller memory.kvCache."),
 }
+
+_GENERAL_ADVICE = {
+    FailureClass.RETAINED_GRAPH: f"{_DETACH} A smaller micro-batch does not help.",
+    FailureClass.FOREIGN_PROCESS: _END_THE_OTHER,
+    FailureClass.HOST_MEMORY: (
+        "Raise the limit of host memory: --mem of a Slurm job, resources.limits.memory of a pod, --memory of docker "
+        "run. Otherwise use fewer data workers, and less offloading and pinning."
+    ),
+    FailureClass.UNKNOWN: f"{_LOOK} Try smaller micro-batches first, then a smaller KV cache.",
+}
+"""For the log of another program: of the classes whose advice has no part for other trainers, or where it lacks the
+best option."""
