@@ -39,8 +39,7 @@ class FailureClass(StrEnum):
     def general_advice(self) -> str:
         """The same without fields of an RLJob, for the log of another program."""
         general = _GENERAL_ADVICE.get(self) or _ADVICE[self].partition(_OTHER_TRAINERS)[2].strip() or _ADVICE[self]
-        is_name = not general.partition(" ")[0].isalpha()
-        return general if is_name else general[:1].upper() + general[1:]
+        return general[:1].upper() + general[1:]
 
     @property
     def own_advice(self) -> str:
@@ -95,11 +94,11 @@ _LOOK = (
 
 _ADVICE = {
     FailureClass.FRAGMENTATION: (
-        "Set memory.expandableSegments: Enabled. Other trainers: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for "
-        "the training process alone, not for the vLLM engine."
+        "Set memory.expandableSegments: Enabled. Other trainers: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "for the training process alone, not for the vLLM engine."
     ),
     FailureClass.ALLOCATOR_CACHE: (
-        "Set memory.emptyCache: Enabled. Other trainers: torch.cuda.empty_cache() on every rank after the update, "
+        "Set memory.emptyCache: Enabled. Other trainers: call torch.cuda.empty_cache() on every rank after the update, "
         "before the engine wakes or NCCL starts, when the references are dropped."
     ),
     FailureClass.RETAINED_GRAPH: (
@@ -108,12 +107,12 @@ _ADVICE = {
     ),
     FailureClass.ACTIVATION_SPIKE: (
         "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
-        "memory.activationCheckpointing: Enabled. Other trainers: smaller micro-batch, shorter sequences, chunked or "
-        "fused log-probabilities, gradient checkpointing."
+        "memory.activationCheckpointing: Enabled. Other trainers: use a smaller micro-batch, shorter sequences, chunked "
+        "or fused log-probabilities, gradient checkpointing."
     ),
     FailureClass.KV_CACHE_OVERSIZED: (
         "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. Other "
-        "trainers: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
+        "trainers: change kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
     ),
     FailureClass.WEIGHT_SYNC_SPIKE: (
         "Lower memory.syncBucketSize. Other trainers: gather and send the weights in buckets, drop the copies and "
@@ -128,8 +127,8 @@ _ADVICE = {
         "optimizer's state, allocate it before the KV cache is sized, set foreach=False."
     ),
     FailureClass.ENGINE_NOT_ASLEEP: (
-        "Set memory.rolloutSleep: Level2. Other trainers: enable_sleep_mode and sleep(level=2) before the update, and "
-        "no expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
+        "Set memory.rolloutSleep: Level2. Other trainers: use enable_sleep_mode and sleep(level=2) before the update, "
+        "and no expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
     ),
     FailureClass.FOREIGN_PROCESS: (
         f"{_END_THE_OTHER} No setting in spec.memory frees its memory; a smaller memory.kvCache leaves it room."
@@ -144,8 +143,8 @@ _ADVICE = {
     ),
     FailureClass.HOST_MEMORY: (
         "Raise the memory limit of the pod, and recovery.maxHostMemory. Otherwise memory.optimizerOffload: Disabled "
-        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: fewer data workers, less offloading "
-        "and pinning."
+        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: use fewer data workers, less "
+        "offloading and pinning."
     ),
     FailureClass.SHARED_MEMORY: (
         "Enlarge /dev/shm: an emptyDir with medium: Memory and a sizeLimit, or docker run --shm-size. Remove files "

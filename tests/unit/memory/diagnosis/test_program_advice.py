@@ -180,6 +180,7 @@ def test_an_unrecognized_log_gets_the_general_advice() -> None:
     [
         '  File "/opt/rljob/lib/python3.12/site-packages/rljob_trainer/policy/rank.py", line 80, in update',
         "rljob 2026-11-27T10:00:00.000000Z update begins",
+        "warning: OutOfMemory: policy rank 0, in the update of step 3",
     ],
 )
 def test_a_log_of_rljob_gets_the_fields_of_an_rljob(line: str) -> None:
