@@ -107,8 +107,8 @@ _ADVICE = {
     ),
     FailureClass.ACTIVATION_SPIKE: (
         "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
-        "memory.activationCheckpointing: Enabled. Other trainers: use a smaller micro-batch, shorter sequences, chunked "
-        "or fused log-probabilities, gradient checkpointing."
+        "memory.activationCheckpointing: Enabled. Other trainers: use a smaller micro-batch, shorter sequences, "
+        "chunked or fused log-probabilities, gradient checkpointing."
     ),
     FailureClass.KV_CACHE_OVERSIZED: (
         "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. Other "
