@@ -122,7 +122,7 @@ def test_each_metric_of_the_run_has_a_panel_with_title_and_units() -> None:
         "importance weights",
     }, "a metric that the run does not have has no panel"
     assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in figure.axes)
-    assert [line.get_label() for line in titles["KL divergence"].lines[:2]] == [
+    assert [line.get_label() for line in titles["KL divergence"].lines[1:]] == [
         "within the step",
         "from the initial model",
     ]
@@ -133,7 +133,7 @@ def test_values_that_are_not_finite_are_gaps_with_a_mark() -> None:
     steps = [step_record(step, metrics=METRICS | {"grad_norm": norm}) for step, norm in enumerate(norms, start=1)]
     figure = draw_learning(steps)
     [axes] = [axes for axes in figure.axes if axes.get_title(loc="left") == "gradient norm"]
-    line, marks = axes.lines
+    marks, line = axes.lines
     np.testing.assert_array_equal(np.asarray(line.get_ydata(), np.float64), [1.0, NAN, NAN, 2.0])
     np.testing.assert_array_equal(np.asarray(marks.get_xdata(), np.float64), [2, 3])
     assert "NaN or infinity in 2" in figure.texts[0].get_text()
