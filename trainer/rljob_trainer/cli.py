@@ -156,7 +156,7 @@ def plot(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory of the plots. Default: DIR/plots.")
     ] = None,
 ) -> None:
-    """Plot reward, timing and memory of a run, as PNG and SVG. The run may be in progress."""
+    """Plot reward, learning curves, timing and memory of a run, as PNG and SVG. The run may be in progress."""
     from rljob_trainer.errors import TrainerError
     from rljob_trainer.plot import plot_run
 

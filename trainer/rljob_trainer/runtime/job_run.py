@@ -6,6 +6,7 @@ reports (`RunListener`), and who starts attempts (`Supervision`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -128,7 +129,7 @@ class JobRun:
     def run(self) -> Outcome:
         """Run until the job is complete, a signal stops it, or it fails for good.
 
-        Writes a summary, except if the run was refused in the directory of a complete run: its summary stays.
+        Writes a summary. That of a complete run stays if nothing was added to the run, as by a command that is refused.
         """
         with Ledger(self.directory.ledger) as ledger:
             records_before = len(ledger.records)
@@ -145,11 +146,16 @@ class JobRun:
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
-            is_refused = outcome.exit_code != ExitCode.COMPLETE and len(ledger.records) == records_before
-            if not (is_refused and self.directory.model.exists() and self.directory.summary.exists()):
+            if len(ledger.records) > records_before or not self._has_complete_summary():
                 outcome = self._write_summary(ledger, outcome)
             print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
         return outcome
+
+    def _has_complete_summary(self) -> bool:
+        try:
+            return bool(json.loads(self.directory.summary.read_bytes())["status"] == "Complete")
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
     def _write_summary(self, ledger: Ledger, outcome: Outcome) -> Outcome:
         """Write `summary.json`. Returns the outcome, which a write that fails changes if all else was complete."""
