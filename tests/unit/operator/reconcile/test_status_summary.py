@@ -124,6 +124,8 @@ def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
     assert cluster.run().phase == "Running"
 
 
-@pytest.mark.parametrize(("step", "steps", "shown"), [(None, 10, "0/10"), (3, 10, "3/10"), (40, 10, "40"), (3, None, "")])
+@pytest.mark.parametrize(
+    ("step", "steps", "shown"), [(None, 10, "0/10"), (3, 10, "3/10"), (40, 10, "40"), (3, None, "")]
+)
 def test_more_committed_steps_than_requested_are_no_fraction(step: int | None, steps: int | None, shown: str) -> None:
     assert display(RLJobStatus(step=step, steps=steps)).step == shown
