@@ -97,6 +97,12 @@ def test_a_run_that_died_before_its_first_step_has_a_summary_of_valid_json() -> 
     assert written["exit_code"] == 84
 
 
+def test_a_reason_with_bytes_that_are_no_text_is_written() -> None:
+    reason = "no such file r\udce9sum"
+    summary = summarize([], job="digits", total_steps=1, exit_code=ExitCode.ERROR, exit_reason=reason)
+    assert json.loads(summary.to_json())["exit_reason"] == r"no such file r\udce9sum"
+
+
 def test_each_plan_change_is_listed_once_with_its_effect() -> None:
     records: list[LedgerRecord] = [plan_change_record(2), step_record(1), plan_change_record(2, seconds=3.5)]
     summary = summary_of([*records, plan_change_record(3)])

@@ -122,7 +122,8 @@ def summarize(
         job=job,
         status=_status(exit_code),
         exit_code=exit_code,
-        exit_reason=exit_reason or exit_code.meaning,
+        # A path may have bytes that are no text; as JSON they would fail.
+        exit_reason=(exit_reason or exit_code.meaning).encode("utf-8", "backslashreplace").decode(),
         steps=len(steps),
         total_steps=total_steps,
         attempts=len(attempts),
