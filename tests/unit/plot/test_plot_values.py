@@ -117,8 +117,8 @@ def test_each_metric_of_the_run_has_a_panel_with_title_and_units() -> None:
         "KL divergence",
         "gradient norm",
         "response length",
-        "responses cut at the limit",
-        "groups with equal rewards",
+        "clipped responses",
+        "uniform groups",
         "importance weights",
     }, "a metric that the run does not have has no panel"
     assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in figure.axes)
