@@ -69,37 +69,34 @@ def phase_colour(phase: str) -> str:
 
 def titled_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with `panels` side by side that share the y axis, with a title and a subtitle."""
-    figure = _with_title(Figure(layout="constrained"), title, subtitle)
-    return figure, list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+    return _figure(title, subtitle, 1, panels, sharey=True)
 
 
 def stacked_figure(title: str, subtitle: str, rows: int) -> tuple[Figure, list[Axes]]:
     """A figure with `rows` of panels below each other, with a title and a subtitle."""
-    figure = Figure(layout="constrained")
-    figure.set_figheight(figure.get_figheight() * (1 + 0.6 * (rows - 1)))
-    _with_title(figure, title, subtitle)
-    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+    return _figure(title, subtitle, rows, 1, relative_height=1 + 0.6 * (rows - 1))
 
 
-def grid_figure(title: str, subtitle: str, panels: int, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with `panels` small panels in rows of `columns`, with a title and a subtitle."""
-    rows = -(-panels // columns)
-    figure = Figure(layout="constrained")
-    figure.set_figheight(0.9 + 2.3 * rows)
-    _with_title(figure, title, subtitle)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+def grid_figure(title: str, subtitle: str, panels: int) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels` small panels in rows of three, with a title and a subtitle."""
+    rows = -(-panels // 3)
+    figure, axes = _figure(title, subtitle, rows, 3, relative_height=0.2 + 0.48 * rows)
     for unused in axes[panels:]:
         unused.remove()
     return figure, axes[:panels]
 
 
-def _with_title(figure: Figure, title: str, subtitle: str) -> Figure:
-    """Add both above the panels, in a space of fixed height."""
-    height = figure.get_figheight()
+def _figure(
+    title: str, subtitle: str, rows: int, columns: int, *, relative_height: float = 1.0, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure with both texts above the panels, in a space of fixed height."""
+    figure = Figure(layout="constrained")
+    height = relative_height * figure.get_figheight()
+    figure.set_figheight(height)
     figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 1 - 0.86 / height), w_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.022, 1 - 0.216 / height, title, fontsize=15, fontweight="bold", va="top")
     figure.text(0.022, 1 - 0.552 / height, subtitle, fontsize=10.5, color=MUTED, va="top")
-    return figure
+    return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
 
 
 def merge_lines(lines: Mapping[str, Values], tolerance: float) -> list[tuple[list[str], Values]]:
