@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +52,9 @@ def rljob(
         ),
     ] = False,
 ) -> None:
-    pass
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale may lack characters of a message
 
 
 class DeviceChoice(StrEnum):
@@ -156,7 +160,7 @@ def plot(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory of the plots. Default: DIR/plots.")
     ] = None,
 ) -> None:
-    """Plot reward, timing and memory of a run, as PNG and SVG. The run may be in progress."""
+    """Plot reward, learning curves, timing and memory of a run, as PNG and SVG. The run may be in progress."""
     from rljob_trainer.errors import TrainerError
     from rljob_trainer.plot import plot_run
 

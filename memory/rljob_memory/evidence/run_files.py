@@ -27,6 +27,7 @@ def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> No
         sample = MemorySample.from_line(value)
         if sample is None:
             continue
+        builder.is_of_rljob = True
         if sample.phase == "load":
             builder.begin_series(name)
         # On a machine without a GPU every sample of the allocator is 0 and has no meaning.
@@ -44,6 +45,7 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
     for value in _json_lines(stream):
         match value.get("kind"):
             case "attempt":
+                builder.is_of_rljob = True
                 _add_plan(builder, value)
                 if isinstance(facts := value.get("plan_facts"), Mapping):
                     builder.engines_apart = facts.get("topology") == "Disaggregated"
@@ -64,6 +66,7 @@ def read_oom_snapshot(builder: EvidenceBuilder, text: str, source: str) -> bool:
         snapshot = OomSnapshot.model_validate_json(text)
     except ValidationError:
         return False
+    builder.is_of_rljob = True
     builder.add_snapshot(snapshot.failure(source))
     return True
 

@@ -23,6 +23,13 @@ def test_first_and_last_reward_are_means_of_five_steps() -> None:
     summary = summary_of([step_record(step, reward) for step, reward in enumerate(rewards, start=1)])
     assert summary.first_reward == pytest.approx(0.2)
     assert summary.last_reward == pytest.approx(0.7)
+    assert summary.reward_window_steps == 5
+
+
+def test_one_step_has_one_reward_and_no_trend() -> None:
+    summary = summary_of([step_record(1, 0.3)])
+    assert (summary.first_reward, summary.last_reward, summary.reward_window_steps) == (None, 0.3, 1)
+    assert summary.reward_trend is None
 
 
 def test_tokens_a_second_and_phases_are_of_the_step_loop() -> None:
@@ -88,6 +95,12 @@ def test_a_run_that_died_before_its_first_step_has_a_summary_of_valid_json() -> 
     assert written["first_reward"] is None
     assert written["startup_seconds"] is None
     assert written["exit_code"] == 84
+
+
+def test_a_reason_with_bytes_that_are_no_text_is_written() -> None:
+    reason = "no such file r\udce9sum"
+    summary = summarize([], job="digits", total_steps=1, exit_code=ExitCode.ERROR, exit_reason=reason)
+    assert json.loads(summary.to_json())["exit_reason"] == r"no such file r\udce9sum"
 
 
 def test_each_plan_change_is_listed_once_with_its_effect() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -25,3 +30,12 @@ def test_version_lists_the_facts_for_a_bug_report() -> None:
     names = [line.split()[0] for line in printed("--version").splitlines()]
     assert names[0] == "rljob-trainer"
     assert {"torch", "ray", "python"} < set(names)
+
+
+def test_a_locale_without_a_character_of_a_message_prints_it_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.batch.\n")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "rljob_trainer", "diagnose", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"? Raise the limit of host memory" in done.stdout

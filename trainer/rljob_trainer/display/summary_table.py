@@ -12,7 +12,8 @@ from rich.table import Table
 from rljob_api.plan_change import PlanChange
 from rljob_memory.recovery import messages
 from rljob_trainer.display.numbers import gibibytes, short_seconds
-from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS, Summary
+from rljob_trainer.ledger.reward_trend import reward_text
+from rljob_trainer.ledger.summary import Summary
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}
@@ -38,11 +39,12 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield "steps", f"[bold]{summary.steps}[/] of {summary.total_steps}{_history(summary)}"
-    if summary.first_reward is not None and summary.last_reward is not None:
-        window = min(REWARD_WINDOW_STEPS, summary.steps)
-        means = f"means of {window} steps" if window > 1 else "one step"
-        yield "reward", f"{summary.first_reward:.3f} → [bold]{summary.last_reward:.3f}[/]  [dim]{means}[/]"
+    of, lowered = f"of {summary.total_steps}", ""
+    if summary.steps > summary.total_steps:
+        of, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
+    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}{lowered}"
+    if summary.last_reward is not None:
+        yield "reward", _reward(summary, summary.last_reward)
     if summary.skipped_prompts:
         yield "skipped prompts", f"{summary.skipped_prompts:,}  [dim]longer than algorithm.maxPromptTokens[/]"
     if summary.reward_errors:
@@ -55,6 +57,15 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield from _plan_change_rows(summary)
     for role, peak in sorted(summary.peak_memory.items()):
         yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}[/]"
+
+
+def _reward(summary: Summary, last: float) -> str:
+    """`0.060 → 0.996  means of 5 steps`, or the reward of the only step."""
+    window = summary.reward_window_steps
+    means = f"means of {window} steps" if window > 1 else "one step" if summary.first_reward is None else "single steps"
+    noise = ", within the noise" if summary.reward_trend == "stayed" else ""
+    first = "" if summary.first_reward is None else f"{reward_text(summary.first_reward)} → "
+    return f"{first}[bold]{reward_text(last)}[/]  [dim]{means}{noise}[/]"
 
 
 def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, str]]:

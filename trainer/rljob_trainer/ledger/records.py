@@ -172,6 +172,11 @@ class StepRecord(_Record):
         return self.tokens / self.total_seconds
 
     @property
+    def has_no_signal(self) -> bool:
+        """True if each group has equal rewards, and therefore no advantage."""
+        return self.metrics.get("uniform_groups", 0.0) >= 1.0
+
+    @property
     def peak_memory_bytes(self) -> dict[str, int]:
         """By role: the highest peak of its ranks, in any phase."""
         peaks: dict[str, int] = {}

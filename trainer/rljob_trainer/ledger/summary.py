@@ -19,8 +19,8 @@ from rljob_trainer.ledger.records import (
     plan_change_records,
     step_records,
 )
+from rljob_trainer.ledger.reward_trend import Verdict, reward_trend
 
-REWARD_WINDOW_STEPS = 5
 _GIB = 2**30
 _STOPPED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
@@ -73,10 +73,16 @@ class Summary(_SummaryPart):
     """Updates that were replayed from the journal, over all attempts."""
 
     first_reward: float | None
-    """Mean of the mean rewards of the first five steps; null without a step."""
+    """Mean of the mean rewards of the first `reward_window_steps` steps; null below two steps."""
 
     last_reward: float | None
-    """The same of the last five steps."""
+    """The same of the last ones; null without a step."""
+
+    reward_window_steps: int
+    """Five, or half of the steps if there are fewer than ten; 0 without a step."""
+
+    reward_trend: Verdict | None
+    """`stayed` if the difference is within two standard errors; null below two steps."""
 
     tokens: int
     """Prompt and response tokens of all committed steps."""
@@ -108,7 +114,7 @@ def summarize(
 ) -> Summary:
     """The summary of a ledger's records. `exit_reason`: a message for people; default: the meaning of the exit code."""
     steps = step_records(records)
-    rewards = [step.reward.mean for step in steps]
+    trend = reward_trend([step.reward for step in steps])
     seconds = [step.total_seconds for step in steps]
     tokens = sum(step.tokens for step in steps)
     attempts = attempt_records(records)
@@ -116,15 +122,18 @@ def summarize(
         job=job,
         status=_status(exit_code),
         exit_code=exit_code,
-        exit_reason=exit_reason or exit_code.meaning,
+        # A path may have bytes that are no text; as JSON they would fail.
+        exit_reason=(exit_reason or exit_code.meaning).encode("utf-8", "backslashreplace").decode(),
         steps=len(steps),
         total_steps=total_steps,
         attempts=len(attempts),
         skipped_prompts=attempts[-1].skipped_prompts if attempts else 0,
         reward_errors=int(sum(step.metrics.get("reward_errors", 0.0) for step in steps)),
         replayed_steps=sum(record.replayed_steps for record in records if isinstance(record, RestoreRecord)),
-        first_reward=fmean(rewards[:REWARD_WINDOW_STEPS]) if rewards else None,
-        last_reward=fmean(rewards[-REWARD_WINDOW_STEPS:]) if rewards else None,
+        first_reward=trend.first if trend else None,
+        last_reward=trend.last if trend else None,
+        reward_window_steps=trend.window_steps if trend else 0,
+        reward_trend=trend.verdict if trend else None,
         tokens=tokens,
         tokens_per_second=tokens / sum(seconds) if seconds else 0.0,
         startup_seconds=_startup_seconds(records),

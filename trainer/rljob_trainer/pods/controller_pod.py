@@ -81,6 +81,7 @@ def _attempt(
             allocator_environments=settings.allocator_environments,
         ),
         resume_hint="The next attempt resumes at step {step}.",
+        export_hint="The next attempt writes the model.",
     ).run()
     if outcome.evidence is not None:
         listener.failed(outcome.evidence)

@@ -190,7 +190,9 @@ class Controller:
         scored = step_rewards(self.task, prompts, completions, results, on_error)
         if scored.failures:
             self.display.warning(
-                f"step {step}: {scored.failures} of {len(completions)} rewards are 0, since {scored.first_failure}"
+                f"step {step}: {scored.failures} of {len(completions)} rewards are 0, since {scored.first_failure}. "
+                "Later failures are only counted",
+                once="rewards",
             )
         rewards = np.asarray(scored.rewards, np.float32)
         advantages = group_advantages(rewards, group_size, scale=self.settings.scale_advantages)

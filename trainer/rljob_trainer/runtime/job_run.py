@@ -6,6 +6,7 @@ reports (`RunListener`), and who starts attempts (`Supervision`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -122,9 +123,16 @@ class JobRun:
     resume_hint: str = "To resume at step {step}, run the same command again."
     """Tells people how a stopped run resumes. Contains `{step}`."""
 
+    export_hint: str = "To write the model, run the same command again."
+    """The same if all steps are committed."""
+
     def run(self) -> Outcome:
-        """Run until the job is complete, a signal stops it, or it fails for good. Always writes a summary."""
+        """Run until the job is complete, a signal stops it, or it fails for good.
+
+        Writes a summary. That of a complete run stays if nothing was added to the run, as by a command that is refused.
+        """
         with Ledger(self.directory.ledger) as ledger:
+            records_before = len(ledger.records)
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
                 console = plain_console(terminal.stdout)
                 if self._is_finished(ledger):
@@ -138,12 +146,24 @@ class JobRun:
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
-            try:
-                write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
-            except OutputUnavailable as error:
-                if outcome.exit_code == ExitCode.COMPLETE:
-                    outcome = Outcome(error.exit_code, str(error), ledger.last_step, error)
+            if len(ledger.records) > records_before or not self._has_complete_summary():
+                outcome = self._write_summary(ledger, outcome)
             print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
+        return outcome
+
+    def _has_complete_summary(self) -> bool:
+        try:
+            return bool(json.loads(self.directory.summary.read_bytes())["status"] == "Complete")
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+
+    def _write_summary(self, ledger: Ledger, outcome: Outcome) -> Outcome:
+        """Write `summary.json`. Returns the outcome, which a write that fails changes if all else was complete."""
+        try:
+            write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
+        except OutputUnavailable as error:
+            if outcome.exit_code == ExitCode.COMPLETE:
+                return Outcome(error.exit_code, str(error), ledger.last_step, error)
         return outcome
 
     def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
@@ -247,4 +267,6 @@ class JobRun:
         logs = f"Logs: {self.directory.logs}."
         if not code.retry:
             return logs
-        return f"{self.resume_hint.format(step=ledger.next_step)} {logs}"
+        is_last = ledger.last_step >= self.job.spec.algorithm.steps
+        hint = self.export_hint if is_last else self.resume_hint.format(step=ledger.next_step)
+        return f"{hint} {logs}"

@@ -81,15 +81,14 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
                 LocalPlacement(options.device),
                 supervision=supervision,
             ).run()
-            if options.plot:
-                _plot(directory)
+            not_drawn = _plot(directory) if options.plot else ExitCode.COMPLETE
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
     except TrainerError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code
-    return outcome.exit_code
+    return outcome.exit_code or not_drawn
 
 
 def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
@@ -195,8 +194,14 @@ class LocalPlacement:
         return host_memory().oom_kills
 
 
-def _plot(directory: OutputDirectory) -> None:
+def _plot(directory: OutputDirectory) -> ExitCode:
+    """Draw the plots and print their paths. A failed run may have nothing to draw: its own exit code counts more."""
     from rljob_trainer.plot import plot_run  # importing matplotlib takes seconds
 
-    for picture in plot_run(directory.path):
-        print(picture)
+    try:
+        for picture in plot_run(directory.path):
+            print(picture)
+    except TrainerError as error:
+        print(f"rljob: {error}", file=sys.stderr)
+        return error.exit_code
+    return ExitCode.COMPLETE
