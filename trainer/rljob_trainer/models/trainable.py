@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import read_config, weight_shapes
-
-ADVICE = "use a dense model of the Qwen, Llama or Mistral kind"
+from rljob_trainer.models.checkpoint import ADVICE, read_config, weight_shapes
 
 _SCALED_HEAD_SETTINGS = (
     "final_logit_softcapping",
