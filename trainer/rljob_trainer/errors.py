@@ -37,6 +37,14 @@ class BadInput(TrainerError):
 
     exit_code = ExitCode.BAD_INPUT
 
+    field: tuple[str | int, ...] | None = None
+    """Path of the field of the manifest that it concerns; None: the caller knows it."""
+
+    def at(self, *field: str | int) -> Self:
+        """This failure, attributed to a field."""
+        self.field = field
+        return self
+
 
 class OutputUnavailable(TrainerError):
     """The output directory is full, unwritable, locked by another run, or belongs to another job."""

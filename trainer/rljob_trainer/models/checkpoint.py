@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ ADVICE = "use a dense model of the Qwen, Llama or Mistral kind"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _ADAPTER = "adapter_config.json"
+_TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "smollm3"})
+"""Kinds (`model_type`) whose class in transformers ties the output layer if `tie_word_embeddings` is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def _dimensions(directory: Path, parameters: int) -> ModelDimensions:
             intermediate=_count(config, "intermediate_size"),
             vocabulary=_count(config, "vocab_size"),
             max_positions=_count(config, "max_position_embeddings"),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=is_tied(config),
         )
     except KeyError as error:
         raise BadInput(
@@ -100,6 +103,12 @@ def _count(config: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise TypeError(f"expected a positive integer as {name}, found {value!r:.100}")
     return value
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """True if the output layer shares its weight with the embedding, by the settings of a model."""
+    given = config.get("tie_word_embeddings")
+    return config.get("model_type") in _TIED_BY_DEFAULT if given is None else bool(given)
 
 
 def described_positions(directory: Path) -> int:
@@ -142,7 +151,7 @@ def require_same_rope(directory: Path, longest: int) -> None:
 
 def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the trained weights by checkpoint name, without buffers and without a tied output layer."""
-    tied = bool(read_config(directory).get("tie_word_embeddings", False))
+    tied = is_tied(read_config(directory))
     return {
         name: shape
         for name, shape in weight_shapes(directory).items()

@@ -42,6 +42,7 @@ from rljob_trainer.models.checkpoint import (
     load_tokenizer,
     model_dimensions,
 )
+from rljob_trainer.models.consistency import vocabulary_rows
 from rljob_trainer.models.files_in_memory import is_in_memory
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
@@ -75,7 +76,7 @@ from rljob_trainer.runtime.run_inputs import RunInputs, changed_inputs, run_inpu
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.tasks.build import build_task
-from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
+from rljob_trainer.tasks.prompt_check import PROMPTS_WITH_DATE, CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Scorer, ScoringHere
@@ -131,6 +132,7 @@ class Attempt:
                     spec.algorithm.max_prompt_tokens,
                     self.task_directory,
                     spec.algorithm.seed,
+                    vocabulary_rows(model_dir),
                 )
                 inputs = self._inputs(task, model_dir)
                 # Its first process loads the reward function while the prompts are checked.
@@ -284,6 +286,8 @@ class Attempt:
                 f"{algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
                 f"the longest has {checked.longest_tokens}"
             )
+        if task.prompt_format.depends_on_date:
+            self.display.warning(PROMPTS_WITH_DATE)
         log.info(
             "prompts checked",
             checked=checked.checked,

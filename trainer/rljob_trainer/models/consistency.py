@@ -1,0 +1,153 @@
+"""The files of a model against each other: settings, headers of the weights, token ids. Free of torch.
+
+Policy, engine and users of the exported model each read some of the files. Files that disagree would give a model that
+crashes after the start, or that each of them understands in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob_trainer.errors import BadInput
+from rljob_trainer.models.checkpoint import (
+    ADVICE,
+    is_tied,
+    read_config,
+    read_generation_config,
+    stored_types,
+    weight_shapes,
+)
+from rljob_trainer.models.lora_targets import described_layers
+
+_FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types of weights that are numbers as they stand, as safetensors spells them."""
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+_REFUSED: Mapping[str, str] = {
+    "quantization_config": "weights that are not quantized",
+    "attn_logit_softcapping": "attention scores without a cap, which the policy's attention leaves out",
+    "use_bidirectional_attention": "causal attention",
+}
+"""Settings that policy and engine do not understand in the same way, and the expected model."""
+
+
+def require_known_kind(directory: Path) -> None:
+    """Raise `BadInput` for a model whose class is in its own directory, or that transformers does not know.
+
+    RLJob never runs the code of a model.
+    """
+    config = read_config(directory)
+    kind = config.get("model_type")
+    if kind in _known_kinds():
+        return
+    own_code = " and its own code (auto_map), which RLJob never runs" if config.get("auto_map") else ""
+    raise BadInput(
+        f"expected a model_type of transformers in {directory / 'config.json'}, found {kind!r}{own_code}; {ADVICE}"
+    )
+
+
+def require_same_reading(directory: Path) -> None:
+    """Raise `BadInput` if `config.json` or `generation_config.json` has settings that policy and engine would read
+    differently. Weights may be missing."""
+    config = read_config(directory)
+    file, architectures = directory / "config.json", config["architectures"]
+    if not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in architectures):
+        raise BadInput(
+            f"expected a causal language model (…ForCausalLM) as architectures in {file}, found "
+            f"{', '.join(architectures)}; {ADVICE}"
+        )
+    for name, expected in _REFUSED.items():
+        if config.get(name) not in (None, False):
+            raise BadInput(f"expected {expected}, found {name}: {config[name]!r:.100} in {file}; {ADVICE}")
+    if config.get("is_causal") is False:
+        raise BadInput(f"expected causal attention, found is_causal: false in {file}; {ADVICE}")
+    rows = vocabulary_rows(directory)
+    for source, name, token in _token_ids(directory):
+        if token >= rows:
+            raise BadInput(
+                f"expected {name} to be below {rows}, the rows of the embedding, in {directory / source}, found "
+                f"{token}; correct or remove it"
+            )
+
+
+def require_complete_weights(directory: Path) -> None:
+    """Raise `BadInput` if names, shapes or types of the weights contradict `config.json`."""
+    config, shapes = read_config(directory), weight_shapes(directory)
+    file = directory / "config.json"
+    types = stored_types(directory)
+    if other := next((name for name, kind in types.items() if kind not in _FLOAT_TYPES), None):
+        raise BadInput(
+            f"expected weights as {', '.join(sorted(_FLOAT_TYPES))} in {directory}, found {types[other]} in {other}: "
+            "they are quantized; use the model that they were made from"
+        )
+    rows, embedding = vocabulary_rows(directory), shapes.get(_EMBEDDING)
+    if embedding is not None and embedding[0] != rows:
+        raise BadInput(
+            f"expected vocab_size in {file} to be the rows of {_EMBEDDING}, {embedding[0]}, found {rows}; correct "
+            "config.json"
+        )
+    described = described_layers(directory)
+    if embedding is not None and _HEAD not in shapes and described is not None and not is_tied(config):
+        raise BadInput(
+            f"expected {_HEAD} in {directory}, since config.json does not tie it to the embedding, found none; write "
+            "tie_word_embeddings: true in it if the model has no head of its own"
+        )
+    for layer, shape in (described or {}).items():
+        if (found := shapes.get(f"{layer}.weight")) != shape:
+            raise BadInput(
+                f"expected {layer}.weight to have the shape {list(shape)}, as {file} describes, found "
+                f"{'none' if found is None else list(found)}; copy the files of the model again from one source"
+            )
+    if described and (more := next((name for name in shapes if _is_beyond(name, config["num_hidden_layers"])), None)):
+        raise BadInput(
+            f"expected {config['num_hidden_layers']} layers (num_hidden_layers in {file}), found {more}; copy the "
+            "files of the model again from one source"
+        )
+
+
+def vocabulary_rows(directory: Path) -> int:
+    """The rows of the embedding, from `config.json`. Raises `BadInput` if they are missing."""
+    rows = read_config(directory).get("vocab_size")
+    if not isinstance(rows, int) or rows < 1:
+        raise BadInput(
+            f"expected vocab_size of a language model in {directory / 'config.json'}, found {rows!r:.100}; {ADVICE}"
+        )
+    return rows
+
+
+def _token_ids(directory: Path) -> Iterator[tuple[str, str, int]]:
+    """File, setting and id of each special token."""
+    sources = {"config.json": read_config(directory), "generation_config.json": read_generation_config(directory)}
+    for source, settings in sources.items():
+        for name in _TOKENS:
+            given: Any = settings.get(name)
+            for token in given if isinstance(given, list) else [given]:
+                if token is None:
+                    continue
+                if not isinstance(token, int) or isinstance(token, bool):
+                    raise BadInput(
+                        f"expected a token id as {name} in {directory / source}, found {token!r:.100}; correct it"
+                    )
+                yield source, name, token
+
+
+def _is_beyond(weight: str, layers: int) -> bool:
+    _, separator, rest = weight.partition(".layers.")
+    number = rest.partition(".")[0]
+    return bool(separator) and number.isdecimal() and int(number) >= layers
+
+
+def _known_kinds() -> Mapping[str, str]:
+    """Kinds of models of the installed transformers, and their configurations."""
+    try:
+        from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+    except ImportError:  # older ones; this module imports torch
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    known: Mapping[str, str] = CONFIG_MAPPING_NAMES
+    return known
