@@ -20,6 +20,10 @@ class TrainerError(Exception):
     out_of_memory: Failure | None = None
     """The failure of memory in that process, from its exception. None if it left no exception."""
 
+    raised: str | None = None
+    """Type of the ordinary Python exception in that process which this failure reports: the same work would raise it
+    again. None for other failures."""
+
     given_up: bool = False
     """True if recovery gave up, and the message lists the changes that were tried and those that a person can make."""
 

@@ -43,6 +43,7 @@ class OutputDirectory:
         self.model = path / "model"
         self.memory = path / "memory"
         self.logs = path / "logs"
+        self.failure = path / ".failure.json"
         self.controller_log = self.logs / "controller.log"
 
     @contextmanager
@@ -191,6 +192,7 @@ class OutputDirectory:
         """Remove the plan changes, rollouts, checkpoints and memory samples of a run without committed steps."""
         with writing(self.path):
             self.ledger.unlink(missing_ok=True)
+            self.failure.unlink(missing_ok=True)
             for directory in (self.journal, self.checkpoints, self.memory):
                 if directory.exists():
                     shutil.rmtree(directory)

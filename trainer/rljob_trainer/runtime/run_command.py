@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -68,11 +69,16 @@ class RunOptions:
 def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
     """Run the job on this machine, print how it went, and return the exit code."""
     try:
+        if options.plot:
+            _require_plots()
         job = _with_faults(load_manifest(manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         with directory.open(
-            manifest.read_text(), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
+            manifest.read_text(encoding="utf-8"),
+            identity(job),
+            changeable=changeable_settings(job),
+            defaults=DEFAULTS_OF_IDENTITY,
         ):
             outcome = JobRun(
                 job,
@@ -193,6 +199,12 @@ class LocalPlacement:
     def oom_kills(self) -> int:
         """OOM kills in the cgroup of this process, which the processes of Ray share."""
         return host_memory().oom_kills
+
+
+def _require_plots() -> None:
+    """Raise `InvalidCommandLine` if the plots could not be drawn when the run ends."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidCommandLine("--plot: expected the package matplotlib, found none; install it, or omit --plot")
 
 
 def _plot(directory: OutputDirectory) -> None:
