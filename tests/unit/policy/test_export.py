@@ -24,6 +24,11 @@ def source(tmp_path: Path) -> Path:
     model = resolve_model("random://qwen3", tmp_path / "cache")
     (model / "generation_config.json").write_text(REFUSED_BY_TRANSFORMERS, encoding="utf-8")
     (model / "LICENSE").write_text("é", encoding="utf-8")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
+    (model / "original").mkdir()
+    for untrained in ("flax_model.msgpack", "tf_model.h5", "consolidated.00.pth", "model.safetensors.index.json"):
+        (model / untrained).write_text("weights of the initial model")
     return model
 
 
@@ -48,8 +53,10 @@ def test_settings_are_written_as_they_are_except_the_data_type(
     write_description(source, tmp_path / "model", torch.bfloat16)
     assert json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8")) == config | written
     assert (tmp_path / "model" / "generation_config.json").read_text(encoding="utf-8") == REFUSED_BY_TRANSFORMERS
-    names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert names == {path.name for path in source.iterdir()} - {"model.safetensors"}
+    assert {path.relative_to(tmp_path / "model").as_posix() for path in (tmp_path / "model").rglob("*")} == {
+        *("LICENSE", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("additional_chat_templates", "additional_chat_templates/tools.jinja"),
+    }
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(4, 8.0, ("q_proj",), export="Adapter")])

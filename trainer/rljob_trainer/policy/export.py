@@ -21,6 +21,14 @@ from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight,
 from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
 from rljob_trainer.policy.optimizer import MasterAdamW
 
+_WEIGHTS = frozenset(
+    ".safetensors .bin .pt .pth .ckpt .gguf .ggml .h5 .msgpack .ot .onnx .onnx_data .tflite .npz .nemo".split()  # noqa: SIM905
+)
+"""Ends of the names of files with the initial weights, in the formats of all libraries."""
+
+_MORE_TEMPLATES = "additional_chat_templates"
+"""Directory of the tokenizer's other chat templates."""
+
 
 @torch.no_grad()
 def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -84,9 +92,10 @@ def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> 
     """
     directory.mkdir(parents=True, exist_ok=True)
     for file in source_dir.iterdir():
-        weights = file.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"} or file.name.endswith(".index.json")
-        if file.is_file() and not weights:
+        if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
             shutil.copyfile(file, directory / file.name)
+    if (templates := source_dir / _MORE_TEMPLATES).is_dir():
+        shutil.copytree(templates, directory / _MORE_TEMPLATES, copy_function=shutil.copyfile)
     config = read_config(source_dir)
     names = {"dtype", "torch_dtype"} & config.keys() or {"dtype"}
     config |= dict.fromkeys(names, str(dtype).removeprefix("torch."))

@@ -176,8 +176,10 @@ def refused_input(error: Exception, method: str) -> BadInput | None:
     exports the model; None for other errors."""
     if method not in _READING or not is_repeatable(error) or isinstance(error, AssertionError):
         return None
-    kind = type(error).__name__
-    failure = BadInput(f"{kind}: {error or 'no message'}; the same model and settings fail again: change them")
+    kind, said = type(error).__name__, str(error) or "no message"
+    if "trust_remote_code" in said:  # RLJob has no such setting
+        said = "the model needs code of its own, which RLJob never runs"
+    failure = BadInput(f"{kind}: {said}; the same model and settings fail again: change them")
     failure.raised = kind
     return failure
 
