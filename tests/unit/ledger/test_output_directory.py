@@ -217,7 +217,7 @@ def test_a_directory_that_cannot_exist_is_refused_with_the_cause() -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_model_that_could_not_be_replaced_at_the_end_is_found_at_the_start(
+def test_a_model_that_cannot_be_replaced_is_found_at_the_start(
     output: OutputDirectory, tmp_path: Path, kind: str
 ) -> None:
     with output.open("steps: 10", IDENTITY):

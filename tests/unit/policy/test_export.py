@@ -1,4 +1,4 @@
-"""What an export writes beside the weights, and its rehearsal before the first step."""
+"""The files of an exported model besides its weights, and their rehearsal before the first step."""
 
 from __future__ import annotations
 
