@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from rljob_trainer.errors import BadInput
 from rljob_trainer.models.checkpoint import is_tied, validate_checkpoint
+from rljob_trainer.models.consistency import require_same_window
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.trainable import require_trainable, require_trainable_settings
 
@@ -68,6 +69,25 @@ def rewrite(model: Path, edit: Callable[[Weights], object]) -> None:
         ("config.json", {"attn_logit_softcapping": 50.0}, "found attn_logit_softcapping: 50.0"),
         ("config.json", {"is_causal": False}, "expected causal attention, found is_causal: false"),
         ("config.json", {"use_bidirectional_attention": True}, "expected causal attention"),
+        (
+            "config.json",
+            {"hidden_act": "gelu"},
+            "expected hidden_act: silu for a model of the kind qwen3, found .*gelu",
+        ),
+        ("config.json", {"attention_bias": True}, "expected attention_bias: False .* found attention_bias: True"),
+        ("config.json", {"partial_rotary_factor": 0.5}, "found partial_rotary_factor: 0.5"),
+        (
+            "config.json",
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
+            "found partial_rotary_factor: 0.5",
+        ),
+        ("config.json", {"rope_scaling": {"type": "proportional"}}, "found rope_type: 'proportional'"),
+        ("config.json", {"rope_scaling": [4.0]}, "expected an object as rope_parameters or rope_scaling"),
+        (
+            "config.json",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "expected use_sliding_window: false, or a window in every layer",
+        ),
         ("config.json", {"vocab_size": "64"}, "expected vocab_size .*found '64'"),
         ("config.json", {"pad_token_id": 64}, "expected pad_token_id to be below 64.*config.json, found 64"),
         ("config.json", {"eos_token_id": [2, 99]}, "expected eos_token_id to be below 64.*config.json, found 99"),
@@ -120,6 +140,9 @@ def test_weights_that_contradict_the_settings_are_refused(
     [
         ("config.json", {"auto_map": {"AutoConfig": "configuration_qwen.Config"}}),
         ("config.json", {"pad_token_id": -1}),
+        ("config.json", {"partial_rotary_factor": 1.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("config.json", {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}),
+        ("config.json", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
         ("config.json", {"temperature": 0.6, "eos_token_id": [2, 3]}),
         ("generation_config.json", {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 20], "max_new_tokens": 3}),
     ],
@@ -164,3 +187,16 @@ def test_a_dimension_that_is_no_number_is_named(model: Path, setting: str, value
     remove(model, "config.json", setting)
     with pytest.raises(BadInput, match=f"found no '{setting}'"):
         described_dimensions(model)
+
+
+@pytest.mark.parametrize(("window", "refused"), [(16, False), (15, True), (None, False)])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_window_that_only_the_engine_has_limits_the_lengths(
+    model: Path, kind: str, window: int | None, refused: bool
+) -> None:
+    change(model, "config.json", model_type=kind, sliding_window=window)
+    if refused and kind == "llama":
+        with pytest.raises(BadInput, match=r"at most sliding_window \(15\) .* found 16: only the engine has a window"):
+            require_same_window(model, 16)
+    else:
+        require_same_window(model, 16)

