@@ -231,3 +231,11 @@ def test_a_model_that_cannot_be_replaced_is_found_at_the_start(
     )
     with found, output.open("steps: 10", IDENTITY):
         pass
+
+
+def test_a_directory_in_place_of_the_summary_is_found_at_the_start(output: OutputDirectory) -> None:
+    with output.open("steps: 10", IDENTITY):
+        pass
+    output.summary.mkdir()
+    with pytest.raises(OutputUnavailable, match=r"summary\.json could not be written"), output.open("", IDENTITY):
+        pass

@@ -10,9 +10,7 @@ import pytest
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.planning.disk import Disk
 from rljob_memory.sizes import GIB
-from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.hardware import Machine
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -20,7 +18,7 @@ from rljob_trainer.ledger.records import PlanChangeRecord
 from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime import attempt as attempt_module
+from rljob_trainer.runtime import free_disk
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.supervision import Supervision
@@ -42,6 +40,11 @@ DIMENSIONS = ModelDimensions(
 )
 
 
+@pytest.fixture(autouse=True)
+def free_disk_of_a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_disk, "free_bytes", lambda _path: 1 << 50)
+
+
 def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
     """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
     machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
@@ -55,7 +58,7 @@ def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
         listener=RunListener(),
         state=state_at_start(ledger, 8, supervised=False),
         _warn_of_host_memory=lambda *_: None,
-        _require_disk=lambda *_: None,
+        directory=OutputDirectory(ledger.path.parent),
     )
     changes, _, facts = Attempt._plan(cast(Any, attempt), DIMENSIONS, 0, hosts)
     ledger.begin_attempt(0.0, {}, changes.plan.model_dump(by_alias=True), {}, plan_facts=facts)
@@ -74,38 +77,3 @@ def test_a_changed_plan_is_computed_again_on_another_machine_only(tmp_path: Path
     assert shown == ["Computing the memory plan again: device_memory_bytes 140Gi, now 24Gi"]
     assert moved.kv_cache_bytes == small.kv_cache_bytes < changed.kv_cache_bytes
     assert moved.generation == 3
-
-
-@pytest.mark.parametrize(
-    ("free_gib", "kept", "outcome"),
-    [
-        (40, 0, None),  # three checkpoints of 10 GiB, and a model of 2 GiB
-        (31, 0, "3 more checkpoints 10.00 GiB each. Free some space, or lower checkpoint.keep (2)"),
-        (13, 2, None),  # the one that is written before an old one is removed
-        (11, 0, "the disk is full: "),
-        (11, 2, "the disk is full: "),
-        (1, 3, "the disk is full: "),
-    ],
-)
-def test_free_disk_is_compared_with_what_remains_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, kept: int, outcome: str | None
-) -> None:
-    directory = OutputDirectory(tmp_path)
-    for step in range(kept):
-        (directory.checkpoints / f"step-{step + 1:06d}").mkdir(parents=True)
-    monkeypatch.setattr(attempt_module, "free_bytes", lambda _path: free_gib * GIB)
-    shown: list[str] = []
-    spec = JOB.spec.model_copy(update={"checkpoint": JOB.spec.checkpoint.model_copy(update={"every_steps": 1})})
-    attempt = SimpleNamespace(
-        job=JOB.model_copy(update={"spec": spec}),
-        directory=directory,
-        ledger=SimpleNamespace(last_step=0),
-        display=SimpleNamespace(warning=shown.append),
-    )
-    disk = Disk(checkpoint_bytes=10 * GIB, checkpoints=3, model_bytes=2 * GIB, cache_bytes=0, compiled_bytes=0)
-    try:
-        Attempt._require_disk(cast(Any, attempt), disk)
-    except OutputUnavailable as error:
-        shown.append(str(error))
-    assert [outcome in message for message in shown if outcome] == [True] * (outcome is not None), shown
-    assert bool(shown) is (outcome is not None)

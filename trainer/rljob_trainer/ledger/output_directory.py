@@ -76,7 +76,7 @@ class OutputDirectory:
             with writing(self.path):
                 for directory in (self.checkpoints, self.journal, self.memory, self.logs):
                     directory.mkdir(exist_ok=True)
-            self._require_replaceable_model()
+            self._require_replaceable_results()
             yield
         finally:
             os.close(lock)
@@ -94,14 +94,17 @@ class OutputDirectory:
                 f"expected an empty directory, or that of a run, found {shown} in {self.path}; give another --output"
             )
 
-    def _require_replaceable_model(self) -> None:
-        """Raise `OutputUnavailable` unless `model` is absent, or a directory that the trained model can replace."""
+    def _require_replaceable_results(self) -> None:
+        """Raise `OutputUnavailable` if model or summary of an earlier run could not be replaced at the end."""
         if self.model.is_symlink() or (self.model.exists() and not self.model.is_dir()):
             found = "a symbolic link" if self.model.is_symlink() else "a file"
             raise OutputUnavailable(
                 f"expected a directory or nothing at {self.model}, where the trained model is written, found {found}; "
                 "remove it, or give another --output"
             )
+        with writing(self.summary):
+            if self.summary.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with writing(self.model):
             if self.model.exists() and not os.access(self.model, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

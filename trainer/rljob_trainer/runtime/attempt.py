@@ -18,7 +18,6 @@ from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.step_report import Evidence
 from rljob_memory.plan import compiles_ahead, first_plan
-from rljob_memory.planning.disk import Disk
 from rljob_memory.planning.job_workload import workload_of
 from rljob_memory.planning.prediction import Prediction, copies_in_host_memory, predict
 from rljob_memory.planning.shared_memory import object_store_bytes
@@ -30,10 +29,10 @@ from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import human_bytes
 from rljob_memory.workload import Hardware
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, OutputUnavailable, TrainerError, WorkerLost
+from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
 from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
-from rljob_trainer.ledger.durable_files import free_bytes, writing
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -64,6 +63,7 @@ from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
+from rljob_trainer.runtime.free_disk import require_free_disk
 from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.role_settings import (
@@ -328,7 +328,7 @@ class Attempt:
         prediction = predict(spec, model, plan, hosts.device, copies)
         profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
         self._warn_of_host_memory(prediction, hardware)
-        self._require_disk(prediction.disk)
+        require_free_disk(spec, prediction.disk, self.directory, self.ledger.last_step, self.display.warning)
         changes = PlanChanges(self.ledger, replace(state, plan=plan))
         self.listener.memory_profile_found(profile, changes.own)
         self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
@@ -342,23 +342,6 @@ class Attempt:
                 f"The job is predicted to need {human_bytes(needed)} of host memory, and has "
                 f"{human_bytes(hardware.host_memory_bytes)}; predicted: {prediction.summary()}"
             )
-
-    def _require_disk(self, disk: Disk) -> None:
-        """Raise `OutputUnavailable` if the checkpoints and the model that remain to be written cannot fit; warn if they
-        may not."""
-        spec, path = self.job.spec, self.directory.path
-        due = -(-max(spec.algorithm.steps - self.ledger.last_step, 0) // spec.checkpoint.every_steps)
-        kept = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep).count()
-        missing, free = max(0, min(due, disk.checkpoints - kept)), free_bytes(path)
-        if free >= disk.model_bytes + missing * disk.checkpoint_bytes:
-            return
-        message = (
-            f"{path} has {human_bytes(free)} of free disk; the model is predicted to need "
-            f"{human_bytes(disk.model_bytes)}, and {missing} more checkpoints {human_bytes(disk.checkpoint_bytes)} each"
-        )
-        if free < disk.model_bytes + min(missing, 1) * disk.checkpoint_bytes:
-            raise OutputUnavailable(f"the disk is full: {message}. Free some space, or give another --output.")
-        self.display.warning(f"{message}. Free some space, or lower checkpoint.keep ({spec.checkpoint.keep})")
 
     def _export(self, roles: Roles) -> None:
         """Write `model/` atomically: it exists only when it is complete."""

@@ -22,6 +22,7 @@ from rljob_api.topology import Topology, worker_pods
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
@@ -88,7 +89,8 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
                 supervision=supervision,
             ).run()
             if options.plot:
-                _plot(directory)
+                with writing(directory.path / "plots"):
+                    _plot(directory)
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
@@ -203,7 +205,11 @@ class LocalPlacement:
 
 def _require_plots() -> None:
     """Raise `InvalidCommandLine` if the plots could not be drawn when the run ends."""
-    if importlib.util.find_spec("matplotlib") is None:
+    try:
+        found = importlib.util.find_spec("matplotlib")
+    except ValueError:  # another module has removed it from this process
+        found = None
+    if found is None:
         raise InvalidCommandLine("--plot: expected the package matplotlib, found none; install it, or omit --plot")
 
 
