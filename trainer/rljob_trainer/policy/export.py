@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rljob_trainer.errors import BadInput
 from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.models.checkpoint import read_config
 from rljob_trainer.policy.config import PolicyConfig
@@ -97,13 +98,24 @@ def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> 
     directory.mkdir(parents=True, exist_ok=True)
     for file in source_dir.iterdir():
         if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, directory / file.name)
+            _copy(file, directory / file.name)
     if (templates := source_dir / _MORE_TEMPLATES).is_dir():
-        shutil.copytree(templates, directory / _MORE_TEMPLATES, copy_function=shutil.copyfile)
+        shutil.copytree(templates, directory / _MORE_TEMPLATES, copy_function=_copy)
     config = read_config(source_dir)
     names = {"dtype", "torch_dtype"} & config.keys() or {"dtype"}
     config |= dict.fromkeys(names, str(dtype).removeprefix("torch."))
     (directory / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _copy(source: str | Path, target: str | Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        if str(error.filename) != str(source):
+            raise
+        raise BadInput(
+            f"cannot read {source}: {error.strerror}; make it readable for this user, or remove it"
+        ) from error
 
 
 def rehearse_output(config: PolicyConfig, rank: int) -> None:
