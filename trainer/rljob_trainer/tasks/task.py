@@ -90,7 +90,8 @@ class Task:
         try:
             text, token_ids = self.prompt_format.tokens(item.question)
         except BadInput as error:
-            raise BadInput(f"prompt {index} of the task {self.name}: {error}") from error
+            field = error.field or ("spec", "task", "args")
+            raise BadInput(f"prompt {index} of the task {self.name}: {error}").at(*field) from error
         if not token_ids:
             raise BadInput(f"expected text in prompt {index} of the task {self.name}, found none")
         return Prompt(index=index, token_ids=token_ids, text=text, item=item.record)
@@ -174,7 +175,7 @@ class PromptFormat:
             if self.system_prompt is None:
                 raise
             self._rendered(_PROBE, None)
-            raise self._no_system_message(f"refuses one: {error}") from error
+            raise self._no_system_message(f"refuses one ({error.__cause__})") from error
         if _PROBE not in chat:
             raise BadInput(f"expected {self._chat_file} to contain the user's message, found it left out; {_NEVER}")
         if self.system_prompt is not None and _SYSTEM_PROBE not in chat:

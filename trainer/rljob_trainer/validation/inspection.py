@@ -184,7 +184,8 @@ class Inspection:
             yield
         except TrainerError as error:
             self._failed = True
-            self._find("error", getattr(error, "field", None) or field, str(error))
+            at: FieldPath = getattr(error, "field", None) or field
+            self._find("error", at, str(error).removeprefix(f"{'.'.join(map(str, at[1:]))}: "))
 
     def _find(self, severity: Severity, field: FieldPath, message: str) -> None:
         finding = Finding(severity, field, message)
