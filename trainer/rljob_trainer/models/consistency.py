@@ -38,7 +38,10 @@ _WHOLE_HEADS = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "q
 _SAME_VALUES: Mapping[str, Mapping[str, _Values]] = {
     "hidden_act": dict.fromkeys(_SILU, ("silu",)),
     "hidden_activation": {"gemma": (None, "gelu_pytorch_tanh")},
-    "attention_bias": dict.fromkeys(("mistral", "qwen3"), (None, False)),
+    "attention_bias": dict.fromkeys(("gemma", "mistral", "phi3", "qwen3"), (None, False)),
+    **dict.fromkeys(("bias", "qkv_bias"), dict.fromkeys(("llama", "mistral"), (None, False))),
+    "mlp_bias": {"mistral": (None, False)},
+    "llama_4_scaling": {"mistral": (None,)},
     "partial_rotary_factor": dict.fromkeys(_WHOLE_HEADS, (None, 1.0)),
 }
 """The values of a setting, by kind (`model_type`), that policy and engine read alike. With others, one of them ignores
@@ -46,15 +49,17 @@ the setting, or refuses it: compared as in `bench/programs/supported_models.py` 
 
 _SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su", "dynamic"})
 """The last three within the limits of `require_same_rope`."""
-_WINDOW_OF_ENGINE = frozenset({"llama", "olmo2"})
+_WINDOW_OF_ENGINE = frozenset({"gemma", "llama", "olmo2"})
 """Kinds of which only vLLM reads `sliding_window`."""
-_ONE_WINDOW = frozenset({"qwen2", "qwen3"})
-"""Kinds whose layers must all have a window, or none, for vLLM."""
+_LAYERS_ALIKE = frozenset({"gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
+"""Kinds whose layers must all have a window, or none: vLLM refuses others of Qwen, and transformers ignores
+`layer_types` of the rest."""
 
 _REFUSED: Mapping[str, str] = {
     "quantization_config": "weights that are not quantized",
     "attn_logit_softcapping": "attention scores without a cap, which the policy's attention leaves out",
     "use_bidirectional_attention": "causal attention",
+    "dual_chunk_attention_config": "attention over the whole sequence",
 }
 """Settings that policy and engine do not understand in the same way, and the expected model."""
 
@@ -89,7 +94,14 @@ def require_same_reading(directory: Path) -> None:
             raise BadInput(f"expected {expected}, found {name}: {config[name]!r:.100} in {file}; {ADVICE}")
     if config.get("is_causal") is False:
         raise BadInput(f"expected causal attention, found is_causal: false in {file}; {ADVICE}")
-    for name, found, expected in _other_values(config):
+    try:
+        other = next(_other_values(config), None)
+    except TypeError as error:
+        raise BadInput(
+            f"expected the settings of a language model in {file}, found {error}; correct the file"
+        ) from error
+    if other is not None:
+        name, found, expected = other
         raise BadInput(
             f"expected {expected} for a model of the kind {config['model_type']}, found {name}: {found!r:.100} in "
             f"{file}: policy and engine would compute different models; {ADVICE}"
@@ -174,11 +186,15 @@ def _other_values(config: Mapping[str, Any]) -> Iterator[tuple[str, object, str]
         for rope in ropes:
             if (found := rope.get("rope_type", rope.get("type"))) not in _SAME_ROPE_TYPES:
                 yield "rope_type", found, "rope_type default, linear, llama3 or yarn"
-    if kind in _ONE_WINDOW and config.get("use_sliding_window"):
-        layers, first = config.get("num_hidden_layers", 0), config.get("max_window_layers", 28)
-        types = config.get("layer_types") or ["sliding" if layer >= first else "full" for layer in range(layers)]
-        if len(set(types)) > 1:
-            yield "use_sliding_window", True, "use_sliding_window: false, or a window in every layer"
+    heads = config.get("num_attention_heads") or 1
+    if kind == "qwen2" and (width := config.get("head_dim")) not in (None, config.get("hidden_size", 0) // heads):
+        yield "head_dim", width, "head_dim: hidden_size / num_attention_heads"
+    types = config.get("layer_types") or []
+    if kind.startswith("qwen") and not types and config.get("use_sliding_window"):
+        first = config.get("max_window_layers", 28)
+        types = [layer >= first for layer in range(config.get("num_hidden_layers", 0))]
+    if kind in _LAYERS_ALIKE and len(set(types)) > 1:
+        yield "layer_types", config.get("layer_types"), "the same layer_types (use_sliding_window) for all layers"
 
 
 def _token_ids(directory: Path) -> Iterator[tuple[str, str, int]]:
