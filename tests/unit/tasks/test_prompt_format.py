@@ -51,6 +51,7 @@ def with_post_processor(tokenizer: Any, single: str) -> Any:
         ("<bos> $A", "<bos>2+2", "<bos>2+2"),
         ("<bos> $A <eos>", "2+2<eos>", "<bos>2+2<eos>"),
         ("$A", "2+2", "2+2"),
+        ("<bos> $A <eos>", "", ""),
     ],
 )
 def test_a_prompt_is_left_open_and_begins_once(tokenizer: Any, single: str, text: str, expected: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -108,7 +107,7 @@ _PROBE, _SYSTEM_PROBE = "This is the question.", "This is the instruction."
 _NEVER = "correct the template, or write task.chatTemplate: Never"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PromptFormat:
     """Formats questions as prompts. The fields, except the tokenizer, are those of the manifest."""
 
@@ -153,7 +152,7 @@ class PromptFormat:
         after the text. Raises `BadInput`."""
         text = self.template.replace("{question}", question)
         if not self._is_chat:
-            return text, self._without_end(self._encoded(text, special=True))
+            return text, self._open(text)
         chat = self._rendered(text, self.system_prompt)
         # The template has already added the special tokens.
         return chat, self._encoded(chat, special=False)
@@ -170,7 +169,7 @@ class PromptFormat:
     def _require_complete_chat(self) -> None:
         """Raise `BadInput` if the chat template refuses a message, or leaves one out."""
         try:
-            chat = self._rendered(_PROBE, self.system_prompt and _SYSTEM_PROBE)
+            chat = self._rendered(_PROBE, None if self.system_prompt is None else _SYSTEM_PROBE)
         except BadInput as error:
             if self.system_prompt is None:
                 raise
@@ -220,23 +219,16 @@ class PromptFormat:
             )
         return token_ids
 
-    def _without_end(self, token_ids: list[int]) -> list[int]:
-        """`token_ids` without the special tokens that the tokenizer puts after a text, and without a second
-        beginning-of-sequence token if the text has one already: the model is to continue the text."""
-        start, end = self._added
-        if start and start == token_ids[len(start) : 2 * len(start)]:
-            token_ids = token_ids[len(start) :]
-        return token_ids[: len(token_ids) - end]
-
-    @cached_property
-    def _added(self) -> tuple[list[int], int]:
-        """The special tokens that the tokenizer puts before a text, and the number of those after it."""
-        plain, whole = (self._encoded(_PROBE, special=special) for special in (False, True))
-        if not plain:
-            return [], 0
+    def _open(self, text: str) -> list[int]:
+        """The token ids of `text` after the special tokens that the tokenizer puts before it, unless the text has them
+        already. Those that it puts after a text are left out: the model is to continue it."""
+        plain = self._encoded(text, special=False)
+        if not plain or not self.tokenizer.num_special_tokens_to_add():
+            return plain
+        whole = self._encoded(text, special=True)
         places = (place for place in range(len(whole)) if whole[place : place + len(plain)] == plain)
-        before = next(places, 0)
-        return whole[:before], len(whole) - before - len(plain)
+        start = whole[: next(places, 0)]
+        return plain if plain[: len(start)] == start else start + plain
 
     @property
     def _chat_file(self) -> str:
