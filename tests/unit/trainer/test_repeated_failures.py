@@ -57,6 +57,7 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
     ("cause", "expected"),
     [
         (IndexError("out of range"), "IndexError while generating"),
+        (RuntimeError("head_dim=16"), "RuntimeError while generating: head_dim=16"),
         (RuntimeError("CUDA error"), None),
     ],
 )

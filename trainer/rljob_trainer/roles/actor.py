@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,12 @@ _ORDINARY = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
     *(NotImplementedError, RecursionError, TypeError, ValueError),
 )
+_MAY_PASS = re.compile(
+    r"cuda|cublas|cudnn|nccl|gloo|\bhip\b|driver|device|peer|process group|connect|socket|\b(tcp)?store\b|rendezvous|closed|"
+    r"timed? ?-?out|broken pipe|temporarily|interrupted|killed|worker|engine core|memory",
+    re.IGNORECASE,
+)
+"""Words of errors that another attempt may not meet, whatever their type."""
 _READING = frozenset({"__init__", "load", "start", "export_pretrained"})
 """Calls that read the model and the settings, or write the model. vLLM's assertions in `start` may be about memory that
 other processes free meanwhile."""
@@ -176,6 +183,8 @@ def refused_input(error: Exception, method: str) -> BadInput | None:
     exports the model; None for other errors."""
     if method not in _READING or not is_repeatable(error) or isinstance(error, AssertionError):
         return None
+    if type(error) is RuntimeError:  # also of drivers and kernels, whose words are not all known
+        return None
     kind, said = type(error).__name__, str(error) or "no message"
     if "trust_remote_code" in said:  # RLJob has no such setting
         said = "the model needs code of its own, which RLJob never runs"
@@ -186,8 +195,9 @@ def refused_input(error: Exception, method: str) -> BadInput | None:
 
 def is_repeatable(error: BaseException) -> bool:
     """True for an ordinary Python exception, which the same work raises again. False for errors of devices, networks
-    and files, which may pass: torch, NCCL and gloo raise plain `RuntimeError` and its own subclasses."""
-    return isinstance(error, _ORDINARY) and "process group" not in str(error)  # of a rank whose peer has left
+    and files, which may pass: torch, NCCL and gloo raise `RuntimeError`, and classes that are derived from it."""
+    ordinary = isinstance(error, _ORDINARY) or type(error) is RuntimeError
+    return ordinary and not _MAY_PASS.search(str(error))
 
 
 def _last_line(text: str) -> str:

@@ -149,7 +149,8 @@ def result_of(reference: Any, name: str, doing: str) -> Any:
         kind = type(error.cause).__name__
         failure = TrainerError(f"{name} failed while {doing}: {kind}: {error.cause}")
         if is_repeatable(error.cause):
-            failure.raised = f"{kind} while {doing}"
+            said = f": {error.cause}" if kind == "RuntimeError" else ""  # many causes have this type
+            failure.raised = f"{kind} while {doing}{said}"
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
         low = HostOutOfMemory(f"Ray killed {name} while {doing}, because its machine ran low on memory")
