@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig
 
+from rljob_testing.supported_models import TRAINED
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import is_tied, validate_checkpoint
+from rljob_trainer.models.checkpoint import described_dimensions, is_tied, validate_checkpoint
 from rljob_trainer.models.consistency import require_same_window
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.trainable import require_trainable, require_trainable_settings
@@ -197,8 +199,6 @@ def test_a_directory_of_adapters_is_named_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", ["hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"])
 @pytest.mark.parametrize("value", ["many", 0, None])
 def test_a_dimension_that_is_no_number_is_named(model: Path, setting: str, value: object) -> None:
-    from rljob_trainer.models.checkpoint import described_dimensions
-
     change(model, "config.json", **{setting: value})
     with pytest.raises(BadInput, match=f"expected a positive integer as {setting}"):
         described_dimensions(model)
@@ -218,3 +218,14 @@ def test_a_window_that_only_the_engine_has_limits_the_lengths(
             require_same_window(model, 16)
     else:
         require_same_window(model, 16)
+
+
+@pytest.mark.parametrize("model_type", sorted(kind.model_type for kind in TRAINED))
+def test_absent_settings_have_the_defaults_of_transformers(model: Path, model_type: str) -> None:
+    change(model, "config.json", model_type=model_type, hidden_size=64, num_attention_heads=32)
+    for name in ("num_key_value_heads", "head_dim", "tie_word_embeddings"):
+        remove(model, "config.json", name)
+    expected, found = AutoConfig.from_pretrained(model), described_dimensions(model)
+    assert found.kv_heads == expected.num_key_value_heads
+    assert found.head_dim == (getattr(expected, "head_dim", None) or 2)
+    assert found.tied == expected.tie_word_embeddings

@@ -21,6 +21,15 @@ _SINGLE = "model.safetensors"
 _ADAPTER = "adapter_config.json"
 _TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "smollm3"})
 """Kinds (`model_type`) whose class in transformers ties the output layer if `tie_word_embeddings` is absent."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256},
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256},
+    "mistral": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "smollm3": {"num_key_value_heads": 4},
+}
+"""Settings that the classes of transformers 5.19 have if a model leaves them out. Otherwise they follow from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ def described_dimensions(directory: Path) -> ModelDimensions:
 
 def _dimensions(directory: Path, parameters: int) -> ModelDimensions:
     config = read_config(directory)
+    defaults = _DEFAULTS.get(str(config.get("model_type")), {})
     try:
         hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
         return ModelDimensions(
@@ -81,8 +91,8 @@ def _dimensions(directory: Path, parameters: int) -> ModelDimensions:
             layers=_count(config, "num_hidden_layers"),
             hidden=hidden,
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
+            kv_heads=config.get("num_key_value_heads", defaults.get("num_key_value_heads")) or heads,
+            head_dim=config.get("head_dim", defaults.get("head_dim")) or hidden // heads,
             intermediate=_count(config, "intermediate_size"),
             vocabulary=_count(config, "vocab_size"),
             max_positions=_count(config, "max_position_embeddings"),

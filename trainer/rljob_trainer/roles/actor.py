@@ -45,8 +45,8 @@ _ORDINARY = (
     *(NotImplementedError, RecursionError, TypeError, ValueError),
 )
 _MAY_PASS = re.compile(
-    r"cuda|cublas|cudnn|nccl|gloo|\bhip\b|driver|device|peer|process group|connect|socket|\b(tcp)?store\b|rendezvous|closed|"
-    r"timed? ?-?out|broken pipe|temporarily|interrupted|killed|worker|engine core|memory",
+    r"cuda|cublas|cudnn|nccl|gloo|\bhip\b|driver|device|peer|process group|connect|socket|\b(tcp)?store\b|rendezvous|"
+    r"closed|timed? ?-?out|broken pipe|temporarily|interrupted|killed|worker|engine core|memory",
     re.IGNORECASE,
 )
 """Words of errors that another attempt may not meet, whatever their type."""
