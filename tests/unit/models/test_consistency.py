@@ -60,6 +60,7 @@ def rewrite(model: Path, edit: Callable[[Weights], object]) -> None:
     ("file", "settings", "message"),
     [
         ("config.json", {"model_type": "mymodel"}, "expected a model_type of transformers .*found 'mymodel'; use"),
+        ("config.json", {"model_type": ["qwen3"]}, r"expected a model_type of transformers .*found \['qwen3'\]"),
         (
             "config.json",
             {"model_type": "mymodel", "auto_map": {"AutoConfig": "my.Config"}},

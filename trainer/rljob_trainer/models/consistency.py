@@ -71,7 +71,7 @@ def require_known_kind(directory: Path) -> None:
     """
     config = read_config(directory)
     kind = config.get("model_type")
-    if kind in _known_kinds():
+    if isinstance(kind, str) and kind in _known_kinds():
         return
     own_code = " and its own code (auto_map), which RLJob never runs" if config.get("auto_map") else ""
     raise BadInput(
