@@ -137,8 +137,7 @@ class PromptFormat:
                 "task.systemPrompt: expected task.chatTemplate: Auto or Always, found Never, which leaves it out; "
                 "put the text into task.promptTemplate"
             ).at("spec", "task", "systemPrompt")
-        end = self.tokenizer.eos_token_id
-        if self.vocabulary is not None and end is not None and end >= self.vocabulary:
+        if self.vocabulary is not None and (end := self.tokenizer.eos_token_id or 0) >= self.vocabulary:
             raise BadInput(
                 f"expected the end-of-sequence token of the tokenizer below {self.vocabulary}, the rows of the model's "
                 f"embedding, found {end} ({self.tokenizer.eos_token!r}): no response would end; correct eos_token in "
