@@ -109,7 +109,6 @@ def test_weights_and_buffers_are_those_that_transformers_loads(
         for name, values in other.items():
             assert (own[name].dtype, own[name].requires_grad) == (values.dtype, values.requires_grad), name
             assert torch.equal(own[name], values), name
-    assert loaded.generation_config.to_dict() == expected.generation_config.to_dict()
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

@@ -20,6 +20,10 @@ class TrainerError(Exception):
     out_of_memory: Failure | None = None
     """The failure of memory in that process, from its exception. None if it left no exception."""
 
+    raised: str | None = None
+    """Type of the ordinary Python exception in that process which this failure reports: the same work would raise it
+    again. None for other failures."""
+
     given_up: bool = False
     """True if recovery gave up, and the message lists the changes that were tried and those that a person can make."""
 
@@ -36,6 +40,14 @@ class BadInput(TrainerError):
     """The model, the task or its reward function cannot be used as given."""
 
     exit_code = ExitCode.BAD_INPUT
+
+    field: tuple[str | int, ...] | None = None
+    """Path of the field of the manifest that it concerns; None: the caller knows it."""
+
+    def at(self, *field: str | int) -> Self:
+        """This failure, attributed to a field."""
+        self.field = field
+        return self
 
 
 class OutputUnavailable(TrainerError):

@@ -43,6 +43,7 @@ ANOTHER = {"image": "registry/trainer:1"}
 EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the field that is named, an invalid job, a valid one beside it
     ("spec.model.uri", job(model={"uri": "pvc:///path"}), job(model={"uri": "pvc://models"})),
+    ("spec.model.uri", job(model={"uri": "hf://org/my name"}), job(model={"uri": "file:///models/my name"})),
     ("spec.model.uri", job(model={"uri": "pvc://Models/path"}), job(model={"uri": "pvc://models/a..b/.c"})),
     ("spec.model.uri", job(model={"uri": "pvc://models/a/.."}), job(model={"uri": "hf://../b"})),
     ("spec.algorithm.dualClip", job(algorithm={"dualClip": 1.0}), job(algorithm={"dualClip": 0.0})),

@@ -84,3 +84,9 @@ def test_a_long_check_shows_its_progress(tokenizer: Any, monkeypatch: pytest.Mon
     shown: list[str] = []
     check_prompts(task_of(tokenizer, "1", "2"), "Fail", shown.append)
     assert shown == ["checking the prompts: 1 of 2", "checking the prompts: 2 of 2"]
+
+
+def test_a_prompt_that_cannot_be_encoded_is_named(tokenizer: Any) -> None:
+    with pytest.raises(BadInput, match=r"^prompt 1 of the task sums: expected text that can be written") as raised:
+        check_prompts(task_of(tokenizer, "1", "\ud83d"), "Fail", ignore)
+    assert raised.value.field == ("spec", "task", "args")

@@ -92,6 +92,18 @@ def test_a_failed_run_without_plots_keeps_its_exit_code(tmp_path: Path, capsys: 
     assert "nothing to draw yet" in capsys.readouterr().err
 
 
+def test_plots_that_could_not_be_drawn_are_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    run = RunOptions(output=tmp_path / "run", plot=True)
+    assert run_manifest(manifest, run) is ExitCode.INVALID_MANIFEST
+    assert "--plot: expected the package matplotlib, found none" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -126,6 +127,28 @@ def test_failures_of_the_job_are_found_before_it_starts(
     assert len(found) == 1, found
     assert found[0][0] == f"spec.{field}"
     assert message in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("template", "severity", "field"),
+    [
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}",
+            "error",
+            "spec.task.systemPrompt",
+        ),
+        ("{{ strftime_now('%d') }}{{ messages[0].content }}", "warning", "spec.task.chatTemplate"),
+    ],
+)
+def test_a_chat_template_is_tried_out(folder: Path, template: str, severity: str, field: str) -> None:
+    model = shutil.copytree(resolve_model("random://qwen3?hidden=32&layers=1"), folder / "model")
+    (model / "chat_template.jinja").write_text(template + "{{ messages[-1].content }}")
+    change(folder, '"random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32"', f'"file://{model}"')
+    change(folder, "name: jsonl", "name: jsonl\n    systemPrompt: Be brief.")
+    change(folder, "maxPromptTokens: 8", "maxPromptTokens: 64")
+    entries: list[dict[str, Any]] = []
+    Inspection(load_manifest(folder / "job.yaml"), folder, entries.append).run()
+    assert field in [dotted(each["field"]) for each in entries if each.get("severity") == severity], entries
 
 
 def test_8_bits_that_this_machine_cannot_compute_are_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rljob_trainer.errors import BadInput
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.policy.config import LoraConfig
 
 _ADAPTER = "default"
@@ -112,12 +113,18 @@ def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> N
         if is_adapter(name)
     }
     if dist.get_rank() == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        config = _peft_config(lora)
-        config.inference_mode = True
-        config.save_pretrained(str(directory))
-        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        with writing(directory):
+            write_adapter_description(lora, directory)
+            save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     dist.barrier()
+
+
+def write_adapter_description(lora: LoraConfig, directory: Path) -> None:
+    """Write everything but the adapters' weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = _peft_config(lora)
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
 
 
 def _peft_config(lora: LoraConfig) -> Any:

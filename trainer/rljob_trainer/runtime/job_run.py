@@ -31,6 +31,7 @@ from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.summary import Summary, summarize
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, failure_report
+from rljob_trainer.recovery.repeated_failures import require_new_failure
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.placement import Placement
@@ -210,6 +211,7 @@ class JobRun:
             if type(error) in (TrainerError, WorkerLost) and is_disk_full(self.directory.path):
                 raise self._disk_full(error) from error
             error.evidence = attempt.evidence_of(error)
+            require_new_failure(error, self.directory.failure, ledger.next_step)
             raise
         except NewAttempt:
             if not stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from rljob_api.topology import Topology, worker_pods
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
@@ -68,11 +70,16 @@ class RunOptions:
 def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
     """Run the job on this machine, print how it went, and return the exit code."""
     try:
+        if options.plot:
+            _require_plots()
         job = _with_faults(load_manifest(manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         with directory.open(
-            manifest.read_text(), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
+            manifest.read_text(encoding="utf-8"),
+            identity(job),
+            changeable=changeable_settings(job),
+            defaults=DEFAULTS_OF_IDENTITY,
         ):
             outcome = JobRun(
                 job,
@@ -194,13 +201,24 @@ class LocalPlacement:
         return host_memory().oom_kills
 
 
+def _require_plots() -> None:
+    """Raise `InvalidCommandLine` if the plots could not be drawn when the run ends."""
+    try:
+        found = importlib.util.find_spec("matplotlib")
+    except ValueError:  # another module has removed it from this process
+        found = None
+    if found is None:
+        raise InvalidCommandLine("--plot: expected the package matplotlib, found none; install it, or omit --plot")
+
+
 def _plot(directory: OutputDirectory) -> ExitCode:
     """Draw the plots and print their paths. A failed run may have nothing to draw: its own exit code counts more."""
     from rljob_trainer.plot import plot_run  # importing matplotlib takes seconds
 
     try:
-        for picture in plot_run(directory.path):
-            print(picture)
+        with writing(directory.path / "plots"):
+            for picture in plot_run(directory.path):
+                print(picture)
     except TrainerError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code

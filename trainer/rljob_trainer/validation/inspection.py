@@ -22,6 +22,7 @@ from rljob_memory.planning.prediction import predict_before_plan
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import described_dimensions, load_tokenizer
+from rljob_trainer.models.consistency import vocabulary_rows
 from rljob_trainer.models.hub import HubUnreachable, resolve_description
 from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
@@ -31,7 +32,7 @@ from rljob_trainer.runtime.eight_bits import forms_not_installed, unsupported_ei
 from rljob_trainer.runtime.model_requirements import model_requirements
 from rljob_trainer.runtime.role_settings import shape_for_plan
 from rljob_trainer.tasks.build import build_items, build_task
-from rljob_trainer.tasks.prompt_check import check_prompts
+from rljob_trainer.tasks.prompt_check import PROMPTS_WITH_DATE, check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.staleness import require_staleness_allowed
@@ -63,8 +64,7 @@ class Inspection:
         self._engine_arguments()
         self._eight_bits()
         directory = self._model()
-        tokenizer = self._tokenizer(directory)
-        self._task(tokenizer)
+        self._task(directory)
         if not self._failed:
             with self._check("the staleness", ("spec", "algorithm", "maxStaleness")):
                 require_staleness_allowed(spec, self._directory)
@@ -131,12 +131,13 @@ class Inspection:
                 return load_tokenizer(directory)
         return None
 
-    def _task(self, tokenizer: Any | None) -> None:
+    def _task(self, directory: Path | None) -> None:
         spec, algorithm = self._spec.task, self._spec.algorithm
+        tokenizer = self._tokenizer(directory)
         if spec.reward:
             with self._check("the reward function", (*_TASK, "reward")):
                 RewardSource(spec, self._directory, algorithm.seed).load()
-        if tokenizer is None:
+        if tokenizer is None or directory is None:
             if spec.name != "digits":
                 with self._check("the data set", (*_TASK, "args")):
                     build_items(spec, None, self._directory, algorithm.seed)
@@ -144,7 +145,10 @@ class Inspection:
         if self._failed and spec.reward:
             return  # one message about a reward that cannot be loaded is enough
         with self._check("the task", (*_TASK, "args")):
-            task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed)
+            rows = vocabulary_rows(directory)
+            task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed, rows)
+            if task.prompt_format.depends_on_date:
+                self._find("warning", (*_TASK, "chatTemplate"), PROMPTS_WITH_DATE)
             with self._check("the prompts", ("spec", "algorithm", "maxPromptTokens")):
                 checked = check_prompts(task, spec.overlong_prompts, lambda _: None)
                 if algorithm.prompts_per_step > len(checked.task):
@@ -180,7 +184,8 @@ class Inspection:
             yield
         except TrainerError as error:
             self._failed = True
-            self._find("error", field, str(error))
+            at: FieldPath = getattr(error, "field", None) or field
+            self._find("error", at, str(error).removeprefix(f"{'.'.join(map(str, at[1:]))}: "))
 
     def _find(self, severity: Severity, field: FieldPath, message: str) -> None:
         finding = Finding(severity, field, message)
