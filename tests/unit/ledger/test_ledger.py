@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,20 @@ def test_damage_in_the_middle_is_refused_and_names_the_line(tmp_path: Path, line
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
     with pytest.raises(OutputUnavailable, match=expected):
         Ledger(path)
+
+
+def test_a_record_is_on_disk_before_commit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure, which no test can cause, loses what is written and not synchronized."""
+    calls: list[tuple[str, int]] = []
+    write, fsync = os.write, os.fsync
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        monkeypatch.setattr(os, "write", lambda file, data: calls.append(("write", file)) or write(file, data))
+        monkeypatch.setattr(os, "fsync", lambda file: calls.append(("fsync", file)) or fsync(file))
+        ledger.commit(step_record(1))
+        monkeypatch.undo()
+    [(first, written), (last, synchronized)] = calls
+    assert (first, last) == ("write", "fsync")
+    assert written == synchronized
 
 
 def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:

@@ -16,20 +16,25 @@ PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in zip(
 
 
 class ReadingEngines(EngineCalls):
-    """Read each bucket when it is announced, as vLLM does: the first bytes behind the handle."""
+    """Read each bucket as late as engines may, when they are waited for: the first bytes behind the handle."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.received: dict[str, torch.Tensor] = {}
         self.opened: list[int] = []
+        self._announced: list[dict[str, Any]] = []
 
     def begin(self, method: str, *arguments: Any) -> None:
-        [update] = arguments
-        [(buffer,)] = update["ipc_handles"].values()
-        self.opened.append(buffer.data_ptr())
-        parts = buffer[: sum(update["tensor_sizes"])].split(update["tensor_sizes"])
-        for name, part in zip(update["names"], parts, strict=True):
-            self.received[name] = part.clone().view(torch.float32)
+        self._announced += arguments
+
+    def wait(self) -> None:
+        for update in self._announced:
+            [(buffer,)] = update["ipc_handles"].values()
+            self.opened.append(buffer.data_ptr())
+            parts = buffer[: sum(update["tensor_sizes"])].split(update["tensor_sizes"])
+            for name, part in zip(update["names"], parts, strict=True):
+                self.received[name] = part.clone().view(torch.float32)
+        self._announced.clear()
 
 
 @pytest.fixture(autouse=True)
