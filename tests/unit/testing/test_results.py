@@ -31,9 +31,6 @@ import pytest
 def broken(): raise RuntimeError("no cluster")
 def test_broken(broken): pass
 """
-CRASHING_ONCE = FLAKY.replace("test_flaky", "test_crashing").replace(
-    "assert seen,", "assert seen or __import__('os')._exit(1),"
-)
 
 
 @pytest.fixture
@@ -53,7 +50,7 @@ def run(suite: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     command = [sys.executable, "-m", "pytest", "--results=results/commit.json", *options]
-    done = subprocess.run(command, cwd=suite, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=suite, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -102,12 +99,6 @@ def test_only_a_repeated_pass_outside_unit_tests_forgives_a_failure(
     for test in flaky:
         assert f"flaky: tests/{test}\n" in printed
         assert "the first attempt fails" in results["flaky"][f"tests/{test}"]
-
-
-def test_a_process_that_crashes_once_is_flaky(suite: Path) -> None:
-    exit_code, printed = run(suite, {INTEGRATION: CRASHING_ONCE}, "--repeat", "--numprocesses=2")
-    assert exit_code == 0, printed
-    assert f"flaky: tests/{INTEGRATION}::test_crashing" in printed
 
 
 def test_many_failures_are_not_repeated(suite: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -22,19 +23,19 @@ class ReadingEngines(EngineCalls):
         super().__init__([])
         self.received: dict[str, torch.Tensor] = {}
         self.opened: list[int] = []
-        self._announced: list[dict[str, Any]] = []
+        self._announced: deque[dict[str, Any]] = deque()
 
     def begin(self, method: str, *arguments: Any) -> None:
         self._announced += arguments
 
-    def wait(self) -> None:
-        for update in self._announced:
+    def wait(self, *, until_left: int = 0) -> None:
+        while len(self._announced) > until_left:
+            update = self._announced.popleft()
             [(buffer,)] = update["ipc_handles"].values()
             self.opened.append(buffer.data_ptr())
             parts = buffer[: sum(update["tensor_sizes"])].split(update["tensor_sizes"])
             for name, part in zip(update["names"], parts, strict=True):
                 self.received[name] = part.clone().view(torch.float32)
-        self._announced.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,7 @@ def host_memory_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) -> None:
     engines = ReadingEngines()
     ipc.send(PARAMETERS, engines, bucket_bytes, ipc.ReservedBuffer(bucket_bytes) if reserves else None)
+    engines.wait()
     assert list(engines.received) == NAMES
     for name, tensor in PARAMETERS:
         assert torch.equal(engines.received[name], tensor)

@@ -1,0 +1,124 @@
+"""Runs the tests on wrong versions of the code, one mutant at a time, and lists the mutants that no test notices.
+
+Each mutant is a change in a temporary copy of its package, which precedes the installed one on the import path: the
+working tree is never changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = Path(__file__).with_name("mutants.toml")
+TIMEOUT_SECONDS = 300
+"""A test that does not finish notices the mutant, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change of one file that makes the code wrong."""
+
+    bug: str
+    """Wrong behavior, in a sentence without a full stop."""
+    file: str
+    """Path of the file in the repository: PART/PACKAGE/…"""
+    old: str
+    """Text that occurs once in the file."""
+    new: str
+    tests: tuple[str, ...]
+    """Arguments of pytest."""
+
+    @property
+    def package(self) -> Path:
+        return Path(*Path(self.file).parts[:2])
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.file).parent)
+
+
+def read_mutants(path: Path = MUTANTS) -> list[Mutant]:
+    """All mutants. Raises ValueError with those that fit their file no longer."""
+    mutants = [
+        Mutant(**{**given, "tests": tuple(given["tests"])}) for given in tomllib.loads(path.read_text())["mutant"]
+    ]
+    outdated = [f"{mutant.file}: {mutant.bug}" for mutant in mutants if not fits(mutant)]
+    if outdated:
+        raise ValueError(
+            "expected the old text of each mutant once in its file; found none, or several, for:\n  "
+            + "\n  ".join(outdated)
+            + f"\nwrite the present text into {path.name}"
+        )
+    return mutants
+
+
+def fits(mutant: Mutant) -> bool:
+    file = ROOT / mutant.file
+    return file.exists() and file.read_text().count(mutant.old) == 1
+
+
+def is_noticed(package: Path, tests: Sequence[str], mutant: Mutant | None) -> bool:
+    """True if a test fails, or does not finish, with a copy of the package that has the mutant; None: with none.
+
+    Raises RuntimeError if pytest cannot run the tests.
+    """
+    with tempfile.TemporaryDirectory(prefix="rljob-mutant-") as folder:
+        copy = Path(folder) / package.name
+        shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            file = copy.parent / Path(mutant.file).relative_to(package.parent)
+            file.write_text(file.read_text().replace(mutant.old, mutant.new))
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path, "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/.hypothesis"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return True
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest exited with code {done.returncode} for {' '.join(tests)}:\n{done.stdout[-2000:]}")
+    return done.returncode == 1
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the mutants. Returns 1 if one survived, 2 if the tests fail without any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="Text in the file or the bug of the mutants to run; default: all.")
+    only = parser.parse_args(words).only
+    chosen = [m for m in read_mutants() if not only or any(text in f"{m.file}: {m.bug}" for text in only)]
+    for package in sorted({mutant.package for mutant in chosen}):
+        tests = sorted({test for mutant in chosen if mutant.package == package for test in mutant.tests})
+        if is_noticed(package, tests, None):
+            print(f"error: expected the tests of {package} to pass without a mutant, found failures: {' '.join(tests)}")
+            return 2
+    killed: Counter[str] = Counter()
+    survived: list[Mutant] = []
+    for mutant in chosen:
+        began = time.monotonic()
+        is_killed = is_noticed(mutant.package, mutant.tests, mutant)
+        killed[mutant.folder] += is_killed
+        survived += [] if is_killed else [mutant]
+        outcome = "killed" if is_killed else "SURVIVED"
+        print(f"{outcome:8} {time.monotonic() - began:4.0f} s  {mutant.file}: {mutant.bug}", flush=True)
+    print("\nkilled  survived  folder")
+    for folder in dict.fromkeys(mutant.folder for mutant in chosen):
+        print(f"{killed[folder]:6}  {sum(m.folder == folder for m in survived):8}  {folder}")
+    print(f"{killed.total():6}  {len(survived):8}  all")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
