@@ -42,4 +42,3 @@ def test_killed_mutants_and_survivors_are_counted(
     printed = capsys.readouterr().out
     assert "\n     1         1  operator/rljob_operator/kube\n" in printed
     assert "SURVIVED" in next(line for line in printed.splitlines() if "It leads for ever" in line)
-    assert main(["It waits"]) == 0
