@@ -20,9 +20,13 @@ from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.reward_worker import Progress
 from rljob_trainer.tasks.scoring import RewardFailure
+from rljob_trainer.tasks.user_code import raised
 
 LOAD_SECONDS = 300.0
 """Time limit of a process's imports."""
+
+_PRINT_ANYTHING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
+"""What a function prints must not make it fail, whatever the locale."""
 
 _SECONDS_TO_DIE = 5.0
 """Between the end of a process's connection and its own."""
@@ -71,6 +75,7 @@ class RewardProcess:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "rljob_trainer.tasks.reward_worker",
                     *map(str, (its.fileno(), shared, os.getpid())),
@@ -81,7 +86,7 @@ class RewardProcess:
                 stderr=output,
                 # Its own group, so that processes that the function has started end with it.
                 start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                env={"OMP_NUM_THREADS": "1", **_PRINT_ANYTHING, **os.environ, "CUDA_VISIBLE_DEVICES": ""},
             )
         finally:
             its.close()
@@ -103,10 +108,10 @@ class RewardProcess:
         self.progress.begin(0)
         try:
             data = pickle.dumps([(call.record, call.completion) for call in calls])
-        except Exception as error:  # classes of the user
+        except BaseException as error:  # classes of the user
             raise BadInput(
                 "expected records that can be pickled, since rewards are computed in other processes, found one that "
-                f"cannot: {type(error).__name__}: {error}; use numbers, texts, lists and dicts"
+                f"{raised(error)}; use numbers, texts, lists and dicts"
             ) from error
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died, which the next `recv` finds
             self.connection.send_bytes(data)

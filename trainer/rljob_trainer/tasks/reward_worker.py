@@ -13,7 +13,9 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+from rljob_trainer.errors import BadInput
 from rljob_trainer.tasks.scoring import RewardFailure, compute_reward
+from rljob_trainer.tasks.user_code import raised
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,8 +48,8 @@ def serve(connection: Connection, progress: Progress) -> None:
     """
     try:
         reward = connection.recv().load()
-    except Exception as error:  # user code may raise anything
-        connection.send(str(error) or type(error).__name__)
+    except BaseException as error:  # user code may raise anything
+        connection.send(str(error) if isinstance(error, BadInput) else raised(error))
         return
     connection.send(None)
     while True:
@@ -56,8 +58,8 @@ def serve(connection: Connection, progress: Progress) -> None:
             calls = connection.recv()
         except EOFError:
             return
-        except Exception as error:  # classes of the user
-            connection.send(RewardFailure(f"could not get the record: {type(error).__name__}: {error}"))
+        except BaseException as error:  # classes of the user
+            connection.send(RewardFailure(f"could not get the record, which {raised(error)}"))
             continue
         for position, (record, completion) in enumerate(calls):
             progress.begin(position)
