@@ -48,3 +48,13 @@ def extract_answer(response: str, spec: AnswerSpec | None) -> str:
     if not matches:
         return ""
     return str(matches[0] if spec.match == "First" else matches[-1]).strip()
+
+
+def response_with(answer: str, spec: AnswerSpec | None) -> str | None:
+    """A response from which `extract_answer` extracts `answer`; None if the pattern tells of none."""
+    candidates = [answer]
+    if spec is not None:
+        filled = re.sub(r"(?<!\\)\((?!\?).*(?<!\\)\)", lambda _: "\0", spec.pattern, count=1, flags=re.DOTALL)
+        around = re.sub(r"\\s[*+?]*|[\^$]", "", filled)
+        candidates.append(re.sub(r"\\(\W)", r"\1", around).replace("\0", answer))
+    return next((text for text in candidates if extract_answer(text, spec) == answer.strip() != ""), None)

@@ -151,7 +151,8 @@ class Inspection:
                     message = f"the task has {len(checked.task)} prompts: a step repeats some of them"
                     self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
                 with self._check("the reward function", (*_TASK, "reward")):
-                    try_out(checked.task, ScoringHere(task.reward))
+                    for text in try_out(checked.task, ScoringHere(task.reward), spec):
+                        self._find("warning", (*_TASK, "reward"), text)
 
     def _memory(self, directory: Path | None) -> None:
         """The prediction for the job's pods, and the limits and sizes that are below it."""
