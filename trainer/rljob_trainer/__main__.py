@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from io import TextIOWrapper
 
 _FIRST_PROCESSES = ("controller", "worker")
 """Commands that pods run as the first process of their container."""
@@ -16,9 +18,25 @@ def main() -> None:
         # once: a pod that is deleted during the imports would train to the end. A blocked signal stays pending until
         # `continue_under_init`.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    _import_nothing_from_the_working_directory()
+    _use_utf_8()
     from rljob_trainer.cli import app
 
     sys.exit(app())
+
+
+def _import_nothing_from_the_working_directory() -> None:
+    """Remove the entry of `python -m`: a `numbers.py` there would replace the module of the standard library."""
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]
+
+
+def _use_utf_8() -> None:
+    """Read and print UTF-8 whatever the locale, and print text that UTF-8 cannot express as escapes."""
+    errors = {sys.stdin: "surrogateescape", sys.stdout: "backslashreplace", sys.stderr: "backslashreplace"}
+    for stream, on_error in errors.items():
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=on_error)
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def _validate_tokenizer(directory: Path) -> None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInput(f"expected {file.name} in the model directory {file.parent}, found none") from error
     except (OSError, ValueError) as error:

@@ -145,7 +145,7 @@ def before_start(parameters: Any, head: bool) -> None:
 def require_started(exit_code: int, log: Path) -> None:
     """Raise an error with the last line of the log if `ray start` failed: `WorkerLost` if a process of Ray has died."""
     if exit_code != 0:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        last = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
         failure = WorkerLost if exit_code == EXIT_DIED else TrainerError
         raise failure(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
 

@@ -290,7 +290,7 @@ def register_model_class(model_dir: Path) -> None:
     """
     from vllm import ModelRegistry
 
-    for architecture in json.loads((model_dir / "config.json").read_text()).get("architectures") or []:
+    for architecture in json.loads((model_dir / "config.json").read_text(encoding="utf-8")).get("architectures") or []:
         if model := ModelRegistry.models.get(architecture):
             with suppress(Exception):
                 ModelRegistry.register_model(architecture, model.load_model_cls())

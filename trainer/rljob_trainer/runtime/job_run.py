@@ -18,6 +18,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.grown_job import grown_job
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
 from rljob_memory.recovery.growth import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
@@ -138,6 +139,7 @@ class JobRun:
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
+            outcome = replace(outcome, message=storable(outcome.message))  # with the paths and errors that it quotes
             try:
                 write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
             except OutputUnavailable as error:
@@ -194,13 +196,12 @@ class JobRun:
         except NewAttempt:
             if not stop:
                 raise
-        except KeyboardInterrupt:  # StopNow
-            pass
-        except Exception as error:
-            if is_disk_full(self.directory.path):
-                raise self._disk_full(error) from error
-            log.exception("the attempt failed unexpectedly")
-            return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
+        except BaseException as error:
+            if not (stop and isinstance(error, KeyboardInterrupt)):  # StopNow
+                if is_disk_full(self.directory.path):
+                    raise self._disk_full(error) from error
+                log.exception("the attempt failed unexpectedly")
+                return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
         if stop.exit_code is not None and not self._is_finished(ledger):
             return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
         return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
@@ -224,7 +225,7 @@ class JobRun:
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
         return Outcome(error.exit_code, f"{message}{end} {hint}", ledger.last_step, error, error.evidence)
 
-    def _disk_full(self, cause: Exception) -> OutputUnavailable:
+    def _disk_full(self, cause: BaseException) -> OutputUnavailable:
         """The explanation of a failure whose own message does not name the full disk."""
         log.error("the disk is full", cause=f"{type(cause).__name__}: {cause}")
         full = OutputUnavailable(disk_full_message(self.directory.path))

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rljob_api.exit_codes import ExitCode
 from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest import ManifestError, dotted, load_manifest
+from rljob_api.manifest import ManifestError, dotted, load_manifest, read_text
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
 from rljob_trainer.display.run_display import RunDisplay
@@ -72,7 +72,10 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         with directory.open(
-            manifest.read_text(), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
+            read_text(manifest),
+            identity(job),
+            changeable=changeable_settings(job),
+            defaults=DEFAULTS_OF_IDENTITY,
         ):
             outcome = JobRun(
                 job,

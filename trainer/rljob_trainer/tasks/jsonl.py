@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from rljob_api.storable_text import storable
 from rljob_api.task_args import JsonlArgs
 from rljob_trainer.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of, require_storable
@@ -17,6 +16,8 @@ from rljob_trainer.tasks.user_code import shown
 
 _MOST_DIGITS = 4300
 """Python converts no longer text to an integer (sys.set_int_max_str_digits)."""
+
+_MOST_LEVELS = 100
 
 _EXPORT = "export it as JSON Lines, for example with pandas.DataFrame.to_json(orient='records', lines=True)"
 _UTF_16 = "save the file as UTF-8"
@@ -47,7 +48,7 @@ def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
     data = _content(file).removeprefix(b"\xef\xbb\xbf")
     for magic, name, advice in _OTHER_FORMATS:
         if data.startswith(magic):
-            raise BadInput(f"{file}: expected one JSON object per line, found {name}; {advice}")
+            raise BadInput(f"{file}, line 1: expected one JSON object per line, found {name}; {advice}")
     items = []
     for number, line in enumerate(data.split(b"\n"), 1):  # JSON strings may hold other line separators
         if line.strip():
@@ -73,7 +74,7 @@ def _content(file: Path) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         cause = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(
-            f"task.args.path: cannot read the prompts in {storable(str(file))}: {cause}; correct the path, or make the "
+            f"task.args.path: cannot read the prompts in {file}: {cause}; correct the path, or make the "
             "file readable for this user"
         ) from error
 
@@ -85,9 +86,10 @@ def _require_lines(data: bytes, file: Path) -> None:
     except (ValueError, RecursionError):
         return
     if b"\n" in data.strip() or isinstance(whole, list):
+        objects = ".[]" if isinstance(whole, list) else "."
         raise BadInput(
             f"{file}: expected one JSON object per line, found one JSON {_kind(whole)} as the whole file; "
-            f"write each object on a line of its own, for example with jq -c {'.[]' if isinstance(whole, list) else '.'}"
+            f"write each object on a line of its own, for example with jq -c '{objects}'"
         )
 
 
@@ -96,10 +98,8 @@ def _item(line: bytes, where: str, args: JsonlArgs) -> Item:
     if not isinstance(record, dict):
         raise BadInput(f'{where}: expected a JSON object, found {_kind(record)}; write {{"prompt": …}}')
     for field, value in record.items():
-        if not _is_finite(value):
-            raise BadInput(
-                f"{where}: expected JSON numbers, found NaN or infinity in the field {shown(field)}; write null"
-            )
+        if problem := _problem(value):
+            raise BadInput(f"{where}: {problem} in the field {shown(field)}; correct or remove it")
     question = question_of(record, args.prompt_field, where)
     if args.answer_field in record:
         record["answer"] = record[args.answer_field]
@@ -119,7 +119,7 @@ def _parsed(line: bytes, where: str) -> Any:
         raise BadInput(f"{where}: expected UTF-8 text, found {found}; save the file as UTF-8") from error
     except RecursionError as error:
         raise BadInput(
-            f"{where}: expected one JSON object, found one that is nested too deeply; simplify it"
+            f"{where}: expected at most {_MOST_LEVELS} levels of lists and objects, found more; simplify the object"
         ) from error
     except ValueError as error:
         if b"\0" in line:
@@ -136,13 +136,18 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _is_finite(value: Any) -> bool:
-    """False if a number within `value` is NaN or infinite, which JSON lacks and Python reads."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    return not isinstance(value, list) or all(map(_is_finite, value))
+def _problem(value: Any) -> str | None:
+    """Numbers that JSON lacks and Python reads, and depths at which other functions of Python fail."""
+    below = [(value, 1)]
+    while below:
+        each, level = below.pop()
+        if level > _MOST_LEVELS:
+            return f"expected at most {_MOST_LEVELS} levels of lists and objects, found more"
+        if isinstance(each, float) and not math.isfinite(each):
+            return f"expected finite numbers, found {each}"
+        if isinstance(each, dict | list):
+            below += [(part, level + 1) for part in (each.values() if isinstance(each, dict) else each)]
+    return None
 
 
 def _kind(value: Any) -> str:

@@ -190,7 +190,7 @@ class Inspection:
 
 def main() -> None:
     directory, results = map(Path, sys.argv[1:])
-    job = RLJob.model_validate_json(sys.stdin.read(), by_alias=True, by_name=False)
+    job = RLJob.model_validate_json(sys.stdin.buffer.read(), by_alias=True, by_name=False)
     with results.open("a", encoding="utf-8") as stream:
 
         def report(entry: dict[str, Any]) -> None:
