@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rljob_trainer.errors import WorkerLost
@@ -21,6 +23,8 @@ RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     # Each role needs its own environment, so that prestarted workers could not be used.
     "RAY_prestart_worker_first_driver": "0",
+    # The processes of Ray and their children import nothing from the working directory.
+    "PYTHONSAFEPATH": "1",
 }
 _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
     # An actor without a GPU must not see any: Ray does not change the variable unless configured to.
@@ -130,12 +134,24 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
             ) from None
 
 
+class _OwnImportPath(list[str]):
+    """Directories that Ray puts before all others on the import path of its workers: only those of this process.
+
+    Ray adds the working directory, where a user's `numbers.py` would replace the module of the standard library.
+    """
+
+    def extend(self, paths: Iterable[str]) -> None:
+        super().extend(path for path in paths if path in sys.path)
+
+
 def connect(address: str, **options: Any) -> None:
     """Connect to Ray at `address`. Afterwards this process sees no GPU, and has its own signal handlers again."""
     import ray
 
     on_termination = signal.getsignal(signal.SIGTERM)
-    ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
+    config = ray.job_config.JobConfig()
+    config._py_driver_sys_path = _OwnImportPath()
+    ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=config, **options)
     # Ray has installed a handler that exits at once.
     signal.signal(signal.SIGTERM, on_termination)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -25,9 +25,6 @@ from rljob_trainer.tasks.user_code import raised
 LOAD_SECONDS = 300.0
 """Time limit of a process's imports."""
 
-_PRINT_ANYTHING = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
-"""What a function prints must not make it fail, whatever the locale."""
-
 _SECONDS_TO_DIE = 5.0
 """Between the end of a process's connection and its own."""
 
@@ -86,7 +83,7 @@ class RewardProcess:
                 stderr=output,
                 # Its own group, so that processes that the function has started end with it.
                 start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", **_PRINT_ANYTHING, **os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                env=_environment(),
             )
         finally:
             its.close()
@@ -150,3 +147,10 @@ class RewardProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.connection.close()
+
+
+def _environment() -> dict[str, str]:
+    """Variables of the process: what the function prints must not make it fail, whatever the locale."""
+    given = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **os.environ}
+    given.pop("PYTHONSAFEPATH", None)  # for Ray: programs that the function starts import as usual
+    return given | {"CUDA_VISIBLE_DEVICES": ""}
