@@ -56,7 +56,12 @@ def test_unrelated_files_shadow_neither_libraries_nor_the_standard_library(tmp_p
         "assert importlib.util.find_spec('wandb') is None, 'a folder of data is no package'\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", check=False
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -70,7 +75,9 @@ def test_a_package_with_its_own_modules_can_be_named(tmp_path: Path) -> None:
 
 def test_the_same_name_in_another_directory_is_another_module(tmp_path: Path) -> None:
     for number in (1, 2):
-        write(tmp_path / str(number), twice_of_task="from sibling_of_task import N\n", sibling_of_task=f"N = {number}\n")
+        write(
+            tmp_path / str(number), twice_of_task="from sibling_of_task import N\n", sibling_of_task=f"N = {number}\n"
+        )
     assert load_module("twice_of_task:N", tmp_path / "1").N == 1
     del sys.modules["sibling_of_task"]
     assert load_module("twice_of_task:N", tmp_path / "2").N == 2
@@ -90,7 +97,10 @@ def test_a_named_module_that_exists_twice_is_refused_with_both(name: str, tmp_pa
         ("raise KeyboardInterrupt\n", "KeyboardInterrupt; correct that module"),
         ("raise BaseException('\\ud83d')\n", r"BaseException: \\ud83d; correct"),
         ("class E(Exception):\n    def __str__(self): raise E\nraise E\n", r"E: \(an error without text\)"),
-        ("from yaml import reward\n", r"ImportError: .*; yaml is .*/yaml/__init__\.py, not .*/yaml\.py: rename that file"),
+        (
+            "from yaml import reward\n",
+            r"ImportError: .*; yaml is .*/yaml/__init__\.py, not .*/yaml\.py: rename that file",
+        ),
         ("import yaml\nyaml.reward\n", r"AttributeError: .*not .*/yaml\.py: rename that file"),
         ("import no_such_module\n", r"expected no_such_module\.py in .* or an installed module"),
         ("def f(:\n", "SyntaxError: "),

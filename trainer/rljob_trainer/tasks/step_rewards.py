@@ -89,7 +89,8 @@ def try_out(task: Task, scorer: Scorer, spec: TaskSpec) -> list[str]:
         message, failure = failures[0]
         found = f"expected a reward for one of the {tried} responses tried, found none: {message}"
         raise BadInput(_with_traceback(f"{found}; {failure.advice or 'correct the function'}", failure))
-    warnings = [f"{message}; such responses are counted as 0" for message, _ in failures[:1]]
+    effect = "count as 0" if spec.on_reward_error == "Zero" else "end the job (task.onRewardError: Fail)"
+    warnings = [f"{message}; such responses {effect}" for message, _ in failures[:1]]
     return [*warnings, *(_unrewarded_message(task, *found) for found in unrewarded[:1])]
 
 
