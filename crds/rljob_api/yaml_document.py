@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
             try:
                 return value.encode("utf-16", "surrogatepass").decode("utf-16")
             except UnicodeDecodeError:
-                problem = f"found half of a character in {storable(value[:40])}: write the whole character"
+                problem = f"found half of a character in {storable(value[:40])!r}: write the whole character"
                 raise _refused(problem, node) from None
         return value
 

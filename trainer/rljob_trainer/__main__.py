@@ -10,6 +10,9 @@ from io import TextIOWrapper
 _FIRST_PROCESSES = ("controller", "worker")
 """Commands that pods run as the first process of their container."""
 
+_UTF_8 = "PYTHONUTF8"
+"""Python's UTF-8 mode, which can only be set when it starts."""
+
 
 def main() -> None:
     """Run the command line. It is imported only once no signal can be lost."""
@@ -32,11 +35,15 @@ def _import_nothing_from_the_working_directory() -> None:
 
 
 def _use_utf_8() -> None:
-    """Read and print UTF-8 whatever the locale, and print text that UTF-8 cannot express as escapes."""
-    errors = {sys.stdin: "surrogateescape", sys.stdout: "backslashreplace", sys.stderr: "backslashreplace"}
-    for stream, on_error in errors.items():
+    """Read, write and name files in UTF-8 whatever the locale, in libraries and child processes too.
+
+    Text that UTF-8 cannot express is printed as escapes.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get(_UTF_8) != "1":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {_UTF_8: "1"})
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=on_error)
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 if __name__ == "__main__":

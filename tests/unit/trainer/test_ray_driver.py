@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +85,15 @@ def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: py
     assert services.get_node is patient, "once is enough"
     assert services.get_node("127.0.0.1:1", "n") == {"node_id": "n"}
     assert not answers
+
+
+def test_ray_imports_nothing_from_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, starting: None, tmp_path: Path
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(ray, "init", lambda job_config, **_: given.append(job_config))
+    ray_driver.connect("local")
+    monkeypatch.setattr(sys, "path", ["/own"])
+    given[0]._py_driver_sys_path.extend([str(tmp_path), "/own"])
+    assert given[0]._py_driver_sys_path == ["/own"]
+    assert ray_driver.RAY_ENVIRONMENT["PYTHONSAFEPATH"] == "1"

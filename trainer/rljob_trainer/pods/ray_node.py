@@ -163,6 +163,6 @@ def _start(options: Mapping[str, Any]) -> list[str]:
         "disable-usage-stats": True,
     }
     return [
-        *(sys.executable, "-P", "-m", "rljob_trainer.pods.ray_start", "start"),
+        *(sys.executable, "-m", "rljob_trainer.pods.ray_start", "start"),
         *(f"--{name}" if value is True else f"--{name}={value}" for name, value in {**options, **common}.items()),
     ]
