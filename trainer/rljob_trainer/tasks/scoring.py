@@ -103,7 +103,7 @@ def _reward_of(value: Any) -> float | RewardFailure:
 
 
 def _advice(value: Any) -> str:
-    """What to write in place of a value that is no number."""
+    """The advice for a value that is no number."""
     if value is None:
         return "return a number on every path, since no response can be left out"
     if isinstance(value, dict):
