@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
-_Value = TypeVar("_Value", bound=Any)
+from typing import Any, overload
 
 
-def storable(value: _Value) -> _Value:
+@overload
+def storable(value: str) -> str: ...
+@overload
+def storable(value: Any) -> Any: ...
+def storable(value: Any) -> Any:
     r"""`value`, with each lone surrogate of its strings written as an escape such as `\ud83d`.
 
     Strings in lists, tuples and dicts (keys included) are converted too; other values are returned as they are. Such

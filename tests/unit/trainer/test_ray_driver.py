@@ -87,13 +87,20 @@ def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: py
     assert not answers
 
 
+@pytest.mark.usefixtures("starting")
+@pytest.mark.parametrize("before", [None, "", "1"])
 def test_ray_imports_nothing_from_the_working_directory(
-    monkeypatch: pytest.MonkeyPatch, starting: None, tmp_path: Path
+    before: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    if before is None:
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONSAFEPATH", before)
     given: list[Any] = []
-    monkeypatch.setattr(ray, "init", lambda job_config, **_: given.append(job_config))
-    ray_driver.connect("local")
+    monkeypatch.setattr(ray, "init", lambda job_config, **_: given.extend([job_config, os.environ["PYTHONSAFEPATH"]]))
+    ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
+    assert given[1] == "1"
+    assert os.environ.get("PYTHONSAFEPATH") == before
     monkeypatch.setattr(sys, "path", ["/own"])
     given[0]._py_driver_sys_path.extend([str(tmp_path), "/own"])
     assert given[0]._py_driver_sys_path == ["/own"]
-    assert ray_driver.RAY_ENVIRONMENT["PYTHONSAFEPATH"] == "1"

@@ -19,11 +19,17 @@ import psutil
 from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import Bundle
 from rljob_trainer.pods.ray_start import EXIT_DIED
-from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, start_only_what_is_used, wait_longer_for_raylets
+from rljob_trainer.roles.ray_driver import (
+    RAY_ENVIRONMENT,
+    SAFE_PATH,
+    start_only_what_is_used,
+    wait_longer_for_raylets,
+)
 
 GCS_RECONNECT_SECONDS = 10
 
 _ENVIRONMENT = RAY_ENVIRONMENT | {
+    SAFE_PATH: "1",
     # Otherwise the lines of both streams would be out of order in a file.
     "PYTHONUNBUFFERED": "1",
     "RAY_START_HOOK": "rljob_trainer.pods.ray_node.before_start",

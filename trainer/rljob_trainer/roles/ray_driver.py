@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rljob_trainer.errors import WorkerLost
@@ -18,13 +19,14 @@ _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Set for Ray's processes: they and their children import nothing from the working directory."""
+
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     # Each role needs its own environment, so that prestarted workers could not be used.
     "RAY_prestart_worker_first_driver": "0",
-    # The processes of Ray and their children import nothing from the working directory.
-    "PYTHONSAFEPATH": "1",
 }
 _LOCAL_ENVIRONMENT = RAY_ENVIRONMENT | {
     # An actor without a GPU must not see any: Ray does not change the variable unless configured to.
@@ -112,13 +114,14 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     start_only_what_is_used()
     for start in range(1, STARTS + 1):
         try:
-            return connect(
-                "local",
-                num_cpus=cpus,
-                num_gpus=gpus,
-                object_store_memory=object_store_bytes,
-                include_dashboard=False,
-            )
+            with _safe_path():
+                return connect(
+                    "local",
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    object_store_memory=object_store_bytes,
+                    include_dashboard=False,
+                )
         except RayDied as error:
             if start == STARTS:
                 raise WorkerLost(
@@ -132,6 +135,19 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
                 f"expected Ray to start within {_RAYLET_SECONDS} seconds, it did not; "
                 "the machine may be too busy: retry"
             ) from None
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Set `SAFE_PATH` in the block: programs that the user's code starts later import as usual."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]
+        if before is not None:
+            os.environ[SAFE_PATH] = before
 
 
 class _OwnImportPath(list[str]):

@@ -83,7 +83,13 @@ class RewardProcess:
                 stderr=output,
                 # Its own group, so that processes that the function has started end with it.
                 start_new_session=True,
-                env=_environment(),
+                # What the function prints must not make it fail, whatever the locale.
+                env={
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONIOENCODING": "utf-8:backslashreplace",
+                    **os.environ,
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
             )
         finally:
             its.close()
@@ -147,10 +153,3 @@ class RewardProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.connection.close()
-
-
-def _environment() -> dict[str, str]:
-    """Variables of the process: what the function prints must not make it fail, whatever the locale."""
-    given = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **os.environ}
-    given.pop("PYTHONSAFEPATH", None)  # for Ray: programs that the function starts import as usual
-    return given | {"CUDA_VISIBLE_DEVICES": ""}
