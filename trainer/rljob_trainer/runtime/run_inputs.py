@@ -133,7 +133,7 @@ def _sha256(parts: Iterable[bytes]) -> str:
 def _text(item: Item) -> str:
     try:
         return json.dumps([item.question, item.record], default=_type_name, skipkeys=True)
-    except (ValueError, RecursionError):  # a record that contains itself, an integer of too many digits
+    except Exception:  # a record that contains itself, is too deep, has too long an integer or a class of the user
         return json.dumps(item.question)
 
 
