@@ -41,9 +41,10 @@ def _use_utf_8() -> None:
     """
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get(_UTF_8) != "1":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {_UTF_8: "1"})
-    for stream in (sys.stdout, sys.stderr):
+    errors = {sys.stdin: "surrogateescape", sys.stdout: "backslashreplace", sys.stderr: "backslashreplace"}
+    for stream, on_error in errors.items():
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+            stream.reconfigure(encoding="utf-8", errors=on_error)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ def test_a_named_module_that_exists_twice_is_refused_with_both(name: str, tmp_pa
         ("import yaml\nyaml.reward\n", r"AttributeError: .*not .*/yaml\.py: rename that file"),
         ("import no_such_module\n", r"expected no_such_module\.py in .* or an installed module"),
         ("def f(:\n", "SyntaxError: "),
+        ("def __getattr__(name):\n    raise SystemExit(1)\n", r"the module broken_of_task called sys\.exit\(1\)"),
         ("x = '\0'\n", "cannot import broken_of_task"),
     ],
 )

@@ -32,7 +32,7 @@ def test_version_lists_the_facts_for_a_bug_report() -> None:
     assert {"torch", "ray", "python"} < set(names)
 
 
-@pytest.mark.parametrize("locale", ["C", "de_DE.ISO-8859-1"])
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "de_DE.ISO-8859-1"])
 def test_neither_the_locale_nor_the_working_directory_changes_a_command(locale: str, tmp_path: Path) -> None:
     (tmp_path / "numbers.py").write_text("raise SystemError('it shadows another module')\n", encoding="utf-8")
     (tmp_path / "jöb.yaml").write_text("apiVersion: rljob.dev/v1alpha1\nkind: Jöb\n", encoding="utf-8")

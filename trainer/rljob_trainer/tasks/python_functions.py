@@ -76,7 +76,8 @@ def load_function(reference: str, directory: Path) -> Callable[..., Any]:
     """The function of `reference` ("module:function"), whose module is in `directory` or an installed package."""
     function_name = reference.partition(":")[2]
     module = load_module(reference, directory)
-    function = getattr(module, function_name, None)
+    with user_code(f"the module {module.__name__}"):
+        function = getattr(module, function_name, None)
     if not callable(function):
         raise BadInput(f"expected a function {function_name} in {module.__file__}, found none")
     return function  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from pathlib import Path
 from rljob_api.job import RLJobSpec
 from rljob_trainer.errors import BadInput
 from rljob_trainer.tasks.task_modules import load_module
-from rljob_trainer.tasks.user_code import shown
+from rljob_trainer.tasks.user_code import shown, user_code
 
 _LIMIT = "MAX_STALENESS"
 
@@ -23,7 +23,9 @@ def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
     for field, reference in (("task.name", spec.task.name), ("task.reward", spec.task.reward)):
         if reference is None or ":" not in reference:  # built-in
             continue
-        limit = getattr(load_module(reference, directory), _LIMIT, None)
+        module = load_module(reference, directory)
+        with user_code(f"the module {module.__name__}"):
+            limit = getattr(module, _LIMIT, None)
         if limit is None:
             continue
         module_name = reference.partition(":")[0]
