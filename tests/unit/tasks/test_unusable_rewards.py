@@ -58,6 +58,7 @@ async def awaits_and_fails(answer, record):
     raise LookupError("late")
 def half_precision(answer, record): return np.float16(0.5)
 def same(answer, record): return float(answer == record["answer"])
+def among(answer, record): return float(answer in record["answer"])
 def first_word(answer, record): return float(answer.split()[0] == record["answer"])
 def first_prompt_fails(answer, record):
     if record["answer"] == "0":
@@ -217,6 +218,8 @@ PATTERN = {"pattern": "<answer>(.*?)</answer>"}
         ("same", [2], {"answer": PATTERN}, "no more than for an empty response; the answer is no text"),
         ("half_precision", ["7"], {}, "returned 0.5 for the answer of prompt 0 .*; check the function and task.answer"),
         ("same", [2, "7"], {}, None),
+        ("among", [["7", "seven"]], {}, None),
+        ("same", [{"value": 7}], {}, None),
         ("fails_for_answer", [7], {}, r"returned 1e\+39.*; such responses end the job \(task.onRewardError: Fail\)"),
     ],
 )

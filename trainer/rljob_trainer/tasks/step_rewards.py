@@ -64,7 +64,7 @@ def try_out(task: Task, scorer: Scorer, spec: TaskSpec) -> list[str]:
     tried, unrewarded = 0, []
     for index in task.indices[:_MOST_TRIED]:
         prompt = task.prompt(index)
-        answer = None if spec.reward is None else prompt.item.get("answer")
+        answer = _answer(prompt) if spec.reward else None
         right = None if answer is None else response_with(str(answer), spec.answer)
         completions = [_response(text) for text in ("", right) if text is not None]
         scoring = scorer.begin([prompt], len(completions))
@@ -92,6 +92,14 @@ def try_out(task: Task, scorer: Scorer, spec: TaskSpec) -> list[str]:
     effect = "count as 0" if spec.on_reward_error == "Zero" else "end the job (task.onRewardError: Fail)"
     warnings = [f"{message}; such responses {effect}" for message, _ in failures[:1]]
     return [*warnings, *(_unrewarded_message(task, *found) for found in unrewarded[:1])]
+
+
+def _answer(prompt: Prompt) -> Any:
+    """The answer in the record, the first of several; None if it has none that a response could be."""
+    answer = prompt.item.get("answer")
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
+    return None if isinstance(answer, list | dict) else answer
 
 
 def _response(text: str) -> Completion:
