@@ -69,8 +69,9 @@ def test_unrelated_files_shadow_neither_libraries_nor_the_standard_library(tmp_p
 def test_a_package_with_its_own_modules_can_be_named(tmp_path: Path) -> None:
     package = write(tmp_path / "package_of_task", __init__="", scores="from .parts import f\n", parts="def f(): ...\n")
     assert load_module("package_of_task.scores:f", tmp_path).__file__ == str(package / "scores.py")
-    folder = write(tmp_path / "folder_of_task", scores="def f(): ...\n")
-    assert load_module("folder_of_task.scores:f", tmp_path).__file__ == str(folder / "scores.py")
+    (tmp_path / "folder_of_task").mkdir()
+    folder = write(tmp_path / "folder_of_task" / "inner", scores="def f(): ...\n")
+    assert load_module("folder_of_task.inner.scores:f", tmp_path).__file__ == str(folder / "scores.py")
 
 
 def test_the_same_name_in_another_directory_is_another_module(tmp_path: Path) -> None:

@@ -21,19 +21,20 @@ from rljob_trainer.tasks.user_code import is_stop, raised
 class _BesideTheManifest(MetaPathFinder):
     """Finds the modules of one directory. The last finder, it is asked for what no other finder has found."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, named: str) -> None:
+        """`named`: the package or module that the manifest names."""
+        self.directory, self.named = directory, named
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if path is not None:
             return None
-        spec = PathFinder.find_spec(fullname, [self.directory])
+        spec = PathFinder.find_spec(fullname, [str(self.directory)])
         if spec is None or spec.origin is not None:
             return spec
         # A folder without __init__.py is a package only if it has code: wandb/ and datasets/ are often folders of data.
-        return spec if any(Path(self.directory, fullname).glob("*.py")) else None
+        return spec if fullname == self.named or any((self.directory / fullname).glob("*.py")) else None
 
 
 def load_module(reference: str, directory: Path) -> ModuleType:
@@ -43,10 +44,10 @@ def load_module(reference: str, directory: Path) -> ModuleType:
     imported, or exists both in `directory` and elsewhere.
     """
     name = reference.partition(":")[0]
-    finder = _BesideTheManifest(str(directory.resolve()))
+    finder = _BesideTheManifest(directory.resolve(), name.partition(".")[0])
     sys.meta_path[:] = [other for other in sys.meta_path if not isinstance(other, _BesideTheManifest)]
     importlib.invalidate_caches()
-    _require_one(name.partition(".")[0], finder)
+    _require_one(finder.named, finder)
     sys.meta_path.append(finder)
     try:
         return importlib.import_module(name)
