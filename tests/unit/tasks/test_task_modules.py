@@ -84,6 +84,11 @@ def test_the_same_name_in_another_directory_is_another_module(tmp_path: Path) ->
     assert load_module("twice_of_task:N", tmp_path / "2").N == 2
 
 
+def test_a_folder_of_data_does_not_hide_an_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "yaml").mkdir()
+    assert "site-packages" in str(load_module("yaml:safe_load", tmp_path).__file__)
+
+
 @pytest.mark.parametrize("name", ["numbers", "types", "sys", "yaml", "rljob_trainer"])
 def test_a_named_module_that_exists_twice_is_refused_with_both(name: str, tmp_path: Path) -> None:
     write(tmp_path, **{name: "def reward(answer, record):\n    return 0\n"})

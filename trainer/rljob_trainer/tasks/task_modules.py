@@ -62,8 +62,11 @@ def _require_one(package: str, finder: _BesideTheManifest) -> None:
     own = finder.find_spec(package, None)
     if own is None:
         return
-    specs = (other.find_spec(package, None) for other in sys.meta_path)
+    finders = (getattr(other, "find_spec", None) for other in sys.meta_path)
+    specs = (find(package, None) for find in finders if find is not None)
     other = next((spec for spec in specs if spec is not None), None)
+    if other is not None and own.origin is None:
+        return  # a folder without __init__.py, which Python prefers to nothing else
     if other is not None and not _is_same_file(own, other):
         raise BadInput(
             f"expected one module {package}, found {_location(own)} and {_location(other)}, which other modules "
