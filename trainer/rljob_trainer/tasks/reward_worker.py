@@ -47,7 +47,10 @@ def serve(connection: Connection, progress: Progress) -> None:
     Sends None, or the message of a failure, once the function is loaded; then the results of each batch.
     """
     try:
-        reward = connection.recv().load()
+        source = connection.recv()
+        reward = source.load()
+        # For processes that the function starts with multiprocessing, which have this import path.
+        sys.path.append(str(source.manifest_directory.resolve()))
     except BaseException as error:  # user code may raise anything
         connection.send(str(error) if isinstance(error, BadInput) else raised(error))
         return

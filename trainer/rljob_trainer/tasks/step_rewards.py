@@ -91,7 +91,8 @@ def try_out(task: Task, scorer: Scorer, spec: TaskSpec) -> list[str]:
         raise BadInput(_with_traceback(f"{found}; {failure.advice or 'correct the function'}", failure))
     effect = "count as 0" if spec.on_reward_error == "Zero" else "end the job (task.onRewardError: Fail)"
     warnings = [f"{message}; such responses {effect}" for message, _ in failures[:1]]
-    return [*warnings, *(_unrewarded_message(task, *found) for found in unrewarded[:1])]
+    warnings += [_unrewarded_message(task, *found) for found in unrewarded[:1]]
+    return warnings + (_mixed_answers(task) if spec.reward else [])
 
 
 def _answer(prompt: Prompt) -> Any:
@@ -100,6 +101,25 @@ def _answer(prompt: Prompt) -> Any:
     if isinstance(answer, list) and answer:
         answer = answer[0]
     return None if isinstance(answer, list | dict) else answer
+
+
+def _mixed_answers(task: Task) -> list[str]:
+    """A warning if some records have an answer and others none, or one of another type. For data in memory."""
+    if not isinstance(task.items, list):
+        return []
+    found: dict[str, list[int]] = {}
+    for index, item in enumerate(task.items):
+        found.setdefault(_kind(item.record.get("answer")), []).append(index)
+    if len(found) < 2:
+        return []
+    kinds = ", ".join(f"{kind} in {len(indices):,} (first: {indices[0]})" for kind, indices in found.items())
+    return [f"the prompts of the task {task.name} have answers of several kinds: {kinds}; the reward may need one kind"]
+
+
+def _kind(answer: Any) -> str:
+    if answer is None:
+        return "none"
+    return "text" if isinstance(answer, str) else "number" if isinstance(answer, int | float) else type(answer).__name__
 
 
 def _response(text: str) -> Completion:
