@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
 from rljob_trainer.models.random_model import resolve
-from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.run_command import RunOptions, run_manifest
 
 MANIFEST = """
@@ -123,45 +122,3 @@ def test_a_mixture_of_experts_is_refused(model: Path, tmp_path: Path, capsys: py
     expert = {"model.layers.0.mlp.experts.0.up_proj.weight": np.zeros((2, 2), np.float32)}
     save_file(load_file(file) | expert, file, metadata={"format": "pt"})
     assert "found a mixture of experts" in refusal(model, tmp_path, capsys)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("import sys\nsys.exit(2)\n", "it called sys.exit(2)"),
-        ("raise KeyboardInterrupt\n", "KeyboardInterrupt; correct that module"),
-        ("def items():\n    raise KeyboardInterrupt\n", "raised KeyboardInterrupt"),
-        ("def items():\n    raise ValueError('ab \\ud83d c')\n", "raised ValueError: ab \\ud83d c"),
-        ("def items():\n    return [{'prompt': '\\ud83d'}]\n", "found half of a character in '\\ud83d'"),
-    ],
-)
-def test_whatever_the_task_raises_is_bad_input_with_a_summary(
-    source: str, message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "refused_items.py").write_text(f"{source}\ndef reward(answer, record):\n    return 0\n")
-    manifest = tmp_path / "job.yaml"
-    task = "task: {name: refused_items:items, reward: refused_items:reward}"
-    manifest.write_text(
-        MANIFEST.replace("/no/such/model", str(model)).replace("enforce_eagerly", "enforce_eager")
-        .replace("task: {name: digits}", task)
-    )  # fmt: skip
-    assert run_manifest(manifest, RunOptions(output=tmp_path / "run\udcff", device="cpu")) is ExitCode.BAD_INPUT
-    sys.modules.pop("refused_items", None)
-    assert message in " ".join(capsys.readouterr().out.split())
-    summary = json.loads((tmp_path / "run\udcff" / "summary.json").read_bytes())
-    assert (summary["exit_code"], summary["status"]) == (84, "Failed")
-    assert message in summary["exit_reason"]
-    assert "run\\udcff/logs" in summary["exit_reason"]
-
-
-def test_an_interrupt_without_a_signal_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(_attempt: Attempt) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Attempt, "run", interrupted)
-    manifest = tmp_path / "job.yaml"
-    manifest.write_text(MANIFEST)
-    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.ERROR
-    assert "unexpected KeyboardInterrupt" in capsys.readouterr().out

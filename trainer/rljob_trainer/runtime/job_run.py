@@ -102,6 +102,9 @@ class Outcome:
     evidence: Evidence | None = None
     """Set if that error was an out-of-memory failure."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", storable(self.message))  # it quotes paths and errors
+
 
 @dataclass(slots=True)
 class JobRun:
@@ -139,7 +142,6 @@ class JobRun:
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
-            outcome = replace(outcome, message=storable(outcome.message))  # with the paths and errors that it quotes
             try:
                 write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
             except OutputUnavailable as error:

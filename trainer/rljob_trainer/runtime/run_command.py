@@ -72,10 +72,7 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         with directory.open(
-            read_text(manifest),
-            identity(job),
-            changeable=changeable_settings(job),
-            defaults=DEFAULTS_OF_IDENTITY,
+            read_text(manifest), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
         ):
             outcome = JobRun(
                 job,
