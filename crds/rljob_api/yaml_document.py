@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from rljob_api.storable_text import is_storable, storable
+
 Path = tuple[str | int, ...]
 
 _MOST_FIELDS = 100_000
@@ -70,6 +72,17 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping = super().construct_mapping(node, deep)
         return {key if isinstance(key, str) else json.dumps(key, default=str): mapping[key] for key in mapping}
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Pairs of escapes such as \\ud83d\\ude00 are one character, as in JSON; half of one is no text."""
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and not is_storable(value):
+            try:
+                return value.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError:
+                problem = f"found half of a character in {storable(value[:40])!r}: write the whole character"
+                raise _refused(problem, node) from None
+        return value
 
 
 _READ_OTHERWISE = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")

@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
         "def share(answer, record):\n    return 0.5\n"
         "def trl(completions, **others):\n    return 0.5\n"
         "def raising(answer, record):\n    return record['anwser']\n"
-        "def leaving(answer, record):\n    raise SystemExit(7)\n"
+        "def leaving(answer, record):\n    import os; os._exit(7)\n"
     )
     (tmp_path / "on_policy.py").write_text("from rewards import share\nMAX_STALENESS = 0\n")
     (tmp_path / "job.yaml").write_text(JOB)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rljob_api.plan_change import PlanChange
+from rljob_api.storable_text import storable
 from rljob_memory.recovery import messages
 from rljob_trainer.display.numbers import gibibytes, short_seconds
 from rljob_trainer.ledger.reward_trend import reward_text
@@ -34,7 +35,7 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
     table.add_column()
     for name, value in _rows(summary):
         table.add_row(name, value)
-    table.add_row("files", escape(str(output)))
+    table.add_row("files", escape(storable(str(output))))
     console.print(table)
 
 

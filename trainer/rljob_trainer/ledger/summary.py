@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.plan_change import PlanChange
+from rljob_api.storable_text import storable
 from rljob_trainer.ledger.records import (
     PHASES,
     LedgerRecord,
@@ -27,6 +28,8 @@ _STOPPED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
 class _SummaryPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _storable = model_validator(mode="before")(storable)
 
 
 class DurationStatistics(_SummaryPart):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rljob_api.exit_codes import ExitCode
 from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest import ManifestError, dotted, load_manifest
+from rljob_api.manifest import ManifestError, dotted, load_manifest, read_text
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
 from rljob_trainer.display.run_display import RunDisplay
@@ -76,10 +76,7 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         with directory.open(
-            manifest.read_text(encoding="utf-8"),
-            identity(job),
-            changeable=changeable_settings(job),
-            defaults=DEFAULTS_OF_IDENTITY,
+            read_text(manifest), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
         ):
             outcome = JobRun(
                 job,

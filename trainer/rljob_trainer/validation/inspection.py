@@ -155,7 +155,8 @@ class Inspection:
                     message = f"the task has {len(checked.task)} prompts: a step repeats some of them"
                     self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
                 with self._check("the reward function", (*_TASK, "reward")):
-                    try_out(checked.task, ScoringHere(task.reward))
+                    for text in try_out(checked.task, ScoringHere(task.reward), spec):
+                        self._find("warning", (*_TASK, "reward"), text)
 
     def _memory(self, directory: Path | None) -> None:
         """The prediction for the job's pods, and the limits and sizes that are below it."""
@@ -194,7 +195,7 @@ class Inspection:
 
 def main() -> None:
     directory, results = map(Path, sys.argv[1:])
-    job = RLJob.model_validate_json(sys.stdin.read(), by_alias=True, by_name=False)
+    job = RLJob.model_validate_json(sys.stdin.buffer.read(), by_alias=True, by_name=False)
     with results.open("a", encoding="utf-8") as stream:
 
         def report(entry: dict[str, Any]) -> None:
