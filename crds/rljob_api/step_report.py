@@ -127,6 +127,19 @@ class MemoryPressure(ApiModel):
     """Steps until the projected failure, at the observed rate."""
 
 
+TrainingWarningReason = Literal["NumbersNotFinite", "ResponsesEmpty", "RewardsEqual", "ResponsesTruncated"]
+
+
+class TrainingWarning(ApiModel):
+    """Problem of the last committed step: it trained on nothing, or lost a part of its work."""
+
+    reason: TrainingWarningReason
+    """NumbersNotFinite, ResponsesEmpty, RewardsEqual or ResponsesTruncated. Reason of the condition Degraded."""
+
+    message: str = Field(max_length=1024)
+    """Explanation of the problem, and what to do."""
+
+
 class PendingExit(ApiModel):
     """Failure of an attempt whose processes are about to exit. They wait for about a minute, so that the operator can
     restart them in place with a changed memory plan."""
@@ -212,6 +225,9 @@ class StepReportStatus(ApiModel):
 
     memory_pressure: MemoryPressure | None = None
     """Projection that memory will run out. Absent: no failure is projected."""
+
+    training_warning: TrainingWarning | None = None
+    """Gravest problem of the last committed step. Absent: it has none."""
 
     last_evidence: Evidence | None = None
     """Observations about the latest out-of-memory failure."""

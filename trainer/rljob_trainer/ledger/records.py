@@ -172,6 +172,11 @@ class StepRecord(_Record):
         return self.tokens / self.total_seconds
 
     @property
+    def has_only_uniform_groups(self) -> bool:
+        """The responses to each prompt had equal rewards: the policy learns nothing from them."""
+        return self.metrics.get("uniform_groups", 0.0) >= 1.0
+
+    @property
     def peak_memory_bytes(self) -> dict[str, int]:
         """By role: the highest peak of its ranks, in any phase."""
         peaks: dict[str, int] = {}

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight
 from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.weight_loading import require_finite
 
 
 @torch.no_grad()
@@ -57,11 +58,12 @@ def weights_digest(optimizer: MasterAdamW) -> str:
 def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, directory: Path) -> None:
     """Write the model in `dtype` to `directory`: safetensors, configuration, and the tokenizer files of `source_dir`.
 
-    Collective; rank 0 writes.
+    Collective; rank 0 writes. Raises `BadInput` if a weight is not finite.
     """
     writes = dist.get_rank() == 0
     # The other ranks keep nothing: each parameter is gathered and dropped.
     parameters = {name: tensor.cpu() for name, tensor in full_parameters(model, dtype) if writes}
+    require_finite(parameters)
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
         _copy_companions(source_dir, directory)
