@@ -57,11 +57,7 @@ class ConditionReason(StrEnum):
     MEMORY_RUNNING_OUT = "MemoryRunningOut"
     ENOUGH_MEMORY = "EnoughMemory"
     LIMIT_BELOW_PREDICTION = "LimitBelowPrediction"
-    # Degraded
-    NUMBERS_NOT_FINITE = "NumbersNotFinite"
-    RESPONSES_EMPTY = "ResponsesEmpty"
-    REWARDS_EQUAL = "RewardsEqual"
-    RESPONSES_TRUNCATED = "ResponsesTruncated"
+    # Degraded; its other reasons are those of `TrainingWarning`
     NO_WARNING = "NoWarning"
     # Recovering
     NO_FAILURE = "NoFailure"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -75,18 +76,17 @@ class Listener(RunListener):
         self.events.append(("recovered", change.generation))
 
 
-class Disagreeing(SimulatedRoles):
-    """Roles whose engine and policy compute different log-probabilities in one step."""
+class Measured(SimulatedRoles):
+    """Roles whose updates have other metrics in some steps."""
 
-    def __init__(self, step: int, nats: float) -> None:
+    def __init__(self, steps: Container[int], **metrics: float) -> None:
         super().__init__({})
-        self._disagreement = (step, nats)
+        self._steps, self._metrics = steps, metrics
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
-        results = super().update(batch)
-        step, nats = self._disagreement
-        metrics = {"logprob_diff_mean": nats if batch.step == step else 0.02}
-        return {name: replace(result, metrics=metrics) for name, result in results.items()}
+        metrics = {"logprob_diff_mean": 0.02, "tokens": 4.0}
+        metrics |= self._metrics if batch.step in self._steps else {}
+        return {name: replace(result, metrics=metrics) for name, result in super().update(batch).items()}
 
 
 @dataclass
@@ -417,12 +417,23 @@ def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
     assert isinstance(failure.value, WorkerLost)
 
 
-def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"mean difference of 3\.20 nats"):
-        Job(tmp_path).attempt(Disagreeing(step=1, nats=3.2))
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"logprob_diff_mean": 3.2}, r"mean difference of 3\.20 nats"),
+        ({"logprob_diff_mean": math.nan}, "expected finite log-probabilities in the first step, found .* nan nats"),
+        ({"logprob_diff_mean": math.inf}, "expected finite log-probabilities in the first step, found .* inf nats"),
+        ({"logprob_diff_mean": 0.0, "dropped_tokens": 4.0}, "4 of 4 response tokens without a finite log-probability"),
+    ],
+)
+def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(
+    tmp_path: Path, metrics: dict[str, float], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        Job(tmp_path).attempt(Measured([1], **metrics))
     assert Job(tmp_path).rewards == []
 
 
 def test_a_disagreement_after_step_1_is_left_to_its_metric(tmp_path: Path) -> None:
-    Job(tmp_path).attempt(Disagreeing(step=2, nats=3.2))
+    Job(tmp_path).attempt(Measured([2], logprob_diff_mean=3.2))
     assert len(Job(tmp_path).rewards) == STEPS

@@ -72,7 +72,7 @@ def require_learning(steps: Sequence[StepRecord], max_steps_without_learning: in
     not_finite = _trailing(steps, trained_on_no_number)
     if len(not_finite) >= min(_MAX_STEPS_NOT_FINITE, total_steps):
         raise BadInput(
-            f"expected finite numbers in an update, found {_in_a_row(not_finite)} that changed no weight: "
+            f"expected finite numbers in an update, found {_in_a_row(not_finite)} that learned nothing: "
             f"{_describe_numbers(not_finite[-1])}. {_NOT_FINITE_ADVICE}"
         )
     uniform = _trailing(steps, lambda step: step.has_only_uniform_groups)
