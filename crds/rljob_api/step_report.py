@@ -14,6 +14,7 @@ from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
 
 MAX_RANKS_REPORTED = 256
+MAX_WARNING_LENGTH = 1024
 
 
 class RankMemory(ApiModel):
@@ -136,7 +137,7 @@ class TrainingWarning(ApiModel):
     reason: TrainingWarningReason
     """NumbersNotFinite, ResponsesEmpty, RewardsEqual or ResponsesTruncated. Reason of the condition Degraded."""
 
-    message: str = Field(max_length=1024)
+    message: str = Field(max_length=MAX_WARNING_LENGTH)
     """Explanation of the problem, and what to do."""
 
 

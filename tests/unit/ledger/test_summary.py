@@ -97,7 +97,13 @@ def test_each_plan_change_is_listed_once_with_its_effect() -> None:
 
 
 def test_lost_work_is_summed_over_the_steps() -> None:
-    lost = {"skipped_updates": 1.0, "dropped_tokens": 5.0, "skipped_tokens": 7.0, "reward_errors": 2.0}
+    lost = {
+        "skipped_updates": 1.0,
+        "dropped_tokens": 5.0,
+        "skipped_tokens": 7.0,
+        "reward_errors": 2.0,
+        "empty_responses": 1.0,
+    }
     steps: list[LedgerRecord] = [
         step_record(1, metrics=lost | {"uniform_groups": 1.0}),
         step_record(2, metrics=lost | {"loss": float("nan"), "uniform_groups": 0.9}),
@@ -105,5 +111,6 @@ def test_lost_work_is_summed_over_the_steps() -> None:
     ]
     summary = summary_of(steps)
     assert (summary.skipped_updates, summary.dropped_tokens, summary.skipped_tokens) == (2, 10, 14)
+    assert summary.empty_responses == 2
     assert (summary.reward_errors, summary.steps_without_gradient, summary.truncated_ratio) == (4, 1, 0.25)
     assert summary_of([]).truncated_ratio is None

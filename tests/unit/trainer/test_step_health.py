@@ -38,12 +38,15 @@ def lengths(most: int, clipped: float) -> ResponseStatistics:
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (ALL_SKIPPED, "grad_norm is nan, 2 updates were skipped because their gradient is not finite"),
-        ({"skipped_updates": 1.0}, "1 updates were skipped"),
-        ({"dropped_tokens": 3.0}, "3 of 128 response tokens have no finite log-probability from the engine"),
-        (ALL_DROPPED, "128 of 128 response tokens"),
-        *(({"loss": value}, f"loss is {value}") for value in (NAN, INF, -INF)),
-        ({"logprob_diff_max": NAN}, "logprob_diff_max is nan"),
+        (
+            ALL_SKIPPED,
+            "metrics that are not finite: grad_norm, updates skipped because their gradient is not finite: 2",
+        ),
+        ({"skipped_updates": 1.0}, "step 2: updates skipped because their gradient is not finite: 1"),
+        ({"dropped_tokens": 3.0}, "without a finite log-probability from the engine: 3 of 128"),
+        (ALL_DROPPED, "from the engine: 128 of 128"),
+        *(({"loss": value}, "metrics that are not finite: loss") for value in (NAN, INF, -INF)),
+        ({"logprob_diff_max": NAN}, "metrics that are not finite: logprob_diff_max"),
     ],
 )
 def test_each_number_that_is_not_finite_is_found(metrics: dict[str, float], said: str) -> None:
@@ -143,7 +146,7 @@ def test_weights_that_become_nan_end_the_run_also_across_attempts(tmp_path: Path
     roles.failures = {"generate 3": DEAD}
     with pytest.raises(WorkerLost):
         job.attempt(roles)
-    assert "warning: step 2: grad_norm is nan" in job.printed
+    assert "warning: step 2: metrics that are not finite: grad_norm" in job.printed
     with pytest.raises(BadInput, match=r"found 3 steps in a row \(2 to 4\) that learned nothing"):
         job.attempt(Measured(range(2, STEPS + 1), **LOST))
     assert len(job.rewards) == 4

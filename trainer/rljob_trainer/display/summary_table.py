@@ -55,6 +55,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "without gradient", f"{summary.steps_without_gradient:,} steps  [dim]equal rewards in each group[/]"
     if summary.skipped_tokens:
         yield "skipped tokens", f"{summary.skipped_tokens:,}  [dim]their advantage is 0[/]"
+    if summary.empty_responses:
+        yield "empty responses", f"{summary.empty_responses:,}"
     if summary.truncated_ratio:
         yield "truncated", f"{summary.truncated_ratio:.0%} of the responses  [dim]at algorithm.maxResponseTokens[/]"
     if summary.step_seconds:

@@ -82,6 +82,9 @@ class Summary(_SummaryPart):
     steps_without_gradient: int
     """Steps in which the responses to each prompt had equal rewards."""
 
+    empty_responses: int
+    """Responses with no token but that of the end of the sequence."""
+
     truncated_ratio: float | None
     """Fraction of all responses that were cut at the token limit, 0 to 1; null without a step."""
 
@@ -142,6 +145,7 @@ def summarize(
         dropped_tokens=_total(steps, "dropped_tokens"),
         skipped_tokens=_total(steps, "skipped_tokens"),
         steps_without_gradient=sum(step.has_only_uniform_groups for step in steps),
+        empty_responses=_total(steps, "empty_responses"),
         truncated_ratio=fmean(step.response.clipped_ratio for step in steps) if steps else None,
         replayed_steps=sum(record.replayed_steps for record in records if isinstance(record, RestoreRecord)),
         first_reward=fmean(rewards[:REWARD_WINDOW_STEPS]) if rewards else None,

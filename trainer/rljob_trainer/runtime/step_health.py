@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from rljob_api.step_report import TrainingWarning, TrainingWarningReason
+from rljob_api.step_report import MAX_WARNING_LENGTH, TrainingWarning, TrainingWarningReason
 from rljob_trainer.errors import BadInput
 from rljob_trainer.ledger.records import StepRecord
 
@@ -38,7 +38,7 @@ class Finding:
         return is_power_of_two(self.steps)
 
     def warning(self) -> TrainingWarning:
-        return TrainingWarning(reason=self.reason, message=self.message)
+        return TrainingWarning(reason=self.reason, message=self.message[:MAX_WARNING_LENGTH])
 
 
 def is_power_of_two(count: int) -> bool:
@@ -126,12 +126,14 @@ def _lost_numbers(step: StepRecord) -> bool:
 
 
 def _describe_numbers(step: StepRecord) -> str:
-    parts = [f"{name} is {value}" for name, value in step.metrics.items() if not math.isfinite(value)]
+    parts = []
+    if names := [name for name, value in step.metrics.items() if not math.isfinite(value)]:
+        parts.append(f"metrics that are not finite: {', '.join(names)}")
     if skipped := _metric(step, "skipped_updates"):
-        parts.append(f"{skipped:.0f} updates were skipped because their gradient is not finite")
+        parts.append(f"updates skipped because their gradient is not finite: {skipped:.0f}")
     if dropped := _metric(step, "dropped_tokens"):
         tokens = _metric(step, "tokens")
-        parts.append(f"{dropped:.0f} of {tokens:.0f} response tokens have no finite log-probability from the engine")
+        parts.append(f"response tokens without a finite log-probability from the engine: {dropped:.0f} of {tokens:.0f}")
     return ", ".join(parts)
 
 
