@@ -69,7 +69,7 @@ def require_learning(steps: Sequence[StepRecord], max_steps_without_learning: in
     `max_steps_without_learning`: as in `RecoverySpec`. `total_steps`: of the job, which may be fewer than the limit for
     numbers that are not finite.
     """
-    not_finite = _trailing(steps, trained_on_no_number)
+    not_finite = _trailing(steps, _trained_on_no_number)
     if len(not_finite) >= min(_MAX_STEPS_NOT_FINITE, total_steps):
         raise BadInput(
             f"expected finite numbers in an update, found {_in_a_row(not_finite)} that learned nothing: "
@@ -87,7 +87,7 @@ def require_learning(steps: Sequence[StepRecord], max_steps_without_learning: in
     )
 
 
-def trained_on_no_number(step: StepRecord) -> bool:
+def _trained_on_no_number(step: StepRecord) -> bool:
     """No update was applied, or every token was dropped, because the numbers were not finite."""
     return _skipped_every_update(step) or _dropped_every_token(step)
 
