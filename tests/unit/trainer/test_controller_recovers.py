@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
@@ -19,6 +20,7 @@ from rich.console import Console
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
+from rljob_api.step_report import TrainingWarning
 from rljob_memory.recovery import Constraints
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
@@ -54,6 +56,12 @@ FIRST_PLAN = memory_plan(micro_batch_tokens=1 << 14, kv_cache_bytes=16 * GIB, sy
 class Echo:
     """Its rewards depend on every token."""
 
+    name = "echo"
+
+    @property
+    def reward(self) -> Any:
+        return SimpleNamespace(name="echo")
+
     def prompts(self, step: int, count: int) -> list[Prompt]:
         return [Prompt(index, [step, index], "") for index in self.items_of_step(step, count)]
 
@@ -68,12 +76,17 @@ def echo(_record: dict[str, Any], completion: Completion) -> float:
 class Listener(RunListener):
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.warnings: list[str | None] = []
+        """Reason of the warning of each step."""
 
     def plan_changed(self, change: PlanChange, plan: Any) -> None:
         self.events.append(("changed", change.generation))
 
     def recovered(self, change: PlanChange) -> None:
         self.events.append(("recovered", change.generation))
+
+    def training_warning(self, warning: TrainingWarning | None) -> None:
+        self.warnings.append(warning and warning.reason)
 
 
 class Measured(SimulatedRoles):
@@ -98,6 +111,7 @@ class Job:
     mode: str = "Auto"
     staleness: Literal[0, 1] = 0
     partial: int = 0
+    reward: Callable[[dict[str, Any], Completion], float] = echo
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
     def attempt(
@@ -138,9 +152,10 @@ class Job:
                     seed=0,
                     max_staleness=self.staleness,
                     partial_rollout_prompts=self.partial,
+                    on_reward_error="Zero",
                 ),
                 task=cast(Task, Echo()),
-                scorer=ScoringHere(cast(Reward, echo)),
+                scorer=ScoringHere(cast(Reward, self.reward)),
                 roles=cast(Any, roles),
                 ledger=ledger,
                 journal=journal,

@@ -174,3 +174,17 @@ def test_a_replay_that_skips_an_update_is_refused(tmp_path: Path) -> None:
     ):
         job.attempt(Measured([3], **LOST))
     assert len(job.rewards) == 3
+
+
+def test_each_step_reports_its_warning_or_none(tmp_path: Path) -> None:
+    _, listener, _ = Job(tmp_path).attempt(Measured([2, 3, 5], **LOST))
+    lost = "NumbersNotFinite"
+    assert listener.warnings == [None, lost, lost, None, lost, None]
+
+
+def test_failed_rewards_are_warned_of_at_growing_distances(tmp_path: Path) -> None:
+    job = Job(tmp_path, reward=lambda _record, _completion: 1 / 0)
+    _, listener, printed = job.attempt(Measured([]))
+    warned = [n for n in range(1, STEPS + 1) if f"warning: step {n}: 4 of 4 rewards are 0" in printed]
+    assert warned == [1, 2, 4]
+    assert set(listener.warnings) == {"RewardsEqual"}
