@@ -86,7 +86,7 @@ class Listener(RunListener):
         self.events.append(("recovered", change.generation))
 
     def training_warning(self, warning: TrainingWarning | None) -> None:
-        self.warnings.append(warning and warning.reason)
+        self.warnings.append(None if warning is None else warning.reason)
 
 
 class Measured(SimulatedRoles):
