@@ -70,7 +70,7 @@ Ports = Annotated[tuple[Port, ...], BeforeValidator(_split)]
 class OperatorSettings(BaseModel):
     """Settings of one operator process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     trainer_image: Annotated[str, Group.PODS]
     """Image of the pods of jobs without `spec.trainer`."""

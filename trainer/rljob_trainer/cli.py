@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from enum import StrEnum
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -52,9 +50,7 @@ def rljob(
         ),
     ] = False,
 ) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a locale may lack characters of a message
+    pass
 
 
 class DeviceChoice(StrEnum):

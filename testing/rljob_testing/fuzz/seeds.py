@@ -91,6 +91,7 @@ STEP_REPORTS = tuple(
             "seconds": {"rollout": 3.0, "update": 1.0},
             "updateTime": START.isoformat(),
             "memoryPressure": {"diagnosis": _CHANGE["diagnosis"], "role": "policy", "rank": 0, "stepsLeft": 4},
+            "trainingWarning": {"reason": "RewardsEqual", "message": "step 4: equal rewards"},
             "plan": PLAN.model_copy(update={"generation": 2}).model_dump(mode="json", by_alias=True, exclude_none=True),
             "planChanges": [_CHANGE],
         },

@@ -38,4 +38,4 @@ def test_a_locale_without_a_character_of_a_message_prints_it_all_the_same(tmp_pa
     command = [sys.executable, "-m", "rljob_trainer", "diagnose", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    assert b"? Raise the limit of host memory" in done.stdout
+    assert "Raise the limit of host memory" in done.stdout.decode("utf-8")

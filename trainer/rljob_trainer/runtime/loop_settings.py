@@ -22,3 +22,7 @@ class LoopSettings:
     partial_rollout_prompts: int = 0
     """Groups that a step may leave for the next one, beyond those that it completes."""
     on_reward_error: OnRewardError = "Fail"
+    responses_may_end: bool = True
+    """False if every response has full length (`algorithm.ignoreEndOfSequence`)."""
+    max_steps_without_learning: int = 0
+    """As in `RecoverySpec`; 0: no limit."""

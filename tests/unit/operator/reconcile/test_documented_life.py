@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
+from rljob_api.step_report import TrainingWarningReason
 from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.status_draft import EventReason
 
@@ -30,7 +32,8 @@ def used(reasons: type[StrEnum]) -> set[str]:
 
 def test_every_reason_of_a_condition_is_documented() -> None:
     of_the_engine = set(GiveUpReason) - {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}
-    reasons = used(ConditionReason) | {reason.value for reason in of_the_engine}
+    of_the_trainer = set(get_args(TrainingWarningReason))
+    reasons = used(ConditionReason) | {reason.value for reason in of_the_engine} | of_the_trainer
     assert set().union(*(documented(type_.value) for type_ in ConditionType)) == reasons
 
 

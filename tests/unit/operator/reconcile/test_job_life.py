@@ -38,6 +38,7 @@ def test_all_conditions_are_there_from_the_first_round_on() -> None:
         "Scheduled": "WaitingForPods",
         "Running": "Starting",
         "MemoryPressure": "EnoughMemory",
+        "Degraded": "NoWarning",
         "Recovering": "NoFailure",
         "Complete": "StepsRemain",
         "Failed": "NoFailure",
