@@ -59,8 +59,8 @@ def _held(pods: list[ObservedPod]) -> str:
     logs = "its log is" if len(pods) == 1 else "their logs are"
     return (
         f"the job has ended; {', '.join(reasons)}: the operator deletes the pod{'s' if len(pods) > 1 else ''} "
-        f"{_ENDS_WITHIN_SECONDS:.0f} s after the end, and {logs} gone; to keep logs, run sidecars as sidecar containers "
-        "(initContainers with restartPolicy: Always)"
+        f"{_ENDS_WITHIN_SECONDS:.0f} s after the end, and {logs} gone; to keep logs, run sidecars as sidecar "
+        "containers (initContainers with restartPolicy: Always)"
     )
 
 
