@@ -47,6 +47,7 @@ class SimulatedCluster:
     pods: dict[str, ObservedPod] = field(default_factory=dict)
     report: StepReportStatus | None = None
     now: datetime = START
+    uid: str = "job-uid"
     generation: int = 1
     finalizer: bool = False
     deleting: bool = False
@@ -71,7 +72,7 @@ class SimulatedCluster:
             stored_status=self.status,
             namespace="team",
             name="demo",
-            uid="job-uid",
+            uid=self.uid,
             generation=self.generation,
             created_at=START,
             deleting=self.deleting,
