@@ -26,7 +26,7 @@ def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
 
 
 def half_placed_seconds_left(view: JobView) -> float | None:
-    """Seconds until the pods of a job that is in part scheduled, or in part refused, are deleted; None if it is neither.
+    """Seconds until the pods of a job that is scheduled, or refused, in part are deleted; None if it is neither.
 
     Counted from the last pod that was scheduled, or created. Not without a gang. Pods that were created for Kueue or
     Volcano, even if the spec has changed since, are left to it once all of them exist.
