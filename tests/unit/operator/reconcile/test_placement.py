@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +16,7 @@ from rljob_testing.simulated_cluster import (
     GPU_NODE,
     POLICY_0,
     POLICY_1,
+    SETTINGS,
     SimulatedCluster,
     job_spec,
 )
@@ -50,6 +52,29 @@ def test_the_controller_requires_a_gpu_free_node_where_there_is_one(
     nodes: tuple[ObservedNode, ...], required: bool
 ) -> None:
     assert (REQUIRED in controller_affinity(SimulatedCluster(nodes=nodes))) == required
+
+
+TAINTED_GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True, tainted=True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "watch_nodes", "tolerates"),
+    [
+        ((), True, False),  # such as a cluster of GKE Autopilot, which refuses the toleration
+        ((GPU_NODE,), True, False),
+        ((TAINTED_GPU_NODE,), True, True),
+        ((replace(TAINTED_GPU_NODE, usable=False),), True, False),
+        ((CPU_NODE, TAINTED_GPU_NODE), True, False),
+        ((), False, True),
+    ],
+)
+def test_the_controller_tolerates_gpu_nodes_only_if_it_needs_one(
+    nodes: tuple[ObservedNode, ...], watch_nodes: bool, tolerates: bool
+) -> None:
+    cluster = SimulatedCluster(nodes=nodes, settings=SETTINGS.model_copy(update={"watch_nodes": watch_nodes}))
+    cluster.round()
+    [pod] = [made for made in cluster.round().create if made["metadata"]["name"] == CONTROLLER]
+    assert bool(pod["spec"].get("tolerations")) == tolerates
 
 
 def test_tainted_nodes_count_where_the_controller_tolerates_taints() -> None:
