@@ -163,13 +163,18 @@ class Executor:
             raise JobGone(error.message) from error
 
     async def _write_decision(self, decision: ExitDecision, job: Observed) -> None:
-        """Write it once: a pod that overwrites the decision harms itself alone."""
+        """Write it once: a pod that overwrites the decision harms itself alone.
+
+        Raises Conflict if the report was changed or replaced since it was observed.
+        """
         key = (job.namespace, job.name)
         if self._decisions.get(key) == (job.uid, decision):
             return
         content = decision.model_dump(mode="json", by_alias=True)  # null removes a field of an earlier decision
+        # The API server ignores a uid in a patch of a custom resource's status: the version identifies the report.
+        patch = {"metadata": {"resourceVersion": job.step_report_version}, "status": {"decision": content}}
         with suppress(NotFound):  # somebody has deleted the report: the next round makes it again
-            await self._client.patch(STEP_REPORTS, job.name, {"status": {"decision": content}}, job.namespace, "status")
+            await self._client.patch(STEP_REPORTS, job.name, patch, job.namespace, "status")
             self._decisions[key] = (job.uid, decision)
 
     # --- the objects of the job ---

@@ -53,7 +53,8 @@ def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_r
     """Add the controller's placement to a pod's `spec`, in addition to that of the user.
 
     GpuFreeNodes: only nodes without GPUs. Otherwise they are preferred; AnyNode also tolerates the taint of GPU nodes,
-    which GKE Autopilot refuses in pods without GPUs. Raises InvalidTemplate if the user's affinity is malformed; `path`: of the spec, for the message.
+    which GKE Autopilot refuses in pods without GPUs. Raises InvalidTemplate if the user's affinity is malformed;
+    `path`: of the spec, for the message.
     """
     expressions = [label.absent() for label in GPU_NODE_LABELS]
     if placement == "GpuFreeNodes":

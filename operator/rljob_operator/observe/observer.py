@@ -85,6 +85,7 @@ class Observer:
             foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
             step_report=step_report,
             step_report_problem=step_report_problem,
+            step_report_version=reported.resource_version if reported else "",
             nodes=self._observed_nodes(),
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,

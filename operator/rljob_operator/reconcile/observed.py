@@ -179,6 +179,8 @@ class Observed:
     """Foreign pods with a name that this job needs, or with its labels."""
     step_report_problem: str | None = None
     """Error in the StepReport; None if it can be parsed."""
+    step_report_version: str = ""
+    """Its resourceVersion."""
     namespace_terminating: bool = False
     refused: str | None = None
     """Message of the API server about an object that it refused (403, 404, 422), until a write for the job succeeds."""

@@ -192,9 +192,11 @@ REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sum
 def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
     desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
     answers = (lambda server: server.answer(*REPORT, refusal(404, "NotFound", "no report"))) if refused else nothing
-    run = Run([(desired, observation()), (desired, observation())], script=answers)
+    state = observation(step_report_version="17")
+    run = Run([(desired, state), (desired, state)], script=answers)
     assert run.error is None
     assert run.writes == [REPORT] * times
+    assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
 
 
 def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
