@@ -208,6 +208,11 @@ class OperatorSettings(BaseModel):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Group.PROCESS] = "info"
     """Minimum log level."""
 
+    @property
+    def installation(self) -> str:
+        """Name of this installation of the operator, the same for all its replicas."""
+        return f"{self.lease_namespace}/{self.lease_name}"
+
     @field_validator("checkpoint_storage_class")
     @classmethod
     def _empty_is_default(cls, storage_class: str | None) -> str | None:

@@ -50,6 +50,7 @@ class SimulatedCluster:
     uid: str = "job-uid"
     generation: int = 1
     finalizer: bool = False
+    operator: str = ""
     deleting: bool = False
     gone: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class SimulatedCluster:
             created_at=START,
             deleting=self.deleting,
             has_finalizer=self.finalizer,
+            operator=self.operator,
             pods=tuple(self.pods.values()),
             step_report=self.report,
             nodes=self.nodes,
@@ -123,9 +125,10 @@ class SimulatedCluster:
                 left[0] -= 1
             self.writes += 1
 
-        if desired.finalizer:
+        if desired.finalizer or desired.claim:
             write()
-            self.finalizer = True
+            self.finalizer = self.finalizer or desired.finalizer is True
+            self.operator = desired.claim or self.operator
         for _ in desired.apply:
             write()
         for manifest in desired.create:

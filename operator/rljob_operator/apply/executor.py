@@ -21,6 +21,7 @@ from rljob_operator.apply.event_recorder import EventRecorder, remembered
 from rljob_operator.apply.ownership import ForeignObject, LeftBehind, belonged_to, require_owned, require_shared
 from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
 from rljob_operator.apply.waves import LARGEST_WAVE, in_waves
+from rljob_operator.event_note import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceGone, NotFound
 from rljob_operator.kube.resources import (
@@ -82,7 +83,13 @@ class _Made:
 class Executor:
     """Executes decisions. `saw` is called with each object that a write returned."""
 
-    def __init__(self, client: ApiClient, recorder: EventRecorder, saw: Callable[[Object], None]) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        recorder: EventRecorder,
+        saw: Callable[[Object], None],
+        installation: str = "this operator",
+    ) -> None:
         self.workloads = WORKLOADS
         """Kueue's Workloads, in the version that the API server serves."""
         self._client = client
@@ -91,6 +98,9 @@ class Executor:
         self._made: OrderedDict[Key, _Made] = OrderedDict()
         self._shared: OrderedDict[str, _Made] = OrderedDict()
         """By namespace: what all its jobs use."""
+        self._installation = installation
+        self._others: OrderedDict[str, None] = OrderedDict()
+        """Other installations that were reported."""
         self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
 
     def forget(self, job: Key) -> None:
@@ -105,8 +115,13 @@ class Executor:
         the errors of `kube.errors`.
         """
         job, version = observation.observed, observation.resource_version
-        if desired.finalizer is True:
-            version = await self._set_finalizers(job, version, (*observation.finalizers, labels.FINALIZER))
+        if desired.left_to is not None:
+            self._leave(job, desired.left_to)
+            return
+        claimed = {} if desired.claim is None else {"annotations": {labels.OPERATOR: desired.claim}}
+        added = {"finalizers": [*observation.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
+        if claimed or added:
+            version = await self._patch_metadata(job, version, {**claimed, **added})
         refusal = await self._make_objects_or_refusal(desired, job)
         await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
@@ -122,8 +137,8 @@ class Executor:
         for note in desired.events:
             self._recorder.record(job, note)
         if desired.finalizer is False:
-            left = tuple(finalizer for finalizer in observation.finalizers if finalizer != labels.FINALIZER)
-            await self._set_finalizers(job, version, left)
+            left = [finalizer for finalizer in observation.finalizers if finalizer != labels.FINALIZER]
+            await self._patch_metadata(job, version, {"finalizers": left})
         if refusal is not None:
             raise refusal
         # Last: a refusal holds up nothing else.
@@ -139,8 +154,20 @@ class Executor:
 
     # --- the job itself: each write names the resourceVersion that it was made for ---
 
-    async def _set_finalizers(self, job: Observed, version: str, finalizers: tuple[str, ...]) -> str:
-        return await self._patch_job(job, {"metadata": {"resourceVersion": version, "finalizers": list(finalizers)}})
+    async def _patch_metadata(self, job: Observed, version: str, metadata: Object) -> str:
+        return await self._patch_job(job, {"metadata": {"resourceVersion": version, **metadata}})
+
+    def _leave(self, job: Observed, operator: str) -> None:
+        """Report, once in the log, that another installation of the operator reconciles the job."""
+        message = (
+            f"the operator {operator} reconciles this job (annotation {labels.OPERATOR}), so {self._installation} "
+            f"leaves it alone; uninstall one of them, or list different namespaces; if {operator} is gone: kubectl annotate "
+            f"rljobs --all --all-namespaces {labels.OPERATOR}-"
+        )
+        if operator not in self._others:
+            _log.warning("jobs of another operator", operator=operator, reason=message)
+        remembered(self._others, operator, None, _JOBS_REMEMBERED)
+        self._recorder.record(job, EventNote("Warning", "ManagedByAnotherOperator", message))
 
     async def _write_status(self, job: Observed, version: str, status_patch: Object) -> str:
         if not status_patch:

@@ -16,7 +16,6 @@ from rljob_operator.objects.pod_template import is_controller, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 from rljob_operator.objects.predicted_memory import predicted_limit_bytes
 
-
 _GPU = re.compile(r"nvidia\.com/mig-.*|[^/]*gpu[^/]*/.*|.*/.*gpu.*", re.IGNORECASE)
 """Resources that are GPUs by their name: amd.com/gpu, gpu.intel.com/i915, nvidia.com/mig-1g.5gb. Not network adapters
 such as nvidia.com/hostdev, which workers may need."""

@@ -172,6 +172,8 @@ class Observed:
     step_report: StepReportStatus | None
     """Content of the job's own StepReport; None if there is none, or `step_report_problem` tells why not."""
     nodes: tuple[ObservedNode, ...]
+    operator: str = ""
+    """Installation of the operator that reconciles the job; empty if none does yet."""
     problem: str | None = None
     stored_status: RLJobStatus | None = None
     """The status if `job` is None and the status can be parsed."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.job import MANAGED_BY_OPERATOR
 from rljob_operator.reconcile.creation import report_invalid_spec
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.exit_decision import exit_decision
@@ -36,8 +37,14 @@ from rljob_operator.settings import OperatorSettings
 
 def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     """Decide the writes for one job. Deterministic; does not raise for an invalid job."""
+    if observed.job is not None and observed.job.spec.managed_by not in (None, MANAGED_BY_OPERATOR):
+        return Desired()
+    if observed.operator not in ("", settings.installation):
+        return Desired(left_to=observed.operator)
     now = now.replace(microsecond=0)  # as Kubernetes writes times
-    return replace(_decide(observed, settings, now), delete_workloads=workloads_to_delete(observed))
+    desired = replace(_decide(observed, settings, now), delete_workloads=workloads_to_delete(observed))
+    writes = replace(desired, requeue_after_seconds=None, is_status_delayed=False) != Desired()
+    return replace(desired, claim=settings.installation) if writes and not observed.operator else desired
 
 
 def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:

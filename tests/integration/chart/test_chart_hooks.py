@@ -21,6 +21,7 @@ from tests.integration.chart.conftest import (
 
 OURS = "rljob.dev/pods-end-first"
 FOREIGN = "example.com/keep"
+CLAIM = "rljob.dev/operator"
 
 
 def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
@@ -29,7 +30,8 @@ def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
     installed()
     command_line.apply(
         job("plain", "team-a", finalizers=[OURS]),
-        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN]),
+        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN], annotations={CLAIM: "a/b", "mine": "kept"}),
+        job("claimed", "team-c", annotations={CLAIM: "a/b"}),
     )
     command_line.kubectl("delete", "rljob", "plain", "-n", "team-a", "--wait=false")
 
@@ -39,6 +41,9 @@ def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
     [other] = jobs(command_line, "team-b")
     assert other["metadata"]["finalizers"] == [FOREIGN]
     assert "deletionTimestamp" not in other["metadata"]
+    assert other["metadata"]["annotations"].keys() & {CLAIM, "mine"} == {"mine"}
+    [claimed] = jobs(command_line, "team-c")
+    assert CLAIM not in claimed["metadata"].get("annotations", {})
     eventually(lambda: left_in_release_namespace(command_line) == [], "the hook's own objects to be gone")
 
 

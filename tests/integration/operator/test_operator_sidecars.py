@@ -31,7 +31,9 @@ def test_a_trainer_that_completes_beside_a_sidecar_completes_the_job(
     job.wait_for(ConditionType.COMPLETE)
     running = job.wait_for(ConditionType.RUNNING, "False")
     eventually(
-        lambda: f"container {PROXY} of pod job-controller still runs" in job.condition(ConditionType.RUNNING)["message"],
+        lambda: (
+            f"container {PROXY} of pod job-controller still runs" in job.condition(ConditionType.RUNNING)["message"]
+        ),
         "the sidecar's name",
         context=lambda: running,
     )

@@ -185,6 +185,33 @@ def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: 
     assert run.writes.count(ACCOUNTS) == times
 
 
+def test_a_claim_comes_first_in_one_write_with_the_finalizer() -> None:
+    desired = Desired(claim="rljob-system/rljob", finalizer=True, create=(manifest("Pod", "p"),))
+    run = execute(desired, observation(finalizers=("a",)))
+    assert run.writes == [("PATCH", JOB), ("POST", PODS)]
+    metadata = run.asked[0].body["metadata"]
+    assert metadata["annotations"] == {"rljob.dev/operator": "rljob-system/rljob"}
+    assert metadata["finalizers"] == ["a", FINALIZER]
+    assert metadata["resourceVersion"] == "10"
+
+
+def test_a_job_that_another_operator_has_claimed_meanwhile_gets_nothing() -> None:
+    run = execute(
+        Desired(claim="rljob-system/rljob", create=(manifest("Pod", "p"),)),
+        script=lambda server: server.answer("PATCH", JOB, refusal(409, "Conflict", "the object has been modified")),
+    )
+    assert isinstance(run.error, Conflict)
+    assert run.writes == [("PATCH", JOB)]
+
+
+def test_a_job_of_another_operator_gets_an_event_alone() -> None:
+    run = execute(Desired(left_to="other/rljob", status=RLJobStatus(step=3)))
+    assert run.writes == []
+    [note] = run.notes
+    assert note.reason == "ManagedByAnotherOperator"
+    assert "kubectl annotate rljobs --all --all-namespaces rljob.dev/operator-" in note.message
+
+
 REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sums/status")
 
 
