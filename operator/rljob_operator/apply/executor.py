@@ -161,8 +161,8 @@ class Executor:
         """Report, once in the log, that another installation of the operator reconciles the job."""
         message = (
             f"the operator {operator} reconciles this job (annotation {labels.OPERATOR}), so {self._installation} "
-            f"leaves it alone; uninstall one of them, or list different namespaces; if {operator} is gone: kubectl annotate "
-            f"rljobs --all --all-namespaces {labels.OPERATOR}-"
+            f"leaves it alone; uninstall one of them, or list different namespaces; if {operator} is gone: "
+            f"kubectl annotate rljobs --all --all-namespaces {labels.OPERATOR}-"
         )
         if operator not in self._others:
             _log.warning("jobs of another operator", operator=operator, reason=message)
