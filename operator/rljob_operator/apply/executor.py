@@ -21,7 +21,6 @@ from rljob_operator.apply.event_recorder import EventRecorder, remembered
 from rljob_operator.apply.ownership import ForeignObject, LeftBehind, belonged_to, require_owned, require_shared
 from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
 from rljob_operator.apply.waves import LARGEST_WAVE, in_waves
-from rljob_operator.event_note import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceGone, NotFound
 from rljob_operator.kube.resources import (
@@ -83,13 +82,7 @@ class _Made:
 class Executor:
     """Executes decisions. `saw` is called with each object that a write returned."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        recorder: EventRecorder,
-        saw: Callable[[Object], None],
-        installation: str = "this operator",
-    ) -> None:
+    def __init__(self, client: ApiClient, recorder: EventRecorder, saw: Callable[[Object], None]) -> None:
         self.workloads = WORKLOADS
         """Kueue's Workloads, in the version that the API server serves."""
         self._client = client
@@ -98,9 +91,8 @@ class Executor:
         self._made: OrderedDict[Key, _Made] = OrderedDict()
         self._shared: OrderedDict[str, _Made] = OrderedDict()
         """By namespace: what all its jobs use."""
-        self._installation = installation
         self._others: OrderedDict[str, None] = OrderedDict()
-        """Other installations that were reported."""
+        """Other installations of the operator that were logged."""
         self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
 
     def forget(self, job: Key) -> None:
@@ -116,8 +108,9 @@ class Executor:
         """
         job, version = observation.observed, observation.resource_version
         if desired.left_to is not None:
-            self._leave(job, desired.left_to)
-            return
+            if desired.left_to not in self._others:
+                _log.warning("jobs of another operator", operator=desired.left_to, job=job.name)
+            remembered(self._others, desired.left_to, None, _JOBS_REMEMBERED)
         claimed = {} if desired.claim is None else {"annotations": {labels.OPERATOR: desired.claim}}
         added = {"finalizers": [*observation.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
         if claimed or added:
@@ -156,18 +149,6 @@ class Executor:
 
     async def _patch_metadata(self, job: Observed, version: str, metadata: Object) -> str:
         return await self._patch_job(job, {"metadata": {"resourceVersion": version, **metadata}})
-
-    def _leave(self, job: Observed, operator: str) -> None:
-        """Report, once in the log, that another installation of the operator reconciles the job."""
-        message = (
-            f"the operator {operator} reconciles this job (annotation {labels.OPERATOR}), so {self._installation} "
-            f"leaves it alone; uninstall one of them, or list different namespaces; if {operator} is gone: "
-            f"kubectl annotate rljobs --all --all-namespaces {labels.OPERATOR}-"
-        )
-        if operator not in self._others:
-            _log.warning("jobs of another operator", operator=operator, reason=message)
-        remembered(self._others, operator, None, _JOBS_REMEMBERED)
-        self._recorder.record(job, EventNote("Warning", "ManagedByAnotherOperator", message))
 
     async def _write_status(self, job: Observed, version: str, status_patch: Object) -> str:
         if not status_patch:

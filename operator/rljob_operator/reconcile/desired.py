@@ -33,7 +33,7 @@ class Desired:
     """
 
     left_to: str | None = None
-    """Other installation of the operator that reconciles the job: nothing is written but an Event."""
+    """Other installation of the operator, which reconciles the job; logged once."""
     claim: str | None = None
     """Installation to write into the annotation of the job, before anything else: another one may have done so."""
     finalizer: bool | None = None

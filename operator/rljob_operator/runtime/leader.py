@@ -70,7 +70,7 @@ class Leader:
         self._identity = identity
         self._recorder = EventRecorder(self._event_client, instance=identity)
         self._node_labels = NodeLabels(self._client)
-        self._executor = Executor(self._client, self._recorder, self._observer.saw, settings.installation)
+        self._executor = Executor(self._client, self._recorder, self._observer.saw)
         self._loop = ReconcileLoop(settings, self._queue, self._observer, self._executor, reconcile)
         self._tasks: list[asyncio.Task[None]] = []
         self._reconciling: asyncio.Task[None] | None = None

@@ -204,14 +204,6 @@ def test_a_job_that_another_operator_has_claimed_meanwhile_gets_nothing() -> Non
     assert run.writes == [("PATCH", JOB)]
 
 
-def test_a_job_of_another_operator_gets_an_event_alone() -> None:
-    run = execute(Desired(left_to="other/rljob", status=RLJobStatus(step=3)))
-    assert run.writes == []
-    [note] = run.notes
-    assert note.reason == "ManagedByAnotherOperator"
-    assert "kubectl annotate rljobs --all --all-namespaces rljob.dev/operator-" in note.message
-
-
 REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sums/status")
 
 

@@ -22,7 +22,11 @@ def test_a_job_of_another_operator_is_left_alone_at_any_stage(deleting: bool) ->
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, 1)
     cluster.operator, cluster.deleting = "other/rljob-operator", deleting
-    assert cluster.decide() == Desired(left_to="other/rljob-operator")
+    desired = cluster.decide()
+    [note] = desired.events
+    assert desired == Desired(left_to="other/rljob-operator", events=(note,))
+    assert note.reason == "ManagedByAnotherOperator"
+    assert "kubectl annotate rljobs --all --all-namespaces rljob.dev/operator-" in note.message
 
 
 def test_a_job_without_writes_is_not_claimed() -> None:
