@@ -20,6 +20,7 @@ from rljob_operator.reconcile.view import JobView
 
 _ENDS_WITHIN_SECONDS = 30.0
 """Time for a waiting controller to exit, and for sidecars to terminate after their trainer."""
+_ENDED = "the job has ended"
 
 
 def run_finished(view: JobView, draft: StatusDraft) -> Desired:
@@ -40,8 +41,8 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
     held = [pod for pod in kept if not pod.has_terminated]
     wait = _seconds_after_end(view) if held else None
     to_go = [pod for pod in view.observed.pods if pod not in kept or (pod in held and not wait)]
-    if held:
-        draft.condition(ConditionType.RUNNING, False, ConditionReason.PODS_TERMINATED, _held(held))
+    if message := _held(held) if held else _ENDED if _is_whole(kept, view) else None:
+        draft.condition(ConditionType.RUNNING, False, ConditionReason.PODS_TERMINATED, message)
     termination = Termination.of(view.observed, view.settings, view.now)
     deletions = Desired() if ends_by_itself else delete_pods(to_go, termination)
     requeue = soonest(left, wait, ends_by_itself, deletions.requeue_after_seconds)
@@ -53,14 +54,19 @@ def _is_kept_for_logs(pod: ObservedPod, view: JobView) -> bool:
     return pod.ended and (pod.role == "controller" or not view.own_trainer)
 
 
+def _is_whole(kept: list[ObservedPod], view: JobView) -> bool:
+    """No pod was deleted because of a sidecar."""
+    return len(kept) == (1 if view.own_trainer else len(view.expected_pods))
+
+
 def _held(pods: list[ObservedPod]) -> str:
     """Message about pods that sidecars keep from terminating. It stays in the condition after their deletion."""
-    reasons = [pod.kept_by or f"pod {pod.name} has not terminated" for pod in pods]
-    logs = "its log is" if len(pods) == 1 else "their logs are"
+    several = len(pods) > 1
+    more = f" (and {len(pods) - 1} more)" if several else ""
     return (
-        f"the job has ended; {', '.join(reasons)}: the operator deletes the pod{'s' if len(pods) > 1 else ''} "
-        f"{_ENDS_WITHIN_SECONDS:.0f} s after the end, and {logs} gone; to keep logs, run sidecars as sidecar "
-        "containers (initContainers with restartPolicy: Always)"
+        f"{_ENDED}; {pods[0].kept_by or f'pod {pods[0].name} has not terminated'}{more}: the operator deletes the "
+        f"pod{'s' if several else ''} {_ENDS_WITHIN_SECONDS:.0f} s after the end, and the log is gone; to keep it, run "
+        "sidecars as sidecar containers (initContainers with restartPolicy: Always)"
     )
 
 

@@ -50,8 +50,8 @@ def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> 
 
 def _left_to(other: str, ours: str) -> Desired:
     message = (
-        f"the operator {other} reconciles this job (annotation {labels.OPERATOR}), so {ours} leaves it alone; uninstall "
-        f"one of them, or list different namespaces; if {other} is gone: kubectl annotate rljobs --all "
+        f"the operator {other} reconciles this job (annotation {labels.OPERATOR}), so {ours} leaves it alone; "
+        f"uninstall one of them, or list different namespaces; if {other} is gone: kubectl annotate rljobs --all "
         f"--all-namespaces {labels.OPERATOR}-"
     )
     return Desired(left_to=other, events=(EventNote("Warning", EventReason.MANAGED_BY_ANOTHER_OPERATOR, message),))

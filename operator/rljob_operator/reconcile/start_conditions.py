@@ -95,9 +95,11 @@ def _ended(view: JobView, draft: StatusDraft) -> str | None:
     ended = [pod for pod in view.pods if pod.ended and pod.name not in replaced]
     if not ended:
         return None
-    codes = [f"{pod.name} (exit code {pod.end.exit_code})" if pod.end else pod.name for pod in ended]
-    kept = [pod.kept_by for pod in ended if pod.kept_by]
-    return f"the trainer has ended in {', '.join(codes)}; waiting for the other pods{'; '.join(['', *kept])}"
+    first = next((pod for pod in ended if pod.kept_by), ended[0])
+    code = f" (exit code {first.end.exit_code})" if first.end else ""
+    more = f" and {len(ended) - 1} more" if len(ended) > 1 else ""
+    kept = f"; {first.kept_by}" if first.kept_by else ""
+    return f"the trainer has ended in {first.name}{code}{more}; waiting for the other pods{kept}"
 
 
 def _why_not_ready(view: JobView) -> str:

@@ -107,11 +107,15 @@ def test_the_pod_of_a_finished_job_stays_once_its_sidecar_has_terminated() -> No
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, 0, sidecars=MESH)
     cluster.settle()
+    cluster.tick(10)
+    cluster.settle()
+    assert "still runs" in cluster.condition(ConditionType.RUNNING).message
     cluster.change_pod(CONTROLLER, phase="Succeeded", running_sidecars=())
     cluster.tick(3600)
     cluster.settle()
     cluster.finish_deletions()
     assert list(cluster.pods) == [CONTROLLER]
+    assert cluster.condition(ConditionType.RUNNING).message == "the job has ended"
 
 
 def test_a_sidecar_does_not_keep_the_workers_of_a_controller_that_ended() -> None:
