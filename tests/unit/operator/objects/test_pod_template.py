@@ -228,7 +228,7 @@ def test_a_number_of_gpus_is_a_short_number(count: Any) -> None:
     assert len(caught.value.sentence) < 300
 
 
-def test_claims_of_dynamic_resource_allocation_are_refused_with_the_alternative() -> None:
+def test_claims_of_dynamic_resource_allocation_are_refused() -> None:
     claims: Object = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
     claims["containers"] = [{"resources": {"claims": [{"name": "gpu"}]}}]
     with pytest.raises(InvalidTemplate, match=r"spec.policy.template.spec.resourceClaims: .*write gpusPerReplica"):
