@@ -13,9 +13,10 @@ from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.operator.restarts import OPERATOR_NAMESPACE
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import OPERATOR_NAMESPACE, SETTINGS
+from tests.integration.operator.conftest import SETTINGS
 
 OURS = f"{OPERATOR_NAMESPACE}/rljob-operator"
 OTHER_IMAGE = "localhost/rljob/trainer:other"
@@ -35,6 +36,10 @@ def other_operator(
     other.stop()
 
 
+def wait_for_attempt(job: WatchedJob, number: int) -> None:
+    eventually(lambda: job.attempt == number, f"attempt {number}", context=lambda: job.status)
+
+
 def test_two_operators_share_the_jobs_and_each_job_keeps_its_own(
     other_operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
@@ -45,7 +50,7 @@ def test_two_operators_share_the_jobs_and_each_job_keeps_its_own(
         owner = job.object["metadata"]["annotations"][OPERATOR]
         assert owner in (OURS, f"{OPERATOR_NAMESPACE}/other")
         kubelet.end(job.pods[f"{job.name}-controller"], 1)
-        eventually(lambda job=job: job.attempt == 2, "the next attempt", context=lambda job=job: job.status)
+        wait_for_attempt(job, 2)
         job.wait_for(ConditionType.RUNNING)
         image = job.pods[f"{job.name}-controller"]["spec"]["containers"][0]["image"]
         assert (image == OTHER_IMAGE) == (owner != OURS)
