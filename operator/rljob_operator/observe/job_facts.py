@@ -22,6 +22,7 @@ from rljob_operator.observe.packed import pack, unpack
 from rljob_operator.observe.pod_facts import moment
 
 _MAX_PROBLEM = 1024
+_MAX_OPERATOR = 253 + 1 + 253
 _METADATA = frozenset(field.alias or name for name, field in Metadata.model_fields.items()) - {"managedFields"}
 """Metadata that is kept; later versions of Kubernetes may add more."""
 _PLACEHOLDER = NESTED_TOO_DEEPLY.encode()
@@ -43,6 +44,8 @@ class JobFact:
     created_at: datetime
     deleting: bool
     finalizers: tuple[str, ...]
+    operator: str
+    """Installation that reconciles the job, from its annotation; empty if none does yet."""
     phase: str
     """As in kubectl get; Pending if there is none yet."""
     placed: bool
@@ -78,6 +81,7 @@ def job_fact(obj: Object) -> JobFact:
         created_at=moment(metadata["creationTimestamp"]),
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
+        operator=(metadata.get("annotations") or {}).get(labels.OPERATOR, "")[:_MAX_OPERATOR],
         phase=phase,
         placed=scheduled or phase in ("Complete", "Failed", "Suspended", "Invalid"),
         runs=scheduled or phase in ("Running", "Recovering"),

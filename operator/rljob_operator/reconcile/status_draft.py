@@ -126,6 +126,7 @@ class EventReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     JOB_COMPLETED = "JobCompleted"
     JOB_FAILED = "JobFailed"
+    MANAGED_BY_ANOTHER_OPERATOR = "ManagedByAnotherOperator"
     MEMORY_PRESSURE = "MemoryPressure"
     NODE_LOST = "NodeLost"
     OBJECT_LEFT_BEHIND = "ObjectLeftBehind"

@@ -67,7 +67,8 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
         if settings.network_policy and not settings.api_server_ports:
             ports = await api_server_ports(lease_client, connection.server)
             settings = settings.model_copy(update={"api_server_ports": ports})
-        election = _election(settings, connection, lease_client)
+        settings = settings.model_copy(update={"lease_namespace": settings.lease_namespace or connection.namespace})
+        election = _election(settings, lease_client)
         if election:
             await election.acquire(health.standing_by)
             stack.push_async_callback(election.release)  # also if a signal comes before the Leader begins
@@ -89,13 +90,13 @@ async def _tls(stack: AsyncExitStack, settings: OperatorSettings) -> ssl.SSLCont
     return certificate.context
 
 
-def _election(settings: OperatorSettings, connection: Connection, client: ApiClient) -> LeaderElection | None:
+def _election(settings: OperatorSettings, client: ApiClient) -> LeaderElection | None:
     if not settings.leader_election:
         return None
     return LeaderElection(
         client,
         name=settings.lease_name,
-        namespace=settings.lease_namespace or connection.namespace,
+        namespace=settings.lease_namespace,
         identity=f"{_pod_name()}_{uuid.uuid4()}",
     )
 

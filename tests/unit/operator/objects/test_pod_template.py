@@ -153,6 +153,9 @@ REFUSED_IN_THE_CONTROLLER: list[tuple[Object, str]] = [
         {"spec": {"initContainers": [{"name": "x", "resources": {"requests": {"nvidia.com/mig-1g.5gb": 1}}}]}},
         "the container x requests nvidia.com/mig-1g.5gb",
     ),
+    (with_container(resources={"limits": {"amd.com/gpu": 1}}), "requests amd.com/gpu, but the controller never"),
+    (with_container(resources={"requests": {"gpu.intel.com/i915": "1"}}), "requests gpu.intel.com/i915, but the"),
+    ({"spec": {"resourceClaims": [{"name": "gpu"}]}}, "spec.resourceClaims: not supported yet"),
     ({"spec": {"affinity": {"nodeAffinity": []}}}, "affinity.nodeAffinity: expected an object, found a list"),
     ({"spec": {"affinity": "x"}}, "spec.affinity: expected an object, found a value"),
 ]
@@ -184,6 +187,52 @@ def test_a_worker_may_have_a_service_account() -> None:
 def test_the_number_of_gpus_is_written_in_one_place(gpus: int, limits: Object | None) -> None:
     with pytest.raises(InvalidTemplate, match=r"write spec.policy.gpusPerReplica"):
         policy_pod(with_container(resources={"limits": limits}), gpusPerReplica=gpus)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"containers": [{"name": "side", "resources": {"limits": {"nvidia.com/gpu": 4}}}]},
+        {"initContainers": [{"name": "side", "resources": {"requests": {"amd.com/gpu": "1"}}}]},
+        {"initContainers": [{"name": "side", "restartPolicy": "Always", "resources": {"limits": {"x.io/gpu": 1}}}]},
+    ],
+)
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_only_the_trainers_container_has_gpus(extra: Object, gpus: int) -> None:
+    with pytest.raises(InvalidTemplate, match=r"the container side requests .*/gpu, but only the container rljob may"):
+        policy_pod({"spec": extra}, gpusPerReplica=gpus)
+
+
+def test_a_sidecar_without_gpus_may_say_so() -> None:
+    limits = {"nvidia.com/gpu": 0, "cpu": 1}
+    policy_pod({"spec": {"containers": [{"name": "side", "resources": {"limits": limits}}]}})
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-1g.10gb", "amd.com/gpu", "nvidia.com/gpu.shared"])
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_kind_of_gpu_that_is_not_configured_is_named(resource: str, gpus: int) -> None:
+    said = rf"rljob.*{resource} is not among the GPUs of this installation \(nvidia.com/gpu\); .*jobs.gpuResources"
+    with pytest.raises(InvalidTemplate, match=said):
+        policy_pod(with_container(resources={"limits": {resource: 1}}), gpusPerReplica=gpus)
+
+
+def test_network_adapters_of_nvidia_are_no_gpus() -> None:
+    policy_pod(with_container(resources={"limits": {"nvidia.com/hostdev": 1}}), gpusPerReplica=1)
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "-1", "1.5", "one", True, 1.0, [1], {"$patch": "x"}])
+def test_a_number_of_gpus_is_a_short_number(count: Any) -> None:
+    with pytest.raises(InvalidTemplate) as caught:
+        policy_pod(with_container(resources={"limits": {"nvidia.com/gpu": count}}), gpusPerReplica=1)
+    assert "limits" in caught.value.sentence
+    assert len(caught.value.sentence) < 300
+
+
+def test_claims_of_dynamic_resource_allocation_are_refused() -> None:
+    claims: Object = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
+    claims["containers"] = [{"resources": {"claims": [{"name": "gpu"}]}}]
+    with pytest.raises(InvalidTemplate, match=r"spec.policy.template.spec.resourceClaims: .*write gpusPerReplica"):
+        policy_pod({"spec": claims}, gpusPerReplica=0)
 
 
 # --- whatever the template says ---

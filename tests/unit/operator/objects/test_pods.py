@@ -90,7 +90,7 @@ def test_installation_labels_cannot_replace_the_operators_selectors() -> None:
 
 
 @every_job
-@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
 def test_every_pod_is_admitted_where_pod_security_is_restricted(spec: Object, placement: str) -> None:
     built = objects(job(**spec), controller_placement=placement)
     # An NFS volume in the pod itself is the user's choice; restricted wants a claim.
