@@ -33,8 +33,17 @@ def _fraction(since: tuple[int, int] = (2, 6)) -> _Option:
     return _Option(since, lambda text: 0 < _number(text) < 1, "a number between 0 and 1")
 
 
+_MAX_DIGITS = 18
+"""torch parses into 64 bits."""
+
+
+def _is_whole(text: str) -> bool:
+    """ASCII digits: `str.isdigit` also accepts ², which `int` does not."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+
+
 def _megabytes(since: tuple[int, int] = (2, 6), least: int = 0) -> _Option:
-    return _Option(since, lambda text: text.isdigit() and int(text) >= least, f"whole MiB, at least {least}")
+    return _Option(since, lambda text: _is_whole(text) and int(text) >= least, f"whole MiB, at least {least}")
 
 
 _OPTIONS = {
@@ -51,7 +60,7 @@ _OPTIONS = {
     "pinned_free_catch_all": _switch((2, 12)),
     "pinned_max_cached_size_mb": _megabytes((2, 13)),
     "pinned_max_round_threshold_mb": _megabytes((2, 13)),
-    "pinned_num_register_threads": _Option((2, 6), str.isdigit, "a whole number"),
+    "pinned_num_register_threads": _Option((2, 6), _is_whole, "a whole number"),
     "pinned_reserve_segment_size_mb": _megabytes((2, 10)),
     "pinned_use_background_threads": _switch(),
     "pinned_use_cuda_host_register": _switch(),

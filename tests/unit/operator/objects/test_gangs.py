@@ -95,7 +95,10 @@ def test_sidecars_count_towards_what_a_group_needs() -> None:
     assert spec["minResources"]["cpu"] == "1750m"
 
 
-def test_a_quantity_that_is_none_is_told() -> None:
-    policy = {"template": {"spec": {"containers": [{"resources": {"requests": {"memory": "lots"}}}]}}}
-    with pytest.raises(InvalidTemplate, match="expected a quantity such as 500m or 4Gi, found 'lots'"):
+@pytest.mark.parametrize("quantity", ["lots", "1e999999", "1e9999999", "9" * 200_000])
+def test_anything_but_a_quantity_in_a_group_is_refused(quantity: str) -> None:
+    policy = {"template": {"spec": {"containers": [{"resources": {"requests": {"memory": quantity}}}]}}}
+    with pytest.raises(
+        InvalidTemplate, match=f"'memory': expected a quantity such as 500m or 4Gi, found '{quantity[:9]}"
+    ):
         objects(job(policy=policy), gang="Volcano")
