@@ -154,7 +154,7 @@ class ReconcileLoop:
             if self._unfinished.deaths(key):
                 await self._unfinished.begin(key)
             began = time.monotonic()
-            decision = asyncio.create_task(asyncio.to_thread(self._decided, observation))
+            decision = asyncio.get_running_loop().run_in_executor(None, self._decided, observation)
             try:
                 done, _ = await asyncio.wait((decision,), timeout=SLOW_SECONDS)
                 if not done:
