@@ -72,9 +72,16 @@ _OPTIONS = {
 }
 
 
+LONGEST_SETTINGS = 2048
+"""All options together have fewer characters. The search for commas takes quadratic time."""
+
+
 def allocator_options(settings: str) -> dict[str, str]:
-    """`{"expandable_segments": "True"}` for `expandable_segments:True`. A part without a value gets ""."""
-    parts = re.split(r",(?![^\[]*\])", settings)
+    """`{"expandable_segments": "True"}` for `expandable_segments:True`. A part without a value gets "".
+
+    Beyond LONGEST_SETTINGS characters, the settings are not read.
+    """
+    parts = re.split(r",(?![^\[]*\])", settings[:LONGEST_SETTINGS])
     pairs = (part.partition(":") for part in parts if part.strip())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -84,6 +91,8 @@ def setting_problems(settings: str, torch_version: tuple[int, int] | None) -> li
 
     `torch_version`: None if it is unknown; then options are not checked against it.
     """
+    if len(settings) > LONGEST_SETTINGS:
+        return [f"expected at most {LONGEST_SETTINGS} characters, found {len(settings)}; remove options"]
     problems = []
     for name, value in allocator_options(settings).items():
         option = _OPTIONS.get(name)
