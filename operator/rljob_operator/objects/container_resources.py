@@ -6,12 +6,45 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from rljob_operator.objects.invalid_template import expect_object
+from rljob_api.quantity import quantity_value, shown
+from rljob_operator.objects.invalid_template import InvalidTemplate, expect_object
 
 
 def quantity_text(value: Fraction) -> str:
     """`value` as a quantity: an integer if possible, else in thousandths, rounded up."""
     return str(value.numerator) if value.denominator == 1 else f"{math.ceil(value * 1000)}m"
+
+
+_OBJECTS_OF_QUANTITIES = ("limits", "requests", "overhead")
+_QUANTITIES = ("sizeLimit", "divisor")
+_FREE_TEXTS = ("nodeSelector", "volumeAttributes", "options")
+"""Fields whose keys are the user's."""
+
+
+def require_quantities(part: Any, path: str) -> None:
+    """Raise InvalidTemplate if a quantity in a part of a pod's spec is none, or out of range.
+
+    The API server would refuse it too, but takes minutes of CPU time to read one such as 1e9999999.
+    """
+    if isinstance(part, list):
+        for i, element in enumerate(part):
+            require_quantities(element, f"{path}[{i}]")
+    elif isinstance(part, dict):
+        for name, value in part.items():
+            if name in _QUANTITIES and value is not None:
+                _require_quantity(value, f"{path}.{name}")
+            elif name in _OBJECTS_OF_QUANTITIES and isinstance(value, dict):
+                for resource, quantity in value.items():
+                    _require_quantity(quantity, f"{path}.{name}[{shown(resource)}]")
+            elif name not in _FREE_TEXTS:
+                require_quantities(value, f"{path}.{name}")
+
+
+def _require_quantity(quantity: Any, path: str) -> None:
+    try:
+        quantity_value(quantity)
+    except ValueError as error:
+        raise InvalidTemplate(f"{path}: {error}") from None
 
 
 def limits_and_requests(container: dict[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from rljob_api.quantity import quantity_value, shown
-from rljob_operator import labels, names
+from rljob_api.quantity import quantity_value
+from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.container_resources import limits_and_requests, quantity_text
-from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.metadata import Manifest, object_metadata
 
 PREFIX = "kueue.x-k8s.io/"
@@ -83,11 +82,7 @@ def _total_requests(roles: Sequence[tuple[dict[str, Any], int]]) -> dict[str, st
     totals: defaultdict[str, Fraction] = defaultdict(Fraction)
     for pod, count in roles:
         for container in pod["spec"]["containers"]:
-            path = f"spec.{pod['metadata']['labels'][labels.ROLE]}.template.spec.containers[{container['name']}]"
-            limits, requests = limits_and_requests(container, path)
+            limits, requests = limits_and_requests(container, f"the container {container['name']}")
             for resource, quantity in {**limits, **requests}.items():
-                try:
-                    totals[resource] += quantity_value(quantity) * count
-                except ValueError as error:
-                    raise InvalidTemplate(f"{path}.resources: {shown(resource)}: {error}") from None
+                totals[resource] += quantity_value(quantity) * count
     return {resource: quantity_text(total) for resource, total in sorted(totals.items())}

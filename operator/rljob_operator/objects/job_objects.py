@@ -22,13 +22,14 @@ from rljob_operator.event_note import EventNote
 from rljob_operator.objects.accounts import build_account
 from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
 from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt
+from rljob_operator.objects.container_resources import require_quantities
 from rljob_operator.objects.gang_scheduling import build_pod_group, group_pod, queue_pod
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.metadata import Manifest
 from rljob_operator.objects.placement import keep_off, place_controller, tolerate_gpu_nodes
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_resources import give_planned_memory, give_predicted_limit, refuse_gpus, require_gpus
-from rljob_operator.objects.pod_template import merge_template
+from rljob_operator.objects.pod_template import merge_template, role_of
 from rljob_operator.objects.pod_volumes import has_plan_file
 from rljob_operator.objects.pods import at_index, build_controller_pod, build_worker_pod
 from rljob_operator.objects.probe import add_probe
@@ -160,6 +161,7 @@ def _roles(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[_Rol
     for role in roles:
         _join_gang(this, role.pod)
         left_bytes -= _note_spec(role.pod) * len(role.names)
+        require_quantities(role.pod["spec"], f"spec.{role_of(role.pod)}.template.spec")
     if left_bytes < 0:
         raise InvalidTemplate(
             f"spec: expected at most {MAX_BYTES_OF_ALL_PODS >> 20} MiB for the manifests of all pods together, found "
@@ -211,10 +213,9 @@ def _note_spec(pod: Manifest) -> int:
     _annotate(pod, labels.SPEC_DIGEST, hashlib.sha256(spec.encode()).hexdigest()[:16])
     size_bytes = len(spec) + len(json.dumps(pod["metadata"]))
     if size_bytes > MAX_BYTES_OF_A_POD:
-        role = pod["metadata"]["labels"][labels.ROLE]
         raise InvalidTemplate(
-            f"spec.{role}.template: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a pod, found "
-            f"{math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts into a "
+            f"spec.{role_of(pod)}.template: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a pod, "
+            f"found {math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts into a "
             "ConfigMap that the pods mount"
         )
     return size_bytes

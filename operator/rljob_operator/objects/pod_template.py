@@ -79,8 +79,12 @@ def own_container(pod: Pod) -> dict[str, Any] | None:
     return next((container for container in containers if container.get("name") == CONTAINER), None)
 
 
+def role_of(pod: Pod) -> str:
+    return str(pod["metadata"]["labels"][labels.ROLE])
+
+
 def is_controller(pod: Pod) -> bool:
-    return bool(pod["metadata"]["labels"][labels.ROLE] == "controller")
+    return role_of(pod) == "controller"
 
 
 def _is_container(element: Mapping[str, Any]) -> bool:

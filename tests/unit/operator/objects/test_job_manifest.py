@@ -84,7 +84,7 @@ def test_deep_nesting_makes_the_manifest_no_larger() -> None:
 
 def test_a_manifest_that_does_not_fit_into_a_config_map_is_refused() -> None:
     a_job = job(rollout={"engineArgs": {"hf_overrides": {"a": "x" * 800_000}}})
-    with pytest.raises(InvalidTemplate, match="spec: expected at most 700 KiB of JSON, found 782 KiB; shorten"):
+    with pytest.raises(InvalidTemplate, match="spec: expected at most 700 KiB of JSON, found 784 KiB; shorten"):
         objects(a_job)
 
 
