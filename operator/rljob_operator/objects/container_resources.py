@@ -17,7 +17,7 @@ def quantity_text(value: Fraction) -> str:
 
 _OBJECTS_OF_QUANTITIES = ("limits", "requests", "overhead")
 _QUANTITIES = ("sizeLimit", "divisor")
-_FREE_TEXTS = ("nodeSelector", "volumeAttributes", "options")
+_FREE_TEXTS = ("annotations", "labels", "matchLabels", "nodeSelector", "options", "volumeAttributes")
 """Fields whose keys are the user's."""
 
 
@@ -31,18 +31,22 @@ def require_quantities(part: Any, path: str) -> None:
             require_quantities(element, f"{path}[{i}]")
     elif isinstance(part, dict):
         for name, value in part.items():
-            if name in _QUANTITIES and value is not None:
+            if name in _QUANTITIES:
                 _require_quantity(value, f"{path}.{name}")
-            elif name in _OBJECTS_OF_QUANTITIES and isinstance(value, dict):
-                for resource, quantity in value.items():
+            elif name in _OBJECTS_OF_QUANTITIES:
+                for resource, quantity in expect_object(value or {}, f"{path}.{name}").items():
                     _require_quantity(quantity, f"{path}.{name}[{shown(resource)}]")
+            elif name == "resources":
+                require_quantities(expect_object(value or {}, f"{path}.{name}"), f"{path}.{name}")
             elif name not in _FREE_TEXTS:
                 require_quantities(value, f"{path}.{name}")
 
 
 def _require_quantity(quantity: Any, path: str) -> None:
+    """null counts as absent."""
     try:
-        quantity_value(quantity)
+        if quantity is not None:
+            quantity_value(quantity)
     except ValueError as error:
         raise InvalidTemplate(f"{path}: {error}") from None
 

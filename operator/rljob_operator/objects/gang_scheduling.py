@@ -84,5 +84,5 @@ def _total_requests(roles: Sequence[tuple[dict[str, Any], int]]) -> dict[str, st
         for container in pod["spec"]["containers"]:
             limits, requests = limits_and_requests(container, f"the container {container['name']}")
             for resource, quantity in {**limits, **requests}.items():
-                totals[resource] += quantity_value(quantity) * count
+                totals[resource] += quantity_value(quantity or 0) * count
     return {resource: quantity_text(total) for resource, total in sorted(totals.items())}

@@ -126,9 +126,17 @@ def test_a_quantity_out_of_range_is_refused_wherever_a_pod_has_one(spec: Object,
         objects(job(policy={"template": {"spec": spec}}))
 
 
+SPREAD: Object = {
+    "topologyKey": "zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"resources": "many", "limits": "none"}},
+}
+
+
 def test_texts_that_are_no_quantities_may_have_any_value() -> None:
     spec = {
         "nodeSelector": {"sizeLimit": "large"},
+        "topologySpreadConstraints": [SPREAD],
         "volumes": [{"name": "a", "csi": {"driver": "d", "volumeAttributes": {"sizeLimit": "none"}}}],
     }
     assert pod_of(objects(job(policy={"template": {"spec": spec}})), "policy")["spec"]["nodeSelector"]
