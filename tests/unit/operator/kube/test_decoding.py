@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rljob_operator.kube import decoding
 from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY, decode, prune
+from rljob_testing.patience import PATIENCE_SECONDS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
