@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,14 +119,24 @@ _FREE_PARTS: dict[str, tuple[str, str, Any]] = {
 
 
 def _part_at_fault(this: JobAttempt, ray_token: str) -> str | None:
-    """Path of the part without which the objects can be built. None if there is none: then it is a bug of RLJob."""
+    """Path of the first free part with which the objects cannot be built; None if they cannot be built without any
+    free part either: then it is a bug of RLJob."""
+    if not _can_be_built(this, (), ray_token):
+        return None
+    return next((path for path in _FREE_PARTS if not _can_be_built(this, (path,), ray_token)), "spec")
+
+
+def _can_be_built(this: JobAttempt, kept: Collection[str], ray_token: str) -> bool:
+    """True if the objects can be built with these of the free parts."""
+    spec = this.job.spec
     for path, (part, name, default) in _FREE_PARTS.items():
-        plain = getattr(this.job.spec, part).model_copy(update={name: default})
-        spec = this.job.spec.model_copy(update={part: plain})
-        with suppress(Exception):
-            _build(replace(this, job=this.job.model_copy(update={"spec": spec})), ray_token)
-            return path
-    return None
+        if path not in kept:
+            spec = spec.model_copy(update={part: getattr(spec, part).model_copy(update={name: default})})
+    try:
+        _build(replace(this, job=this.job.model_copy(update={"spec": spec})), ray_token)
+    except Exception:
+        return False
+    return True
 
 
 def _build(this: JobAttempt, ray_token: str) -> JobObjects:

@@ -152,6 +152,7 @@ def test_a_strange_number_in_the_allocator_settings_is_a_problem(value: Any) -> 
     [
         ("spec.policy.template", {"policy": {"template": with_container(env=[{"name": "A"}])}}),
         ("spec.controller.template", {"controller": {"template": with_container(env=[{"name": "A"}])}}),
+        ("spec.controller.template", {role: {"template": {"spec": {"a": 1}}} for role in ("policy", "controller")}),
     ],
 )
 def test_an_unexpected_error_over_a_template_names_the_template(
