@@ -176,7 +176,7 @@ class LeaderElection:
         decision = decide(spec, self._identity, time.monotonic() - self._seen_at)
         if decision == "Wait":
             return False
-        lease = {
+        lease: Object = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {"name": self._name, "namespace": self._namespace},

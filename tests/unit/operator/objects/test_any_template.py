@@ -19,7 +19,7 @@ from rljob_testing.memory_plans import memory_plan
 from tests.unit.operator.objects.builders import Object, job, objects, settings
 from tests.unit.operator.objects.test_pod_template import with_container
 
-STRANGE = (
+STRANGE: tuple[Any, ...] = (
     *("", " ", "²", "١", "9" * 5_000, "1e999999", "1e9999999", "-1", "0x10", "NaN", "é", "a" * 300),
     *(0, -1, 2**63, 10**300, 1.5, -0.0, 1e308, True, False, None, [], {}, [None], [[]], [{}], {"": None}, {"name": 5}),
     *({"$patch": "delete"}, {"$patch": "replace"}, {"$patch": 5}, {"$setElementOrder": []}),
@@ -128,7 +128,8 @@ def test_any_template_makes_objects_or_is_refused_by_its_field(
         role = "policy"
     built: JobObjects | InvalidTemplate
     try:
-        built = objects(job(queueName="q", **spec, **{role: {"template": template}}), PROBING, gang=gang, plan=plan)
+        fields: Object = {**spec, role: {"template": template}}
+        built = objects(job(queueName="q", **fields), PROBING, gang=gang, plan=plan)
     except InvalidTemplate as refusal:
         built = refusal
     if isinstance(built, InvalidTemplate):
