@@ -27,7 +27,7 @@ from rljob_testing.operator.operator_process import OperatorProcess
 BASE_PORT = 24300
 SIZES = ((0, 1024), (480, 512), (3_400, 128), (1_800, 1024), (3_400, 1024), (45_000, 16))
 """Environment variables in the template, of 16 to 19 bytes each, and replicas."""
-OBSERVED_SECONDS = 20.0
+OBSERVED_SECONDS = 12.0
 _PROBE_EVERY_SECONDS = 0.05
 
 
