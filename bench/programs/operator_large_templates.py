@@ -25,7 +25,7 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.operator_process import OperatorProcess
 
 BASE_PORT = 24300
-SIZES = ((0, 1024), (480, 512), (3_400, 128), (1_800, 1024), (3_400, 1024), (45_000, 16))
+SIZES = ((0, 1024), (480, 512), (3_400, 128), (1_500, 1024), (3_400, 1024), (45_000, 16))
 """Environment variables in the template, of 16 to 19 bytes each, and replicas."""
 OBSERVED_SECONDS = 12.0
 _PROBE_EVERY_SECONDS = 0.05
@@ -75,6 +75,9 @@ def stored(plane: ControlPlane, variables: int, replicas: int) -> dict[str, Any]
     """Store the job, and observe the operator meanwhile."""
     api = ApiClient.from_kubeconfig(plane.kubeconfig)
     kubectl(plane, "create", "namespace", "other")
+    for namespace in (NAMESPACE, "other"):
+        while api.find("serviceaccounts", "default", namespace) is None:
+            time.sleep(0.1)
     operator = installed_operator(plane, BASE_PORT + 11)
     operator.start()
     stop = Event()
