@@ -66,6 +66,7 @@ BLOCKS: Mapping[str, Render] = {
     "operator_duel": operator.duel,
     "operator_large": operator.large,
     "operator_single_job": operator.single_job,
+    "operator_large_templates": operator.large_templates,
     "cluster_job": operator.cluster_job,
     "recovery_in_pods": recoveries.recovery_in_pods,
     "recovered_jobs": recoveries.recovered_jobs,

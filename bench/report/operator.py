@@ -84,6 +84,31 @@ def single_job(result: Result) -> str:
     return f"{source(result, versions=False)}Means of {row['jobs']} jobs, one after the other.\n\n{facts(rows)}"
 
 
+def large_templates(result: Result) -> str:
+    header = (
+        "template",
+        "replicas",
+        "pods built in",
+        "pods created",
+        "`/healthz`, longest",
+        "other job",
+        "peak memory",
+    )
+    rows = [
+        (
+            f"{row['template_bytes']:,} bytes",
+            f"{row['replicas']:,}",
+            f"{1e3 * row['build_seconds']:.0f} ms",
+            "refused" if row["refusal"] else f"{row['pods']:,}",
+            f"{row['healthz_max_seconds']:.2f} s",
+            f"{row['other_job_condition_seconds']:.2f} s",
+            f"{row['operator_peak_bytes'] / (1 << 20):.0f} MiB",
+        )
+        for row in result["rows"]
+    ]
+    return f"{source(result, versions=False)}\n{table(header, rows)}"
+
+
 def cluster_job(result: Result) -> str:
     runs = result["rows"]
     rows = [

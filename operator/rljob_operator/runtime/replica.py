@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import ssl
@@ -34,6 +35,10 @@ _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 _PROBES_PER_SECOND = 1000
 """Enough for the kubelet's turn within its second or two, even if others flood the port."""
 
+_COLLECT_AFTER = (50_000, 20, 20)
+"""Of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a large document
+is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
+
 _SCRAPES_PER_SECOND = 50
 """A TLS handshake takes about a millisecond of the process."""
 
@@ -43,6 +48,7 @@ def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
 
     If leadership is lost, the process exits at once with code 3, because another replica may already lead.
     """
+    gc.set_threshold(*_COLLECT_AFTER)
     with suppress(asyncio.CancelledError):
         asyncio.run(_operate(settings, connect(), reconcile))
 

@@ -107,6 +107,11 @@ CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"checkpoint": {"size": "1Gi"}},
     ),
     (
+        "spec.checkpoint.volume",
+        {"checkpoint": {"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}},
+        {"checkpoint": {"volume": {"hostPath": {"path": "/data"}}}},
+    ),
+    (
         "spec.checkpoint.retain",
         {"checkpoint": {"volume": {"emptyDir": {}}, "retain": True}},
         {"checkpoint": {"size": "1Gi", "retain": True}},

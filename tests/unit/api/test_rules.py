@@ -181,6 +181,12 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         job(checkpoint={"size": "1Gi", "storageClassName": "fast"}),
     ),
     (
+        "spec.checkpoint.volume",
+        job(checkpoint={"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}),
+        job(checkpoint={"volume": {"hostPath": {"path": "/data"}}}),
+    ),
+    ("spec.checkpoint.volume", job(checkpoint={"volume": {}}), job(checkpoint={})),
+    (
         "spec.checkpoint.retain",
         job(checkpoint={"volume": {"emptyDir": {}}, "retain": True}),
         job(checkpoint={"size": "1Gi", "retain": True}),

@@ -13,9 +13,12 @@ ETCD_LIMIT = 1_500_000
 
 def test_every_kind_of_hostility_is_there() -> None:
     kinds = Counter(hostile.kind for hostile in hostile_objects(1, 500, VICTIM))
-    assert kinds.keys() == {"deep", "number", "time", "type", "large", "name", "pod"}
-    assert kinds["large"] == 5
-    assert min(count for kind, count in kinds.items() if kind != "large") > 70
+    assert kinds.keys() == COMMON | {"large", "replicated"}
+    assert (kinds["large"], kinds["replicated"]) == (5, 5)
+    assert min(kinds[kind] for kind in COMMON) > 50
+
+
+COMMON = {"deep", "number", "time", "type", "name", "pod", "quantity", "annotations", "sidecars"}
 
 
 def test_objects_have_names_of_their_own_and_fit_into_etcd() -> None:

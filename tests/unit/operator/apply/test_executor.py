@@ -103,7 +103,7 @@ def test_a_status_that_is_as_stored_is_not_written() -> None:
     stored = RLJobStatus(step=2, reward=0.5).model_dump(mode="json", by_alias=True, exclude_none=True)
     state = observation()
     run = execute(
-        Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), lambda: stored)
+        Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(lambda: state.observed, "10", (), lambda: stored)
     )
     assert run.writes == []
 
@@ -242,9 +242,9 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=1)
         executor = Executor(client, recorder, lambda _: None)
-        await executor.report(bug, Observation(state.observed, "10", (), lambda: {"conditions": [known]}))
+        await executor.report(bug, Observation(lambda: state.observed, "10", (), lambda: {"conditions": [known]}))
         [asked] = serving.server.asked
-        await executor.report(bug, Observation(state.observed, "11", (), lambda: asked.body["status"]))
+        await executor.report(bug, Observation(lambda: state.observed, "11", (), lambda: asked.body["status"]))
         await client.close()
 
     recorder = Recorded()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -125,6 +124,15 @@ REFUSED_ANYWHERE: list[tuple[Object, str]] = [
     ({"metadata": {"labels": None}}, "rljob.dev/job-name is set by the operator"),
     ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy: cannot be set here"),
     ({"spec": {"hostname": "x"}}, "spec.hostname: cannot be set here"),
+    ({"spec": {"terminationGracePeriodSeconds": 2**62}}, "expected 0 to 86400 seconds, found 4611686018427387904"),
+    ({"spec": {"terminationGracePeriodSeconds": -1}}, "expected 0 to 86400 seconds, found -1"),
+    ({"spec": {"terminationGracePeriodSeconds": "60"}}, "expected 0 to 86400 seconds, found '60'"),
+    ({"spec": {"containers": [{"env": [{"name": 5, "value": "x"}]}]}}, "env[0].name: expected the name of the element"),
+    ({"spec": {"containers": [{"env": [{"name": True}]}]}}, "env[0].name: expected the name of the element to merge"),
+    (
+        {"spec": {"containers": [{"ports": [{"containerPort": True}]}]}},
+        "ports[0].containerPort: expected the container",
+    ),
     ({"spec": {"activeDeadlineSeconds": 5}}, "write spec.activeDeadlineSeconds of the job"),
     ({"spec": {"volumes": [{"name": "job", "emptyDir": {}}]}}, "it holds the manifest of the job"),
     ({"spec": {"volumes": [{"name": "checkpoints", "emptyDir": {}}]}}, "write spec.checkpoint.volume"),
@@ -284,49 +292,3 @@ def test_a_pod_never_loses_what_the_trainer_needs(spec: Object) -> None:
     paths = {mount["mountPath"]: mount for mount in container_of(pod)["volumeMounts"]}
     assert all(paths[mount["mountPath"]] == mount for mount in container_of(plain)["volumeMounts"])
     assert pod["spec"]["restartPolicy"] == "Never"
-
-
-FIELDS = """
-    $patch delete replace name rljob containers initContainers resources limits requests nvidia.com/gpu env value
-    valueFrom PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF volumes volumeMounts mountPath shm emptyDir ports labels
-    annotations affinity nodeAffinity requiredDuringSchedulingIgnoredDuringExecution nodeSelectorTerms matchExpressions
-    tolerations schedulingGates imagePullSecrets priorityClassName 1
-"""
-words = st.sampled_from(FIELDS.split())
-anything = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-1, 2), words),
-    lambda below: st.one_of(st.lists(below, max_size=3), st.dictionaries(words, below, max_size=4)),
-    max_leaves=12,
-)
-free_form = st.dictionaries(words, anything, max_size=4)
-near_containers = st.fixed_dictionaries(
-    {"name": st.sampled_from(["rljob", "side"])},
-    optional={
-        "env": st.lists(st.fixed_dictionaries({"name": anything}, optional={"value": anything}), max_size=2),
-        "resources": st.one_of(anything, st.dictionaries(st.sampled_from(["limits", "requests"]), anything)),
-        "volumeMounts": anything,
-    },
-)
-near_specs = st.fixed_dictionaries(
-    {},
-    optional={
-        "containers": st.lists(near_containers, max_size=2),
-        "initContainers": st.lists(near_containers, max_size=1),
-        "affinity": st.one_of(anything, st.fixed_dictionaries({"nodeAffinity": free_form})),
-        "tolerations": anything,
-        "schedulingGates": anything,
-        "volumes": anything,
-    },
-)
-
-
-@pytest.mark.parametrize("gang", ["Native", "Kueue", "Volcano"])
-@examples(max_examples=60, deadline=None)
-@given(metadata=free_form, spec=st.one_of(free_form, near_specs), volume=free_form)
-def test_whatever_is_written_makes_pods_or_a_sentence(
-    gang: str, metadata: Object, spec: Object, volume: Object
-) -> None:
-    template = {"metadata": {"annotations": metadata}, "spec": spec}
-    roles: Object = {role: {"template": template} for role in ("controller", "policy", "rollout")}
-    with suppress(InvalidTemplate):
-        objects(job(topology="Disaggregated", checkpoint={"volume": volume}, queueName="q", **roles), gang=gang)
