@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import yaml
 from rljob_api.all_errors import all_errors
 from rljob_api.job import RLJob
 from rljob_api.names import API_VERSION
-from rljob_api.problem_text import ProblemText
+from rljob_api.problem_text import ProblemText, is_number
 from rljob_api.yaml_document import Document, read_documents
 from rljob_api.yaml_document import Path as FieldPath
+from rljob_api.yaml_mistakes import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,12 @@ class ManifestDocument:
 
     def load(self) -> RLJob:
         """The RLJob, with all defaults. Raises ManifestError."""
-        self._check_kind()
+        self._require_job()
         data = self.document.data
-        text = ProblemText(data)
-        found = [
-            *(
-                (field, "occurs twice, and YAML silently uses the last: remove one")
-                for field in self.document.duplicates
-            ),
-            *((error["loc"], text.of(error)) for error in all_errors(data)),
-        ]
+        found = [*self._ambiguities(), *self._kind_problems()]
+        named = {field for field, _ in found}
+        text = ProblemText(self.document, self.file.parent)
+        found += [(error["loc"], text.of(error)) for error in all_errors(data) if error["loc"] not in named]
         if found:
             problems = [self.problem(field, message) for field, message in found]
             raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0))
@@ -83,20 +81,53 @@ class ManifestDocument:
         """A problem of a field of this document."""
         return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number)
 
-    def _check_kind(self) -> None:
-        """Raises ManifestError with one message for another kind of object, rather than a list of unknown fields."""
+    def _require_job(self) -> None:
+        """Raises ManifestError with one message if the document cannot be meant as an RLJob, or has two objects."""
         data = self.document.data
         if not isinstance(data, dict):
-            message = "expected an RLJob with apiVersion, kind, metadata and spec, found no object"
-            raise ManifestError([Problem(self.file, "", message, document=self.number)])
-        problems = []
+            found = "a list: remove the dash before apiVersion" if isinstance(data, list) else f"the text {data!r:.60}"
+            message = f"expected an RLJob with apiVersion, kind, metadata and spec, found {found}"
+            raise ManifestError([self.problem((), message)])
+        again = [each for each in self.document.duplicates if each.path in _OF_EVERY_OBJECT]
+        if len(again) > 1:
+            message = "a second object begins here: write a line --- before it"
+            line = min(self.document.lines[each.path] for each in again)
+            raise ManifestError([Problem(self.file, "", message, line, self.number)])
+        kind = data.get("kind", "RLJob" if "spec" in data else None)
+        if str(kind).lower() != "rljob":
+            problems = self._kind_problems()
+            if str(kind).endswith("List"):
+                problems = [
+                    (("kind",), f"expected RLJob, found {kind}: write each of its items as a document, after ---")
+                ]
+            raise ManifestError([self.problem(*problem) for problem in problems])
+
+    def _kind_problems(self) -> list[tuple[FieldPath, str]]:
+        found: list[tuple[FieldPath, str]] = []
         for field, expected in (("apiVersion", API_VERSION), ("kind", "RLJob")):
-            found = data.get(field)
-            if found != expected:
-                actual = f"found {found!r}" if found is not None else "found none"
-                problems.append(self.problem((field,), f"expected {expected}, {actual}; write {field}: {expected}"))
-        if problems:
-            raise ManifestError(problems)
+            value = self.document.data.get(field)
+            if value != expected:
+                actual = f"found {value!r}" if value is not None else "found none"
+                found.append(((field,), f"expected {expected}, {actual}; write {field}: {expected}"))
+        return found
+
+    def _ambiguities(self) -> list[tuple[FieldPath, str]]:
+        """Fields that YAML silently reads in another way than they look."""
+        return [
+            *(
+                (path, f"occurs twice, first in line {first}, and YAML silently uses the last: remove one")
+                for path, first in self.document.duplicates
+            ),
+            *(
+                (path, f"YAML reads {text} as the octal number {int(text, 8)}: write {text.lstrip('0') or '0'}")
+                for path, text in self.document.written.items()
+                if _OCTAL.fullmatch(text) and is_number(path)
+            ),
+        ]
+
+
+_OF_EVERY_OBJECT = (("apiVersion",), ("kind",), ("metadata",), ("spec",))
+_OCTAL = re.compile(r"0[0-7]+")
 
 
 def load_manifest(path: Path) -> RLJob:
@@ -117,7 +148,8 @@ def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
     try:
         documents = read_documents(text)
     except yaml.YAMLError as error:
-        raise ManifestError([_broken_yaml(path, error)]) from None
+        message, line = explain(text, error)
+        raise ManifestError([Problem(path, "", f"is not YAML: {message}", line)]) from None
     if not documents:
         raise ManifestError([Problem(path, "", "expected an RLJob, found an empty file")])
     several = len(documents) > 1
@@ -127,27 +159,26 @@ def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
 def read_text(path: Path) -> str:
     """The text of a manifest. Raises ManifestError."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return decoded(path, path.read_bytes())
     except FileNotFoundError:
         message = "expected a manifest, found no such file"
     except IsADirectoryError:
         message = "expected a manifest, found a directory: name a file in it"
-    except UnicodeDecodeError as error:
-        message = f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
     raise ManifestError([Problem(path, "", message)])
 
 
-def _broken_yaml(path: Path, error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    opened = getattr(error, "context_mark", None)
-    if opened is not None and "quoted scalar" in (getattr(error, "context", None) or ""):
-        message = f"is not YAML: the quotation mark that opens here is not closed ({reason})"
-        return Problem(path, "", message, opened.line + 1)
-    hint = "; indent with spaces" if "\\t" in reason else ""
-    return Problem(path, "", f"is not YAML: {reason}{hint}", mark.line + 1 if mark else None)
+def decoded(path: Path, content: bytes) -> str:
+    """The text of a manifest with this content. `path`: for messages. Raises ManifestError."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ManifestError([Problem(path, "", "expected UTF-8 text, found UTF-16: save the file as UTF-8")])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+        message = f"expected UTF-8 text, found byte 0x{byte:02x} at offset {error.start}: save the file as UTF-8"
+        raise ManifestError([Problem(path, "", message, line)]) from None
 
 
 def dotted(path: FieldPath) -> str:
