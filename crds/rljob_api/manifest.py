@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -15,6 +16,8 @@ from rljob_api.problem_text import ProblemText, is_number
 from rljob_api.yaml_document import Document, read_documents
 from rljob_api.yaml_document import Path as FieldPath
 from rljob_api.yaml_mistakes import explain
+
+Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,14 @@ class Problem:
     """Line of the field, from 1."""
     document: int | None = None
     """Number of the document, from 1, in a file with several documents."""
+    severity: Severity = "error"
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
         document = f" (document {self.document})" if self.document else ""
-        return f"{place}{document}: {self.path}: {self.message}" if self.path else f"{place}{document}: {self.message}"
+        severity = "" if self.severity == "error" else f"{self.severity}: "
+        path = f"{self.path}: " if self.path else ""
+        return f"{place}{document}: {severity}{path}{self.message}"
 
 
 class ManifestError(Exception):
@@ -77,9 +83,9 @@ class ManifestDocument:
             raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0))
         return RLJob.model_validate(data, by_alias=True, by_name=False)
 
-    def problem(self, field: FieldPath, message: str) -> Problem:
+    def problem(self, field: FieldPath, message: str, severity: Severity = "error") -> Problem:
         """A problem of a field of this document."""
-        return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number)
+        return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number, severity)
 
     def _require_job(self) -> None:
         """Raises ManifestError with one message if the document cannot be meant as an RLJob, or has two objects."""
@@ -131,7 +137,12 @@ _OCTAL = re.compile(r"0[0-7]+")
 
 
 def load_manifest(path: Path) -> RLJob:
-    """The only RLJob in the YAML (or JSON) file at `path`, with all defaults. Raises ManifestError.
+    """The only RLJob in the YAML (or JSON) file at `path`, with all defaults. Raises ManifestError."""
+    return only_job(path).load()
+
+
+def only_job(path: Path) -> ManifestDocument:
+    """The only RLJob in the file at `path`, not checked yet. Raises ManifestError.
 
     Objects of other kinds beside it, such as a ConfigMap, are ignored.
     """
@@ -140,7 +151,7 @@ def load_manifest(path: Path) -> RLJob:
         found = f"{len(documents)} of them: write each to its own file" if documents else "other kinds of objects only"
         line = documents[1].document.line_of(()) if documents else None
         raise ManifestError([Problem(path, "", f"expected one RLJob, found {found}", line)])
-    return documents[0].load()
+    return documents[0]
 
 
 def read_manifest(path: Path, text: str) -> list[ManifestDocument]:

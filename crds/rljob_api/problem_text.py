@@ -99,6 +99,11 @@ def schema_at(path: Path, schema: Schema) -> Schema:
     return schema
 
 
+def schema_of(field: str) -> Schema:
+    """The schema of a `field` of the spec (dotted)."""
+    return schema_at(("spec", *field.split(".")), _schema())
+
+
 def is_number(path: Path) -> bool:
     """True if the field at `path` of an RLJob takes a number."""
     schema = schema_at(path, _schema())

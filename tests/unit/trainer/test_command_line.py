@@ -25,3 +25,23 @@ def test_version_lists_the_facts_for_a_bug_report() -> None:
     names = [line.split()[0] for line in printed("--version").splitlines()]
     assert names[0] == "rljob-trainer"
     assert {"torch", "ray", "python"} < set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("export", "rljob fetch JOB"),
+        ("train", "Run rljob run MANIFEST"),
+        ("launch", "Run kubectl apply -f MANIFEST"),
+        ("submit", "Run kubectl apply -f MANIFEST"),
+        ("logs", "Run kubectl logs JOB-controller"),
+        ("status", "Run kubectl get rlj JOB"),
+        ("serve", "Run vllm serve DIR/model"),
+        ("evaluate", "evaluation is not supported yet"),
+        ("valdiate", "Did you mean 'validate'?"),
+    ],
+)
+def test_a_command_of_other_programs_is_answered(name: str, instead: str) -> None:
+    result = CliRunner().invoke(app, [name, "job.yaml"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 2
+    assert instead in " ".join(result.output.split())

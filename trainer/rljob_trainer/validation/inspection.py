@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.job import RLJob
+from rljob_api.manifest import Severity
 from rljob_api.yaml_document import Path as FieldPath
 from rljob_memory.planning.limits import low_limits, small_claim
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
@@ -36,7 +37,7 @@ from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
-from rljob_trainer.validation.finding import Finding, Severity
+from rljob_trainer.validation.finding import Finding
 
 Report = Callable[[dict[str, Any]], None]
 

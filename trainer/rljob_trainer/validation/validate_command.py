@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.manifest import ManifestDocument, ManifestError, read_manifest, read_text
+from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
+from rljob_api.unread_fields import unread_fields
 from rljob_trainer.validation.finding import Finding
 from rljob_trainer.validation.inspect_job import inspect_job
 from rljob_trainer.validation.suspicious_values import suspicious_values
@@ -44,7 +45,8 @@ class Validation:
         path = Path("stdin") if manifest == _STDIN else Path(manifest)
         directory = Path.cwd() if manifest == _STDIN else path.parent
         try:
-            documents = read_manifest(path, sys.stdin.read() if manifest == _STDIN else read_text(path))
+            text = decoded(path, sys.stdin.buffer.read()) if manifest == _STDIN else read_text(path)
+            documents = read_manifest(path, text)
         except ManifestError as error:
             self._refuse(error)
             return
@@ -65,7 +67,9 @@ class Validation:
             return
         findings: list[Finding] = []
         if not self.schema_only:
-            findings = [*suspicious_values(job, document.document.data), *inspect_job(job, directory)]
+            data = document.document.data
+            unread = [Finding(*each) for each in unread_fields(job.spec, data["spec"])]
+            findings = [*suspicious_values(job, data), *unread, *inspect_job(job, directory)]
         for finding in findings:
             self._show(finding, document)
         if not any(finding.severity == "error" for finding in findings):
@@ -74,10 +78,8 @@ class Validation:
             _print(f"{_place(document)}: valid{counted}")
 
     def _show(self, finding: Finding, document: ManifestDocument) -> None:
-        prefix = "" if finding.severity == "error" else f"{finding.severity}: "
-        problem = document.problem(finding.field, finding.message)
-        place, _, rest = str(problem).partition(": ")
-        _print(f"{place}: {prefix}{rest}", error=finding.severity != "note")
+        problem = document.problem(finding.field, finding.message, finding.severity)
+        _print(str(problem), error=finding.severity != "note")
         self.unusable |= finding.severity == "error"
         self.invalid |= self.strict and finding.severity == "warning"
 
