@@ -9,7 +9,7 @@ from typing import Literal
 
 import yaml
 
-from rljob_api.all_errors import all_errors
+from rljob_api.all_errors import Checked, checked
 from rljob_api.job import RLJob
 from rljob_api.names import API_VERSION
 from rljob_api.problem_text import ProblemText, is_number
@@ -45,11 +45,13 @@ class Problem:
 
 
 class ManifestError(Exception):
-    """An invalid manifest. `problems` has all of its problems, in the order of the file."""
+    """An invalid manifest. `problems` has all of its problems, in the order of the file. `checked`: the job, with valid
+    values in the place of invalid ones, for further checks; None if there is no job."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[Problem], checked: Checked | None = None) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
+        self.checked = checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,15 @@ class ManifestDocument:
     def load(self) -> RLJob:
         """The RLJob, with all defaults. Raises ManifestError."""
         self._require_job()
-        data = self.document.data
         found = [*self._ambiguities(), *self._kind_problems()]
         named = {field for field, _ in found}
         text = ProblemText(self.document, self.file.parent)
-        found += [(error["loc"], text.of(error)) for error in all_errors(data) if error["loc"] not in named]
+        result = checked(self.document.data)
+        found += [(error["loc"], text.of(error)) for error in result.errors if error["loc"] not in named]
         if found:
             problems = [self.problem(field, message) for field, message in found]
-            raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0))
-        return RLJob.model_validate(data, by_alias=True, by_name=False)
+            raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0), result)
+        return result.job
 
     def problem(self, field: FieldPath, message: str, severity: Severity = "error") -> Problem:
         """A problem of a field of this document."""

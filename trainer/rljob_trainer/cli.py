@@ -11,44 +11,44 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-_KUBECTL = "kubectl {} rlj JOB (RLJob is a Kubernetes resource)"
+_KUBECTL = "Run kubectl {} rlj JOB (RLJob is a Kubernetes resource)"
 _OTHER_COMMANDS = {
-    "train": "rljob run MANIFEST",
-    "start": "rljob run MANIFEST; on a cluster, kubectl apply -f MANIFEST",
-    "resume": "rljob run MANIFEST, which resumes by itself",
-    "grpo": "rljob run MANIFEST",
-    "export": "nothing: a completed run writes DIR/model; on a cluster, rljob fetch JOB",
-    "merge": "nothing: policy.lora.export: Merged, the default, writes the merged model to DIR/model",
-    "submit": "kubectl apply -f MANIFEST",
-    "launch": "kubectl apply -f MANIFEST; on this machine, rljob run MANIFEST",
-    "deploy": "kubectl apply -f MANIFEST",
-    "apply": "kubectl apply -f MANIFEST",
-    "create": "kubectl apply -f MANIFEST",
-    "logs": "kubectl logs JOB-controller; of a local run, the files in DIR/logs",
+    "train": "Run rljob run MANIFEST",
+    "start": "Run rljob run MANIFEST; on a cluster, kubectl apply -f MANIFEST",
+    "resume": "Run rljob run MANIFEST, which resumes by itself",
+    "grpo": "Run rljob run MANIFEST",
+    "export": "A completed run writes DIR/model; on a cluster, rljob fetch JOB",
+    "merge": "A manifest with policy.lora.export: Merged, the default, writes the merged model to DIR/model",
+    "submit": "Run kubectl apply -f MANIFEST",
+    "launch": "Run kubectl apply -f MANIFEST; on this machine, rljob run MANIFEST",
+    "deploy": "Run kubectl apply -f MANIFEST",
+    "apply": "Run kubectl apply -f MANIFEST",
+    "create": "Run kubectl apply -f MANIFEST",
+    "logs": "Run kubectl logs JOB-controller; of a local run, the files in DIR/logs",
     "status": _KUBECTL.format("get"),
-    "list": "kubectl get rlj",
-    "ps": "kubectl get rlj",
-    "get": "kubectl get rlj",
+    "list": "Run kubectl get rlj",
+    "ps": "Run kubectl get rlj",
+    "get": "Run kubectl get rlj",
     "describe": _KUBECTL.format("describe"),
     "delete": _KUBECTL.format("delete"),
-    "stop": 'kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; a local run stops on Ctrl-C',
-    "suspend": 'kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; a local run stops on Ctrl-C',
-    "scale": "kubectl edit rlj JOB: recovery.maxGpus lets the policy grow",
-    "check": "rljob validate MANIFEST",
-    "lint": "rljob validate MANIFEST",
-    "test": "rljob validate MANIFEST",
-    "download": "rljob fetch JOB",
-    "pull": "rljob fetch JOB",
-    "explain": "rljob diagnose LOG --explain; kubectl explain rlj.spec for the fields of a manifest",
-    "debug": "rljob diagnose LOG",
-    "serve": "vllm serve DIR/model: RLJob trains models and does not serve them",
-    "generate": "vllm serve DIR/model: RLJob trains models and does not serve them",
-    "eval": "nothing: evaluation is not supported yet; DIR/model is a Hugging Face model for any evaluation program",
-    "evaluate": "nothing: evaluation is not supported yet; DIR/model is a Hugging Face model for any evaluation program",
-    "init": "nothing: copy a manifest from the directory examples/",
-    "install": "helm install (the operator is installed by its chart)",
-    "version": "rljob --version",
-    "help": "rljob --help",
+    "stop": 'Run kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; a local run stops on Ctrl-C',
+    "suspend": 'Run kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; a local run stops on Ctrl-C',
+    "scale": "Run kubectl edit rlj JOB: recovery.maxGpus lets the policy grow",
+    "check": "Run rljob validate MANIFEST",
+    "lint": "Run rljob validate MANIFEST",
+    "test": "Run rljob validate MANIFEST",
+    "download": "Run rljob fetch JOB",
+    "pull": "Run rljob fetch JOB",
+    "explain": "Run rljob diagnose LOG --explain; kubectl explain rlj.spec for the fields of a manifest",
+    "debug": "Run rljob diagnose LOG",
+    "serve": "Run vllm serve DIR/model: RLJob trains models and does not serve them",
+    "generate": "Run vllm serve DIR/model: RLJob trains models and does not serve them",
+    "eval": "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program",
+    "evaluate": "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program",
+    "init": "Copy a manifest from the directory examples/",
+    "install": "Run helm install (the operator is installed by its chart)",
+    "version": "Run rljob --version",
+    "help": "Run rljob --help",
 }
 """Commands that people look for, with what to run instead."""
 
@@ -58,7 +58,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and (instead := _OTHER_COMMANDS.get(args[0])):
-            ctx.fail(f"No such command '{args[0]}'. Run {instead}".replace("Run nothing: ", "Not needed: "))
+            ctx.fail(f"No such command '{args[0]}'. {instead}")
         return super().resolve_command(ctx, args)
 
 

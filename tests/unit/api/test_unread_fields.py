@@ -103,7 +103,7 @@ DISAGGREGATED = {"topology": "Disaggregated"}
 )
 def test_a_field_that_is_not_read_is_reported(spec: dict[str, Any], field: str, message: str) -> None:
     found = unread(**spec)
-    assert list(found)[0] == field
+    assert next(iter(found)) == field
     assert found[field].startswith(message)
 
 

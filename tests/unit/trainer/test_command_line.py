@@ -37,7 +37,7 @@ def test_version_lists_the_facts_for_a_bug_report() -> None:
         ("logs", "Run kubectl logs JOB-controller"),
         ("status", "Run kubectl get rlj JOB"),
         ("serve", "Run vllm serve DIR/model"),
-        ("evaluate", "evaluation is not supported yet"),
+        ("evaluate", "Evaluation is not supported yet"),
         ("valdiate", "Did you mean 'validate'?"),
     ],
 )

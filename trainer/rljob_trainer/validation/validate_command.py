@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api.all_errors import Checked
 from rljob_api.exit_codes import ExitCode
 from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
 from rljob_api.unread_fields import unread_fields
+from rljob_api.yaml_document import Path as FieldPath
 from rljob_trainer.validation.finding import Finding
 from rljob_trainer.validation.inspect_job import inspect_job
 from rljob_trainer.validation.suspicious_values import suspicious_values
@@ -64,6 +66,9 @@ class Validation:
             job = document.load()
         except ManifestError as error:
             self._refuse(error)
+            if error.checked is not None and not self.schema_only:
+                for finding in _other_errors(error.checked, directory):
+                    self._show(finding, document)
             return
         findings: list[Finding] = []
         if not self.schema_only:
@@ -86,6 +91,27 @@ class Validation:
     def _refuse(self, error: ManifestError) -> None:
         self.invalid = True
         _print(str(error), error=True)
+
+
+def _other_errors(checked: Checked, directory: Path) -> Iterator[Finding]:
+    """Errors of the job that have nothing to do with its invalid fields."""
+    replaced = {path[:2] for path in checked.replaced}
+    model, task, trainer = (("spec", name) in replaced for name in ("model", "task", "trainer"))
+    if trainer or ("spec",) in checked.replaced or (model and task):
+        return
+    for finding in inspect_job(checked.job, directory):
+        of_task = finding.field[:2] == ("spec", "task")
+        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _OF_PROMPTS)
+        if finding.severity == "error" and not depends and not _touches(finding.field, checked.replaced):
+            yield finding
+
+
+_OF_PROMPTS = ("maxPromptTokens", "maxStaleness")
+
+
+def _touches(field: FieldPath, paths: frozenset[FieldPath]) -> bool:
+    """True if `field` is at, around or within one of the `paths`."""
+    return any(field[: len(path)] == path or path[: len(field)] == field for path in paths)
 
 
 def _place(document: ManifestDocument) -> str:
