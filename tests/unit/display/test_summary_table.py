@@ -30,6 +30,11 @@ def test_it_shows_the_result_of_the_run() -> None:
     assert "runs/digits" in text
 
 
+def test_a_run_with_more_steps_than_the_manifest_is_explained() -> None:
+    text = printed([step_record(step) for step in range(1, 14)], ExitCode.COMPLETE)
+    assert "13 committed, more than algorithm.steps (12)" in text
+
+
 def test_phases_that_took_no_time_are_left_out() -> None:
     assert "checkpoint" not in printed([step_record(1)], ExitCode.COMPLETE)
 

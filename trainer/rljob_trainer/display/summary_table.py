@@ -38,7 +38,11 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield "steps", f"[bold]{summary.steps}[/] of {summary.total_steps}{_history(summary)}"
+    more = summary.steps > summary.total_steps
+    of = (
+        f"[dim]committed, more than algorithm.steps ({summary.total_steps})[/]" if more else f"of {summary.total_steps}"
+    )
+    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}"
     if summary.first_reward is not None and summary.last_reward is not None:
         window = min(REWARD_WINDOW_STEPS, summary.steps)
         means = f"means of {window} steps" if window > 1 else "one step"
