@@ -3,6 +3,8 @@ for them."""
 
 from __future__ import annotations
 
+import re
+
 _NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
@@ -38,6 +40,7 @@ OPTION_NAMES: dict[str, str] = {
     "num_train_epochs": _NO_EPOCHS,
     "total_epochs": _NO_EPOCHS,
     "epochs": _NO_EPOCHS,
+    "num_epochs": _NO_EPOCHS,
     "max_epochs": "spec.algorithm.updatesPerStep (each response is used once; a step's responses are split)",
     "ppo_epochs": "spec.algorithm.updatesPerStep (each response is used once; a step's responses are split)",
     "num_iterations": "spec.algorithm.updatesPerStep (each response is used once; a step's responses are split)",
@@ -100,6 +103,9 @@ OPTION_NAMES: dict[str, str] = {
     "init_kl_coef": "spec.algorithm.klCoefficient",
     "kl_loss_coef": "spec.algorithm.klCoefficient",
     "kl_penalty_coef": "spec.algorithm.klCoefficient",
+    "kl": "spec.algorithm.klCoefficient",
+    "kl_weight": "spec.algorithm.klCoefficient",
+    "kl_penalty": "spec.algorithm.klCoefficient",
     "use_kl_loss": "spec.algorithm.klCoefficient (0: no KL divergence)",
     "use_kl_in_reward": "not supported: the KL divergence is part of the loss; write spec.algorithm.klCoefficient",
     "kl_loss_type": "only the estimator k3 is supported: write spec.algorithm.klCoefficient",
@@ -341,6 +347,8 @@ OPTION_NAMES: dict[str, str] = {
     "vllm_kwargs": _ENGINE,
     "use_vllm": "not needed: the engine is vLLM",
     "backend": "not needed: the engine is vLLM and the policy uses FSDP2",
+    "rollout.engine": "not needed: the engine is vLLM",
+    "inference_engine": "not needed: the engine is vLLM",
     "rollout.name": "not needed: the engine is vLLM",
     "vllm_mode": "spec.topology (Colocated or Disaggregated)",
     "colocate": "spec.topology (Colocated or Disaggregated)",
@@ -456,6 +464,13 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "fp8": "write spec.rollout.quantization for 8 bits in the engine, and bfloat16 here",
     },
     "spec.policy.lora": {"true": "write lora: {} for the defaults", "false": "remove the field"},
+    "spec.policy.lora.targets": {
+        "alllinear": "remove it: without targets, all linear layers get an adapter",
+        "all": "remove it: without targets, all linear layers get an adapter",
+        "auto": "remove it: without targets, all linear layers get an adapter",
+    },
+    "spec.memory.optimizerOffload": {"cpu": "Enabled", "none": "Disabled"},
+    "spec.memory.policyOffload": {"cpu": "Enabled", "none": "Disabled"},
     "spec.policy.optimizer": {
         "adamw": "AdamW is the only optimizer: write optimizer: {moments: float32}",
         "adam": "AdamW is the only optimizer: write optimizer: {moments: float32}",
@@ -525,8 +540,12 @@ def normalized(name: str) -> str:
 _ADVICE = {normalized(name): advice for name, advice in OPTION_NAMES.items()}
 
 
+_PREFIX = re.compile(r"^(rollout|actor|vllm|trainer|train|data|grpo|policy|generator)(?=.)")
+
+
 def option_advice(path: tuple[str, ...]) -> str | None:
-    """The entry of `OPTION_NAMES` for an option at `path`, by the longest name; None without one."""
+    """The entry of `OPTION_NAMES` for an option at `path`, by the longest name; None without one. The name of a part of
+    a trainer before it, as in rollout_n, is ignored."""
     parts = [part for name in path for part in normalized(name).split(".")]
-    names = (".".join(parts[start:]) for start in range(len(parts)))
+    names = [*(".".join(parts[start:]) for start in range(len(parts))), _PREFIX.sub("", parts[-1])]
     return next((_ADVICE[name] for name in names if name in _ADVICE), None)

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -70,21 +71,24 @@ class ProblemText:
             here = ".".join(str(part) for part in around)
             if target.rpartition(".")[0] == here and target.rpartition(".")[2] in siblings:
                 return f"unknown field; did you mean {target.rpartition('.')[2]}?{f' {remark}' if remark else ''}"
-            return f"unknown field{'; write' if _is_path(target) else ':'} {advice}"
-        return self._probable(path, name, siblings)
+            return f"unknown field; {'write ' if _is_path(target) else ''}{advice}"
+        return self._probable(path, found, siblings)
 
-    def _probable(self, path: Path, name: str, siblings: list[str]) -> str:
+    def _probable(self, path: Path, found: Any, siblings: list[str]) -> str:
         """Error message for an unknown field that is no known option."""
+        name = str(path[-1])
         paths = [p for p in _paths(self._schema) if not p.startswith("status.")]
         elsewhere = [p for p in paths if normalized(p.split(".")[-1]) == normalized(name)]
         if elsewhere:
-            return f"unknown field here: write it as {max(elsewhere, key=lambda p: p.split('.')[0] == path[0])}"
+            return f"unknown field here: write it as {max(elsewhere, key=lambda p: _shared_parts(p, path))}"
         if close := _closest(name, siblings):
             return f"unknown field; did you mean {close}?"
         written = self._document.written_names.get(path)
+        if written is not None and found is None and type(json.loads(name)) in (int, float):
+            return "unknown field: a comma ends the value before it; write a decimal number with a point"
         if written is not None:
             return f"unknown field: YAML reads the name {written} as {name}; write it in quotes, or remove it"
-        names = {p.split(".")[-1]: p for p in reversed(paths)}
+        names = {p.split(".")[-1]: p for p in reversed(paths) if p.count(".") > 1}
         if close := _closest(name, list(names)):
             return f"unknown field; did you mean {names[close]}?"
         return f"unknown field; the fields here are {', '.join(siblings)}"
@@ -123,6 +127,11 @@ def _options_in(options: dict[str, Any], around: tuple[str, ...]) -> Iterator[st
 
 def _is_path(advice: str) -> bool:
     return advice.startswith(("spec.", "metadata."))
+
+
+def _shared_parts(field: str, path: Path) -> int:
+    """Number of the objects around both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(field.split("."), path, strict=False)))
 
 
 def _closest(name: str, names: list[str]) -> str | None:

@@ -15,9 +15,23 @@ from rljob_api.option_names import OPTION_VALUES, normalized
 _AMOUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*$", re.IGNORECASE)
 _GROUPED = re.compile(r"^[-+]?\d{1,3}([ ,_']\d{3})+$")
 _THOUSANDS = re.compile(r"^(\d+)\s*([km])$", re.IGNORECASE)
-_NO_SPACE = re.compile(r"^([A-Za-z_][\w.-]*):(\S.*)$")
+_NO_SPACE = re.compile(r"^([A-Za-z_][\w.-]*):([^\s:/].*)$")
 _TEMPLATE = re.compile(r"\{\{.*\}\}|\$\{\w+\}|\$\(\w+\)")
 _ON, _OFF = ("enabled", "on", "yes", "true", "1"), ("disabled", "off", "no", "false", "0", "none", "never", "")
+_DURATION = re.compile(r"^(\d+)\s*(s|sec|m|min|h|d)$", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MAIN_FIELDS = {
+    "metadata": "name",
+    "spec.model": "uri",
+    "spec.model.cache": "persistentVolumeClaim",
+    "spec.task": "name",
+    "spec.task.answer": "pattern",
+    "spec.task.files": "configMap",
+    "spec.algorithm": "name",
+    "spec.checkpoint.volume": "persistentVolumeClaim",
+    "spec.trainer": "image",
+}
+"""Field that was probably meant where its object is written as a text."""
 _FUNCTION_PATTERN, _URI_PATTERN, _NAME_PATTERN = "[A-Za-z0-9_.]*:[A-Za-z_]", "(oci|hf|", "[-a-z0-9"
 _SCHEMES = "oci|hf|pvc|file|random"
 _HUB_PAGE = re.compile(
@@ -44,17 +58,36 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
     if schema.get("x-kubernetes-int-or-string"):
         return _auto_or_amount(schema, found)
     match schema.get("type"):
+        case "integer" if "Seconds" in field and (duration := _DURATION.match(str(found))):
+            return f"; write {int(duration[1]) * _SECONDS[duration[2][0].lower()]}, in seconds"
         case "integer" | "number" | "boolean" as kind:
             return _literal(kind, found, written)
         case "string":
             return _string(schema, found, written, directory)
         case "object" if isinstance(found, str) and (parts := _NO_SPACE.match(found)):
             return f"; write a space after the colon: {parts[1]}: {parts[2]}"
+        case "object" if isinstance(found, str):
+            return _object(field, found)
         case "array" if isinstance(found, str):
-            return f"; write [{json.dumps(found, ensure_ascii=False)}]"
+            words = found.split() if field.startswith("spec.trainer.") else [found]
+            return f"; write {json.dumps(words, ensure_ascii=False)}"
+        case "array" if isinstance(found, dict) and field == "spec.env" and found:
+            name, value = next(iter(found.items()))
+            return f"; write [{{name: {name}, value: {json.dumps(value, default=str)}}}]"
         case "array" if isinstance(found, dict):
             return "; write a dash before its first field"
     return ""
+
+
+def _object(field: str, found: str) -> str:
+    """Suggestion for an object that is written as a text."""
+    name, equals, value = found.partition("=")
+    if field == "spec.env" and equals:
+        return f"; write {{name: {name}, value: {json.dumps(value)}}}"
+    if (main := _MAIN_FIELDS.get(field)) is None:
+        return ""
+    text = f"{{claimName: {found}}}" if field == "spec.checkpoint.volume" else json.dumps(found, ensure_ascii=False)
+    return f"; write {field.rpartition('.')[2]}: {{{main}: {text}}}"
 
 
 def _one_of(allowed: list[str], found: Any) -> str:
@@ -81,7 +114,7 @@ def _auto_or_amount(schema: Schema, found: Any) -> str:
         return "; write Auto"
     if isinstance(found, float) and found.is_integer() and found > 0:
         return f"; write {int(found)}"
-    if isinstance(found, float) and 0 < found < 1:
+    if (isinstance(found, float) and 0 < found < 1) or re.fullmatch(r"\d+\s*%", str(found)):
         return "; a share of the memory is not supported"
     if isinstance(found, str) and is_count:
         return _literal("integer", found, None)
@@ -119,6 +152,8 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path) ->
     if isinstance(found, dict):
         if _FUNCTION_PATTERN in pattern and len(found) == 1 and isinstance(function := next(iter(found.values())), str):
             return f"; write {next(iter(found))}:{function}"
+        if isinstance(name := found.get("name"), str) and len(found) == 1:
+            return f"; write {name}"
         if list(found.values()) == [None]:
             return f'; quote it, because YAML reads {{…}} as an object: "{{{next(iter(found))}}}"'
         return "; an object begins with a name and a colon, or with {: quote a text that has them"
@@ -126,6 +161,10 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path) ->
         return "; only one is supported: write it without a list"
     if not isinstance(found, str):
         return f'; write "{written}", with quotes' if written is not None else f'; write "{found}", with quotes'
+    if "|reasoning-gym|" in pattern and ":" not in found:
+        close = difflib.get_close_matches(found.lower(), ["digits", "reasoning-gym", "jsonl"], n=1)
+        data_set = f"reasoning-gym and args: {{dataset: {found}}} for one of its data sets"
+        return f"; did you mean {close[0]}?" if close else f"; write {data_set}, or {found}:FUNCTION"
     if _FUNCTION_PATTERN in pattern:
         return _function(found)
     if _URI_PATTERN in pattern:
@@ -155,15 +194,15 @@ def _function(found: str) -> str:
 def _model_uri(found: str, directory: Path) -> str:
     """Suggestion for the URI of a model."""
     text = found.strip()
-    if re.match(f"({_SCHEMES})://", text):
-        return (
-            "; white space is not allowed in it: for a directory, create a symbolic link without white space"
-            if re.search(r"\s", text)
-            else ""
-        )
+    if re.fullmatch(f"({_SCHEMES})://\\S+", text):
+        return f"; write {text}, without white space around it"
+    if re.match(f"({_SCHEMES})://\\S", text):
+        return "; white space is not allowed in it: for a directory, create a symbolic link without white space"
+    if not text or re.fullmatch(f"({_SCHEMES}):/*", text):
+        return ""
     if page := _HUB_PAGE.match(text):
         return f"; did you mean hf://{page[1]}{f'@{page[2]}' if page[2] and page[2] != 'main' else ''}?"
-    if scheme := re.match(f"({_SCHEMES}):(/*)", text, re.IGNORECASE):
+    if scheme := re.match(f"({_SCHEMES})(?::/*|//+)", text, re.IGNORECASE):
         rest = text[scheme.end() :]
         return f"; did you mean {scheme[1].lower()}://{'/' if scheme[1].lower() == 'file' else ''}{rest}?"
     if "://" in text:
@@ -180,7 +219,7 @@ def _model_uri(found: str, directory: Path) -> str:
         return f"; did you mean hf://{text}?"
     if _IMAGE.match(text):
         return f"; did you mean oci://{text}?"
-    return ""
+    return f"; write hf://ORGANIZATION/{text} for a model of the hub" if re.fullmatch(r"[\w.-]+", text) else ""
 
 
 def _is_literal(text: str) -> bool:

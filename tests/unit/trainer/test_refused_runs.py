@@ -46,8 +46,8 @@ def test_a_job_of_another_trainer_is_refused_before_any_work(
     assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.INVALID_MANIFEST
     printed = capsys.readouterr()
     assert (
-        f"{manifest}:10: spec.trainer: expected a job of RLJob's own trainer, found another one's, which runs on a "
-        f"cluster only: kubectl apply -f {manifest}\n" == printed.err
+        f"{manifest}:10: spec.trainer: expected RLJob's own trainer, found another, which runs on a cluster only: "
+        f"kubectl apply -f {manifest}\n" == printed.err
     )
     assert printed.out == ""
     assert not (tmp_path / "run").exists()

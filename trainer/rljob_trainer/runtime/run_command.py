@@ -101,8 +101,7 @@ def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
     job = document.load()
     if job.spec.trainer is not None:
         message = (
-            "expected a job of RLJob's own trainer, found another one's, which runs on a cluster only: "
-            f"kubectl apply -f {manifest}"
+            f"expected RLJob's own trainer, found another, which runs on a cluster only: kubectl apply -f {manifest}"
         )
         raise ManifestError([document.problem(("spec", "trainer"), message)])
     return job
