@@ -26,8 +26,8 @@ _MOST_OPTIONS = 8
 class ProblemText:
     """Error messages for the validation errors of one manifest, made from its schema."""
 
-    def __init__(self, document: Document, directory: FilePath) -> None:
-        """`directory`: of the manifest."""
+    def __init__(self, document: Document, directory: FilePath | None = None) -> None:
+        """`directory`: of the manifest; None if it is not a file of this machine."""
         self._document = document
         self._directory = directory
         self._schema = _schema_for(document.data)

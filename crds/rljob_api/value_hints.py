@@ -41,10 +41,11 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?$")
 _IMAGE = re.compile(r"^([\w-]+\.)+[\w-]+(:\d+)?/[\w./-]+(:[\w.-]+|@sha256:\w+)?$")
 
 
-def hint(field: str, schema: Schema, found: Any, written: str | None, directory: Path) -> str:
+def hint(field: str, schema: Schema, found: Any, written: str | None, directory: Path | None) -> str:
     """Suggestion for the value of `field` (dotted), which has this `schema`; empty without one.
 
-    `written`: the text in the manifest, if YAML does not read it as text. `directory`: the manifest's.
+    `written`: the text in the manifest, if YAML does not read it as text. `directory`: the manifest's; None if it
+    is not a file of this machine.
     """
     if isinstance(found, str) and (template := _TEMPLATE.search(found)):
         how = "helm template CHART | rljob validate -" if "{{" in template[0] else "envsubst < FILE | rljob validate -"
@@ -147,7 +148,7 @@ def _literal(kind: str, found: Any, written: str | None) -> str:
     return ""
 
 
-def _string(schema: Schema, found: Any, written: str | None, directory: Path) -> str:
+def _string(schema: Schema, found: Any, written: str | None, directory: Path | None) -> str:
     pattern = schema.get("pattern", "")
     if isinstance(found, dict):
         if _FUNCTION_PATTERN in pattern and len(found) == 1 and isinstance(function := next(iter(found.values())), str):
@@ -191,7 +192,7 @@ def _function(found: str) -> str:
     return f"; write {module}:{function or 'FUNCTION'}{beside}"
 
 
-def _model_uri(found: str, directory: Path) -> str:
+def _model_uri(found: str, directory: Path | None) -> str:
     """Suggestion for the URI of a model."""
     text = found.strip()
     if re.fullmatch(f"({_SCHEMES})://\\S+", text):
@@ -210,8 +211,8 @@ def _model_uri(found: str, directory: Path) -> str:
     if drive := re.match(r"([A-Za-z]):[\\/]", text):
         rest = text[drive.end() :].replace("\\", "/")
         return f"; a Windows path is not supported: write file:///mnt/{drive[1].lower()}/{rest} in WSL"
-    local = os.path.normpath(directory.absolute() / os.path.expanduser(text.replace("\\", "/")))
-    if os.path.isdir(local):
+    local = os.path.normpath((directory or Path()).absolute() / os.path.expanduser(text.replace("\\", "/")))
+    if directory is not None and os.path.isdir(local):
         return f"; did you mean file://{local}?"
     if text.startswith(("/", "./", "../", "~", ".\\", "..\\")):
         return f"; write file:// and the absolute path of an existing directory ({local} does not exist)"

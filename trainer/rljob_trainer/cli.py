@@ -11,54 +11,43 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-_KUBECTL = "Run kubectl {} rlj JOB (RLJob is a Kubernetes resource)"
 _OTHER_COMMANDS = {
-    "train": "Run rljob run MANIFEST",
-    "start": "Run rljob run MANIFEST; on a cluster, kubectl apply -f MANIFEST",
-    "resume": "Run rljob run MANIFEST, which resumes by itself",
-    "grpo": "Run rljob run MANIFEST",
-    "export": "A completed run writes DIR/model; on a cluster, rljob fetch JOB",
-    "merge": "A manifest with policy.lora.export: Merged, the default, writes the merged model to DIR/model",
-    "submit": "Run kubectl apply -f MANIFEST",
-    "launch": "Run kubectl apply -f MANIFEST; on this machine, rljob run MANIFEST",
-    "deploy": "Run kubectl apply -f MANIFEST",
-    "apply": "Run kubectl apply -f MANIFEST",
-    "create": "Run kubectl apply -f MANIFEST",
-    "logs": "Run kubectl logs JOB-controller; of a local run, the files in DIR/logs",
-    "status": _KUBECTL.format("get"),
-    "list": "Run kubectl get rlj",
-    "ps": "Run kubectl get rlj",
-    "get": "Run kubectl get rlj",
-    "describe": _KUBECTL.format("describe"),
-    "delete": _KUBECTL.format("delete"),
-    "stop": 'Run kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; a local run stops on Ctrl-C',
-    "suspend": 'Run kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; a local run stops on Ctrl-C',
-    "scale": "Run kubectl edit rlj JOB: recovery.maxGpus lets the policy grow",
-    "check": "Run rljob validate MANIFEST",
-    "lint": "Run rljob validate MANIFEST",
-    "test": "Run rljob validate MANIFEST",
-    "download": "Run rljob fetch JOB",
-    "pull": "Run rljob fetch JOB",
-    "explain": "Run rljob diagnose LOG --explain; kubectl explain rlj.spec for the fields of a manifest",
-    "debug": "Run rljob diagnose LOG",
-    "serve": "Run vllm serve DIR/model: RLJob trains models and does not serve them",
-    "generate": "Run vllm serve DIR/model: RLJob trains models and does not serve them",
-    "eval": "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program",
-    "evaluate": "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program",
-    "init": "Copy a manifest from the directory examples/",
-    "install": "Run helm install (the operator is installed by its chart)",
-    "version": "Run rljob --version",
-    "help": "Run rljob --help",
+    "Run rljob run MANIFEST": "train grpo",
+    "Run rljob run MANIFEST; on a cluster, kubectl apply -f MANIFEST": "start",
+    "Run rljob run MANIFEST, which resumes by itself": "resume",
+    "A completed run writes DIR/model; on a cluster, rljob fetch JOB": "export",
+    "A manifest with policy.lora.export: Merged, the default, writes the merged model to DIR/model": "merge",
+    "Run kubectl apply -f MANIFEST": "submit deploy apply create",
+    "Run kubectl apply -f MANIFEST; on this machine, rljob run MANIFEST": "launch",
+    "Run kubectl logs JOB-controller; of a local run, the files in DIR/logs": "logs",
+    "Run kubectl get rlj JOB (RLJob is a Kubernetes resource)": "status",
+    "Run kubectl get rlj": "list ps get",
+    "Run kubectl describe rlj JOB (RLJob is a Kubernetes resource)": "describe",
+    "Run kubectl delete rlj JOB (RLJob is a Kubernetes resource)": "delete",
+    'Run kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; Ctrl-C stops a local run': "stop suspend",
+    "Run kubectl edit rlj JOB: recovery.maxGpus lets the policy grow": "scale",
+    "Run rljob validate MANIFEST": "check lint test",
+    "Run rljob fetch JOB": "download pull",
+    "Run rljob diagnose LOG --explain; kubectl explain rlj.spec for the fields of a manifest": "explain",
+    "Run rljob diagnose LOG": "debug",
+    "Run vllm serve DIR/model: RLJob trains models and does not serve them": "serve generate",
+    "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program": "eval evaluate",
+    "Copy a manifest from the directory examples/": "init",
+    "Run helm install (the operator is installed by its chart)": "install",
+    "Run rljob --version": "version",
+    "Run rljob --help": "help",
 }
-"""Commands that people look for, with what to run instead."""
+"""What to run instead of commands of other programs, by the answer."""
 
 
 class _Commands(TyperGroup):
     """Commands that answer the names in `_OTHER_COMMANDS`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and (instead := _OTHER_COMMANDS.get(args[0])):
-            ctx.fail(f"No such command '{args[0]}'. {instead}")
+        name = args[0] if args and args[0] not in self.commands else ""
+        for instead, names in _OTHER_COMMANDS.items():
+            if name in names.split():
+                ctx.fail(f"No such command '{name}'. {instead}")
         return super().resolve_command(ctx, args)
 
 

@@ -15,6 +15,7 @@ from rljob_api.manifest import dotted
 from rljob_api.metadata import Metadata
 from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
+from rljob_api.yaml_document import Document
 from rljob_operator import labels
 from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
@@ -132,6 +133,6 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 
 def _problem(stored: Object) -> str:
-    text = ProblemText(stored)
+    text = ProblemText(Document(stored, {}))
     sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)]
     return "; ".join(sentences)[:_MAX_PROBLEM] or "cannot parse the object"
