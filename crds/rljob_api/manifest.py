@@ -85,6 +85,15 @@ class ManifestDocument:
             raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0), result)
         return result.job
 
+    def problems(self) -> list[Problem]:
+        """All problems of the document; none of another kind of object."""
+        try:
+            if self.other_kind is None:
+                self.load()
+        except ManifestError as error:
+            return error.problems
+        return []
+
     def problem(self, field: FieldPath, message: str, severity: Severity = "error") -> Problem:
         """A problem of a field of this document."""
         return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number, severity)
@@ -157,12 +166,16 @@ def only_job(path: Path) -> ManifestDocument:
 
 
 def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
-    """The documents in `text`, at least one. `path`: for messages. Raises ManifestError if it is not YAML."""
+    """The documents in `text`, at least one. `path`: for messages. Raises ManifestError if one is not YAML, with the
+    problems of those before it."""
+    documents: list[Document] = []
     try:
-        documents = read_documents(text)
+        documents += read_documents(text)
     except yaml.YAMLError as error:
         message, line = explain(text, error)
-        raise ManifestError([Problem(path, "", f"is not YAML: {message}", line)]) from None
+        before = [ManifestDocument(path, found, n) for n, found in enumerate(documents, 1)]
+        problems = [problem for document in before for problem in document.problems()]
+        raise ManifestError([*problems, Problem(path, "", f"is not YAML: {message}", line)]) from None
     if not documents:
         raise ManifestError([Problem(path, "", "expected an RLJob, found an empty file")])
     several = len(documents) > 1

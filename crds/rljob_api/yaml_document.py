@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import yaml
@@ -50,11 +50,10 @@ class Document:
         return self.lines.get(path)
 
 
-def read_documents(text: str) -> list[Document]:
-    """All documents of `text` that are not empty. Raises yaml.MarkedYAMLError if it is not YAML, if it is nested too
-    deeply, or if its aliases stand for too many fields."""
+def read_documents(text: str) -> Iterator[Document]:
+    """The documents of `text` that are not empty. Raises yaml.MarkedYAMLError at one that is not YAML, is nested too
+    deeply, or has aliases that stand for too many fields."""
     loader = _Loader(_with_spaces(text))
-    documents = []
     try:
         while loader.check_node() and (node := loader.get_node()) is not None:
             document = Document(None, {})
@@ -70,14 +69,11 @@ def read_documents(text: str) -> list[Document]:
                 document.lines[path] = line
             data = loader.construct_document(node)
             if data is not None:
-                documents.append(
-                    Document(data, document.lines, document.duplicates, document.written, document.written_names)
-                )
+                yield replace(document, data=data)
     except RecursionError:
         raise _refused("found too many levels of nesting") from None
     finally:
         loader.dispose()
-    return documents
 
 
 def _with_spaces(text: str) -> str:

@@ -24,7 +24,7 @@ _OTHER_COMMANDS = {
     "Run kubectl get rlj": "list ps get",
     "Run kubectl describe rlj JOB (RLJob is a Kubernetes resource)": "describe",
     "Run kubectl delete rlj JOB (RLJob is a Kubernetes resource)": "delete",
-    'Run kubectl patch rlj JOB --type merge -p \'{"spec": {"suspend": true}}\'; Ctrl-C stops a local run': "stop suspend",
+    "Run kubectl edit rlj JOB, and write spec.suspend: true; Ctrl-C stops a local run": "stop suspend",
     "Run kubectl edit rlj JOB: recovery.maxGpus lets the policy grow": "scale",
     "Run rljob validate MANIFEST": "check lint test",
     "Run rljob fetch JOB": "download pull",

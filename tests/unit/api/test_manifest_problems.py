@@ -275,6 +275,12 @@ def test_a_field_written_twice_is_a_problem(problems_of: ProblemsOf) -> None:
     assert problem.message == "occurs twice, first in line 7, and YAML silently uses the last: remove one"
 
 
+def test_a_broken_document_does_not_hide_the_problems_before_it(problems_of: ProblemsOf) -> None:
+    invalid = JOB.replace("steps: 3", "steps: 0")
+    problems = problems_of(f"{JOB}---\nkind: ConfigMap\napiVersion: v1\n---\n{invalid}---\na: *b\n")
+    assert [(problem.document, problem.path) for problem in problems] == [(3, "spec.algorithm.steps"), (None, "")]
+
+
 def test_fields_within_a_field_written_twice_are_not_repeated(problems_of: ProblemsOf) -> None:
     (problem,) = problems_of(JOB + ALGORITHM)
     assert (problem.path, problem.line) == ("spec.algorithm", 8)

@@ -58,7 +58,7 @@ from rljob_api.yaml_mistakes import explain
 )
 def test_a_mistake_is_named_with_its_line_and_correction(text: str, line: int, message: str) -> None:
     with pytest.raises(yaml.YAMLError) as caught:
-        read_documents(text)
+        list(read_documents(text))
     explanation, found = explain(text, caught.value)
     assert message in explanation
     assert found == line
@@ -66,7 +66,7 @@ def test_a_mistake_is_named_with_its_line_and_correction(text: str, line: int, m
 
 def explained(text: str) -> str | None:
     try:
-        read_documents(text)
+        list(read_documents(text))
     except yaml.YAMLError as error:
         return explain(text, error)[0]
     return None
