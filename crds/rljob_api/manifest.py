@@ -103,6 +103,8 @@ class ManifestDocument:
         data = self.document.data
         if not isinstance(data, dict):
             found = "a list: remove the dash before apiVersion" if isinstance(data, list) else f"the text {data!r:.60}"
+            if isinstance(data, str) and "\u00a0" in data:
+                found += "; replace its no-break spaces (U+00A0) by spaces"
             message = f"expected an RLJob with apiVersion, kind, metadata and spec, found {found}"
             raise ManifestError([self.problem((), message)])
         again = [each for each in self.document.duplicates if each.path in _OF_EVERY_OBJECT]

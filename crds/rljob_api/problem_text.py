@@ -60,6 +60,8 @@ class ProblemText:
         key, colon, value = name.partition(":")
         if colon and found is None:
             return f"unknown field; write a space after the colon: {key}: {value}"
+        if "\u00a0" in name:
+            return "unknown field: its name has a no-break space (U+00A0); replace it by a space"
         if same := {normalized(sibling): sibling for sibling in siblings}.get(normalized(name)):
             return f"unknown field; did you mean {same}?"
         names = tuple(str(part) for part in path)

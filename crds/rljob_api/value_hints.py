@@ -50,6 +50,8 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
     if isinstance(found, str) and (template := _TEMPLATE.search(found)):
         how = "helm template CHART | rljob validate -" if "{{" in template[0] else "envsubst < FILE | rljob validate -"
         return f"; {template[0]} is a template that is not rendered: {how}"
+    if isinstance(found, str) and (typographic := re.search("[\u00a0\u2018\u2019\u201c\u201d]", found)):
+        return f"; replace the typographic character U+{ord(typographic[0]):04X} by that of the keyboard"
     values = OPTION_VALUES.get(field, {})
     if not isinstance(found, dict | list) and (known := values.get(normalized(str(found)))):
         return f"; {known if ' ' in known else f'write {known}'}"
@@ -117,6 +119,8 @@ def _auto_or_amount(schema: Schema, found: Any) -> str:
         return f"; write {int(found)}"
     if (isinstance(found, float) and 0 < found < 1) or re.fullmatch(r"\d+\s*%", str(found)):
         return "; a share of the memory is not supported"
+    if isinstance(found, str) and (decimal := re.fullmatch(r"(\d+),(\d+)\s*([kMGTP]i?)", found.strip())):
+        return f"; write {decimal[1]}.{decimal[2]}{decimal[3]}"
     if isinstance(found, str) and is_count:
         return _literal("integer", found, None)
     if isinstance(found, str) and (amount := _AMOUNT.match(found)):
@@ -137,6 +141,8 @@ def _literal(kind: str, found: Any, written: str | None) -> str:
             text.lower(),
             f"; write {str(normalized(text) in _ON).lower()}" if normalized(text) in (*_ON, *_OFF) else "",
         )
+    if text and text != text.rstrip(",;") and _is_literal(text.rstrip(",;")):
+        return f"; write {text.rstrip(',;')}"
     if _is_literal(text):
         whole = float(text).is_integer() and abs(float(text)) < 1e18
         is_plain = kind == "number" or re.fullmatch(r"[-+]?\d+", text)

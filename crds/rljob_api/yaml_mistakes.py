@@ -24,7 +24,7 @@ _KEY = r"^\s*(?:- +)*(?P<key>[\w.\"'-]+)"
 _NO_SPACE = _KEY + r":(?P<value>[^\s:/\"'].*?)\s*$"
 
 _MISTAKES = (
-    _Mistake(r"", "pbc", r"\{\{", "found a template that is not rendered: helm template CHART | rljob validate -"),
+    _Mistake(r"", "pbc", r"\{[{%]", "found a template that is not rendered: helm template CHART | rljob validate -"),
     _Mistake(r"", "pbc", r"^(<{7}|={7}|>{7})( |$)", "found a conflict marker of git: resolve the conflict"),
     _Mistake(r"character '`'", "p", r"^\s*```", "found a Markdown code fence: remove the lines that begin with ```"),
     _Mistake(r"character '\\t'", "p", r"", "found a tab, which is not allowed here: replace it by spaces"),

@@ -242,6 +242,7 @@ def test_a_problem_prints_as_file_line_path_and_message(problems_of: ProblemsOf)
         ("- a\n", 1, "expected an RLJob with apiVersion, kind, metadata and spec, found a list: remove the dash"),
         ("a\n", 1, "expected an RLJob with apiVersion, kind, metadata and spec, found the text 'a'"),
         (f"{JOB}---\n{JOB}", 9, "expected one RLJob, found 2 of them"),
+        ("kind:\u00a0RLJob\n", 1, "expected an RLJob with apiVersion, kind, metadata and spec, found the text"),
         (JOB + JOB, 8, "a second object begins here: write a line --- before it"),
         (f"a: {'[' * 5000}", None, "is not YAML: found too many levels of nesting"),
     ],

@@ -29,6 +29,7 @@ from rljob_api.yaml_mistakes import explain
         ("a: [x] y\n", 1, "quote the text, as in a: '[x] y'"),
         ("uri: {{ .Values.x }}\n", 1, "a template that is not rendered: helm template CHART | rljob validate -"),
         ("{{- if .x }}\na: 1\n{{- end }}\n", 1, "a template that is not rendered"),
+        ("a: {% if x %}\nb: 1\n", 1, "a template that is not rendered"),
         ("a: *.jsonl\n", 1, "*.jsonl cannot begin a text"),
         ("a: *b\n", 1, "*b cannot begin a text"),
         ("a: & b\n", 1, "& cannot begin a text"),

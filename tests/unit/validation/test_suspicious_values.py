@@ -42,6 +42,11 @@ def warnings(**spec: Any) -> dict[str, str]:
             "divisor of 12, such as 6",
         ),
         ({"algorithm": {"groupSize": None}}, "spec.algorithm.groupSize", "has no value: the default 8 applies"),
+        (
+            {"rollout": {"engineArgs": {"gpu_memory_utilization": 0.5}}},
+            "spec.rollout.engineArgs.gpu_memory_utilization",
+            "has no effect on the KV cache",
+        ),
         ({"recovery": None}, "spec.recovery", "has no value"),
         (
             {"algorithm": {"learningRate": 0.02}, "policy": {"lora": {}}},

@@ -52,6 +52,9 @@ def suspicious_values(job: RLJob, data: dict[str, Any]) -> Iterator[Finding]:
     if "everySteps" in (data["spec"].get("checkpoint") or {}) and spec.checkpoint.every_steps > algorithm.steps > 1:
         message = f"is more than algorithm.steps ({algorithm.steps}): no checkpoint is written before the end"
         yield _warning(("checkpoint", "everySteps"), message)
+    if "gpu_memory_utilization" in spec.rollout.engine_args:
+        message = "has no effect on the KV cache, whose size is memory.kvCache: write that, or leave it Auto"
+        yield _warning(("rollout", "engineArgs", "gpu_memory_utilization"), message)
     if "emptyDir" in (spec.checkpoint.volume or {}):
         message = "an emptyDir is deleted with its pod: a restarted job begins at step 1; name a volume that pods share"
         yield _warning(("checkpoint", "volume"), message)
