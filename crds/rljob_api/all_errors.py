@@ -36,7 +36,7 @@ def all_errors(data: dict[str, Any]) -> list[ErrorDetails]:
 
 
 def checked(data: dict[str, Any]) -> Checked:
-    """Check `data`.
+    """Checks `data`.
 
     Pydantic checks rules between fields only if all fields of an object are valid. So this function replaces invalid
     values with valid ones until no new error appears. Errors that a replaced value caused do not count.

@@ -141,7 +141,7 @@ def run(
     Exit codes:
       0    complete
       1    unexpected error
-      2    invalid manifest
+      2    invalid manifest, or a job of another trainer
       80   GPU out of memory
       81   host out of memory
       82   /dev/shm full

@@ -108,7 +108,7 @@ def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
 
 
 def _print_unread_fields(document: ManifestDocument, spec: RLJobSpec, choice: DeviceChoice) -> None:
-    """Print the fields that have no effect in this run."""
+    """Prints the fields that have no effect in this run."""
     device: Device | None = None
     with suppress(TrainerError):  # the placement reports it
         device = this_machine(gpus=choice != "cpu").choose_device(choice)
