@@ -159,8 +159,8 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path | N
     if isinstance(found, dict):
         if _FUNCTION_PATTERN in pattern and len(found) == 1 and isinstance(function := next(iter(found.values())), str):
             return f"; write {next(iter(found))}:{function}"
-        if isinstance(name := found.get("name"), str) and len(found) == 1:
-            return f"; write {name}"
+        if isinstance(only := found.get("name"), str) and len(found) == 1:
+            return f"; write {only}"
         if list(found.values()) == [None]:
             return f'; quote it, because YAML reads {{…}} as an object: "{{{next(iter(found))}}}"'
         return "; an object begins with a name and a colon, or with {: quote a text that has them"

@@ -37,7 +37,7 @@ _OTHER_COMMANDS = {
     "Run rljob --version": "version",
     "Run rljob --help": "help",
 }
-"""What to run instead of commands of other programs, by the answer."""
+"""Names of commands of other programs, by the answer to them."""
 
 
 class _Commands(TyperGroup):
