@@ -27,7 +27,7 @@ def quantity_bytes(quantity: int | str) -> int:
     Raises ValueError if it is not a positive quantity of bytes below 2**63.
     """
     text = str(quantity)
-    if isinstance(quantity, bool) or not re.fullmatch(_QUANTITY, text):
+    if isinstance(quantity, bool | float) or not re.fullmatch(_QUANTITY, text):
         raise ValueError(f"expected a quantity of bytes such as 512Mi or 4Gi, found {shown(quantity)}")
     number = text.rstrip("kKMGTPi")
     size = math.ceil(Decimal(number) * _FACTORS[text[len(number) :]])

@@ -26,7 +26,19 @@ TaskName = Annotated[
 ]
 
 
+def _names_no_file(reference: str | None) -> bool:
+    return reference is None or ".py:" not in reference
+
+
+_NO_FILE = "must name a module, not a file: write the module without .py, such as rewards:exact_match"
+
+
 def _one_group(pattern: str) -> str:
+    if control := re.search(r"[\x00-\x08\x0b-\x1f]", pattern):
+        raise _expected(
+            f"a pattern in single quotes (in double quotes, YAML reads an escape sequence as the character "
+            f"U+{ord(control[0]):04X})"
+        )
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
@@ -99,6 +111,18 @@ class TaskSpec(ApiModel):
     """Maximum duration of one call of the reward function, in seconds. A process that exceeds it is killed."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!self.name.contains('.py:')",
+            holds=lambda task: _names_no_file(task.name),
+            field="name",
+            message=_NO_FILE,
+        ),
+        Rule(
+            cel="!has(self.reward) || !self.reward.contains('.py:')",
+            holds=lambda task: _names_no_file(task.reward),
+            field="reward",
+            message=_NO_FILE,
+        ),
         Rule(
             cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",
             holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,

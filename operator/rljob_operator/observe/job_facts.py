@@ -15,6 +15,7 @@ from rljob_api.manifest import dotted
 from rljob_api.metadata import Metadata
 from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
+from rljob_api.yaml_document import Document
 from rljob_operator import labels
 from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
@@ -24,7 +25,7 @@ from rljob_operator.observe.pod_facts import moment
 _MAX_PROBLEM = 1024
 _MAX_OPERATOR = 253 + 1 + 253
 _MAX_ERRORS = 20
-"""More do not fit into _MAX_PROBLEM characters. The text of an unknown field takes 0.1 ms, and a job can have 60,000."""
+"""More do not fit into _MAX_PROBLEM characters. A job can have 60,000 unknown fields, whose texts take 0.1 ms each."""
 _METADATA = frozenset(field.alias or name for name, field in Metadata.model_fields.items()) - {"managedFields"}
 """Metadata that is kept; later versions of Kubernetes may add more."""
 _PLACEHOLDER = NESTED_TOO_DEEPLY.encode()
@@ -138,6 +139,6 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 
 def _problem(stored: Object) -> str:
-    text = ProblemText(stored)
+    text = ProblemText(Document(stored, {}))
     sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)[:_MAX_ERRORS]]
     return "; ".join(sentences)[:_MAX_PROBLEM] or "cannot parse the object"

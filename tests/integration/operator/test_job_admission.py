@@ -37,6 +37,12 @@ CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 9}},
         {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 8}},
     ),
+    ("spec.task.reward", {"task": JSONL | {"reward": "rw.py:f"}}, {"task": JSONL | {"reward": "rw:f"}}),
+    (
+        "spec.task.name",
+        {"task": {"name": "items.py:load", "reward": "rw:f"}},
+        {"task": {"name": "items:load", "reward": "rw:f"}},
+    ),
     ("spec.task.reward", {"task": JSONL}, {"task": JSONL | {"reward": "rewards:exact"}}),
     (
         "spec.task.systemPrompt",

@@ -141,11 +141,8 @@ class JobRun:
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
                 console = plain_console(terminal.stdout)
                 if self._is_finished(ledger):
-                    outcome = Outcome(
-                        ExitCode.COMPLETE,
-                        "already complete; raise algorithm.steps to train further",
-                        steps=ledger.last_step,
-                    )
+                    further = f"raise algorithm.steps above {ledger.last_step} to train further"
+                    outcome = Outcome(ExitCode.COMPLETE, f"already complete; {further}", steps=ledger.last_step)
                 else:
                     console.print(f"library logs: {self.directory.logs}", style="dim", markup=False)
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
@@ -228,7 +225,12 @@ class JobRun:
                 return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
         if stop.exit_code is not None and not self._is_finished(ledger):
             return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
-        return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
+        message = ExitCode.COMPLETE.meaning
+        if ledger.last_step > (steps := self.job.spec.algorithm.steps):
+            message += (
+                f"; no step was trained, because algorithm.steps ({steps}) is below the {ledger.last_step} committed"
+            )
+        return Outcome(ExitCode.COMPLETE, message, ledger.last_step)
 
     def _recovery_state(self, ledger: Ledger) -> RecoveryState:
         """The state at the start of an attempt. A grown policy shrinks if the job does not allow its size any more."""
