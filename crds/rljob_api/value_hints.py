@@ -203,8 +203,6 @@ def _model_uri(found: str, directory: Path | None) -> str:
     text = found.strip()
     if re.fullmatch(f"({_SCHEMES})://\\S+", text):
         return f"; write {text}, without white space around it"
-    if re.match(f"({_SCHEMES})://\\S", text):
-        return "; white space is not allowed in it: for a directory, create a symbolic link without white space"
     if not text or re.fullmatch(f"({_SCHEMES}):/*", text):
         return ""
     if page := _HUB_PAGE.match(text):

@@ -34,6 +34,6 @@ def test_escapes_of_a_pair_in_yaml_are_one_character() -> None:
 
 def test_half_of_a_pair_in_yaml_is_refused_with_its_line() -> None:
     with pytest.raises(yaml.MarkedYAMLError, match="found half of a character in") as raised:
-        read_documents('task:\n  promptTemplate: "{question} \\ud83d"\n')
+        list(read_documents('task:\n  promptTemplate: "{question} \\ud83d"\n'))
     assert raised.value.problem_mark is not None
     assert raised.value.problem_mark.line == 1

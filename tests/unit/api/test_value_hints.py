@@ -89,7 +89,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("policy: {lora: {targets: all-linear}}", "without targets, all linear layers get an adapter"),
         ("model: {uri: gpt2}", "write hf://ORGANIZATION/gpt2"),
         ("model: {uri: hf//a/b}", "did you mean hf://a/b?"),
-        ("model: {uri: 'hf://a/b '}", "write hf://a/b, without white space around it"),
+        ("model: {uri: ' hf://a/b'}", "write hf://a/b, without white space around it"),
         ("trainer: {image: x, args: --fast}", 'write ["--fast"]'),
         ("suspend: 'True'", "remove the quotes"),
         ("suspend: Enabled", "write true"),
@@ -120,7 +120,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("model: {uri: ghcr.io/org/model:1}", "did you mean oci://ghcr.io/org/model:1?"),
         ("model: {uri: /no/such/model}", "absolute path of an existing directory (/no/such/model does not exist)"),
         ("model: {uri: ~/no-such-model}", "no-such-model does not exist)"),
-        ("model: {uri: 'file:///my model'}", "white space is not allowed in it"),
+        ("model: {uri: 'hf://my org/model'}", "must not contain white space"),
     ],
 )
 def test_a_value_is_answered_with_the_one_to_write(spec: str, message: str, problems_of: ProblemsOf) -> None:

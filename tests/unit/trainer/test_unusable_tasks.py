@@ -86,5 +86,5 @@ def test_neither_the_locale_nor_the_working_directory_changes_a_command(locale: 
     printed = done.stderr.decode("utf-8")
     assert done.returncode == 2, printed
     assert "jöb.yaml:2: kind: expected RLJob, found 'Jöb'" in printed
-    assert "stdin: is not YAML" in printed
+    assert "stdin:1: expected UTF-8 text" in printed
     assert "Traceback" not in printed
