@@ -11,14 +11,13 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from bench.harness.shapes import SHAPES
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.shared_memory import object_store_bytes
@@ -65,11 +64,6 @@ QWEN3_0_6B = Workload(
     micro_batch_tokens=16_384,
     logprob_chunk_tokens=384,
     kv_cache_bytes=8 * GIB,
-)
-QWEN3_8B = replace(
-    QWEN3_0_6B,
-    # In float32, writing the files would take minutes, and 33 GB of disk.
-    uri=f"random://qwen3?{SHAPES['8b']}",
 )
 TINY = Workload("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
 

@@ -1,7 +1,6 @@
 """Jobs with low-rank adapters and with an engine in 8 bits: seconds by phase, peak GPU memory, engine against policy.
 
     python -m bench.programs.adapters_and_8_bits ARM... [--steps N]
-    python -m bench.programs.adapters_and_8_bits ARM... --plan [--gpu-gib N] [--host-gib N]
 
 Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat16, rank 16 on all linear layers):
 
@@ -16,8 +15,8 @@ Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat1
                    from which they are removed at the end
     32b-fp8        the same with Fp8PerTensor
 
-The memory plan is that of `Auto`. `--plan` prints it without a GPU, and records nothing. Adapters are
-exported alone: the merged model would take as much disk as the initial one.
+The memory plan is that of `Auto`. Adapters are exported alone: the merged model would take as much disk as the initial
+one.
 
 Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it already has. An arm that
 fails is recorded with its message. The first step of each arm is warm-up and is not counted.
@@ -44,9 +43,7 @@ from bench.harness.needs import require_gpus
 from bench.harness.record import RESULTS, record, recorded
 from bench.harness.small_card import pinned_to_a_card
 from rljob_api.job import RLJobSpec
-from rljob_memory.estimate import kv_bytes
-from rljob_memory.plan import Hardware, ModelShape, first_plan
-from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.plan import ModelShape
 from rljob_memory.planning.model_size import shape_in_uri
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
@@ -68,11 +65,7 @@ ARMS = ["8b", "8b-fp8", "8b-fp8-block", "8b-fp8-kv", "8b-40gib", "8b-40gib-fp8",
 SMALL_CARD_BYTES = 40 * GIB
 
 
-def main(arms: list[str], steps: int, plan: bool, gpu_gib: float, host_gib: float, output: Path, results: Path) -> None:
-    if plan:
-        for arm in arms:
-            print(plan_line(arm, SMALL_CARD_BYTES if is_small(arm) else int(gpu_gib * GIB), int(host_gib * GIB)))
-        return
+def main(arms: list[str], steps: int, output: Path, results: Path) -> None:
     require_gpus(1)
     try:
         run_arms(arms, steps, output, results)
@@ -124,20 +117,6 @@ def shape_of(spec: RLJobSpec) -> ModelShape:
     shape = shape_in_uri(spec, bytes_per_parameter=2)
     assert shape is not None, "the arms name the sizes of their models"
     return shape
-
-
-def plan_line(arm: str, gpu_bytes: int, host_bytes: int) -> str:
-    """`32b            policyOffload Enabled, KV cache 33.0 GiB for 128 of 128 sequences`."""
-    spec = spec_of(manifest_of(arm, steps=1))
-    model, workload = shape_of(spec), workload_of(spec)
-    plan = first_plan(spec.memory, Hardware("cuda", gpu_bytes, host_bytes, ""), model, workload, fused=True)
-    one, two = (kv_bytes(model, workload, sequences) for sequences in (1, 2))
-    at_once = min(1 + (plan.kv_cache_bytes - one) // (two - one), workload.sequences_per_engine)
-    offload = "Enabled" if plan.policy_offload else "Disabled"
-    return (
-        f"{arm:14} policyOffload {offload}, KV cache {plan.kv_cache_bytes / GIB:.1f} GiB for {at_once} of "
-        f"{workload.sequences_per_engine} sequences"
-    )
 
 
 def manifest_of(arm: str, steps: int) -> dict[str, Any]:
@@ -197,9 +176,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="+", choices=ARMS, metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--steps", type=int, default=4, help="steps of each arm, the warm-up included")
-    parser.add_argument("--plan", action="store_true", help="print the memory plans, and run nothing")
-    parser.add_argument("--gpu-gib", type=float, default=139.8, help="memory of the GPU, for --plan")
-    parser.add_argument("--host-gib", type=float, default=125.0, help="host memory, for --plan")
     parser.add_argument("--output", type=Path, default=Path("runs/adapters-and-8-bits"), help="of the runs (replaced)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

@@ -1,7 +1,6 @@
 """Full fine-tuning of large models on one GPU: seconds by phase and peak GPU memory, RLJob and TRL.
 
     python -m bench.programs.large_models ARM... [--steps N] [--smoke]
-    python -m bench.programs.large_models --plot
 
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
@@ -21,7 +20,7 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
 
 Records one row for each arm in `bench/results/large_models.json`, after those that it already has. An arm that fails is
 recorded with its message. The first two steps of an arm are warm-up and are not counted. `--smoke` runs a tiny model on
-any device instead, and records nothing. `--plot` runs nothing and draws the recorded arms into `large_models.png`.
+any device instead, and records nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -49,15 +47,11 @@ from bench.harness.needs import require_gpus, require_package
 from bench.harness.record import RESULTS, record, recorded
 from bench.harness.shapes import SHAPES
 from bench.harness.small_card import pinned_to_a_card
-from bench.report.large_models_plot import draw
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
-from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.plot.memory_samples import memory_peaks
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
-from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "large_models"
 WARM_UP_STEPS = 2
@@ -74,14 +68,7 @@ SMALL_CARD_BYTES = 79 * GIB
 """Memory that CUDA reports for an H100 of 80 GB."""
 
 
-def main(arms: list[str], steps: int, smoke: bool, plot: bool, output: Path, results: Path) -> None:
-    file = results / f"{NAME}.json"
-    if plot:
-        result, picture = json.loads(file.read_text()), file.with_suffix(".png")
-        settings = {arm: f"{response_tokens(arm):,} tokens\n{moments_of(arm)} moments" for arm in ARMS}
-        draw(result["rows"], result["device"], settings, picture)
-        print(picture)
-        return
+def main(arms: list[str], steps: int, smoke: bool, output: Path, results: Path) -> None:
     if not smoke:
         require_gpus(1)
         if set(arms) & set(TRL_ARMS):
@@ -116,7 +103,7 @@ def rljob_arm(arm: str, steps: int, output: Path) -> dict[str, Any]:
         command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", path, "--output", output]
         message = run_steps(command, output, steps, variables_of(arm, Path(caches)))
     row = {"arm": arm, "message": message, "device_peak_bytes": peak.peak_bytes}
-    return row | measured(output, time.perf_counter() - begun) | memory_by_phase(output, peak)
+    return row | measured(output, time.perf_counter() - begun)
 
 
 def variables_of(arm: str, caches: Path) -> dict[str, str]:
@@ -213,27 +200,6 @@ def measured(output: Path, whole_seconds: float) -> dict[str, Any]:
     }
 
 
-def memory_by_phase(output: Path, device: DevicePeak) -> dict[str, Any]:
-    """Peaks of the steps after the warm-up: of each role by torch's count, and of the GPU with all its processes."""
-    counted = [StepRecord.model_validate(step) for step in steps_of(output)[WARM_UP_STEPS:]]
-    if not counted:
-        return {}
-    numbers, spans = {step.step for step in counted}, defaultdict(list)
-    for _, sample in logged_samples(output / "memory"):
-        if sample.step in numbers and sample.phase and sample.began is not None and sample.time is not None:
-            spans[sample.phase].append((sample.began, sample.time))
-    by_role = {
-        role: {
-            phase: max(by_step[number] for number in by_step.keys() & numbers)
-            for phase, by_step in phases.items()
-            if by_step.keys() & numbers
-        }
-        for role, phases in memory_peaks(output / "memory", counted).by_role.items()
-    }
-    on_device = {phase: device.peak_within(of_phase) for phase, of_phase in spans.items()}
-    return {"peak_bytes_by_phase": by_role, "device_peak_bytes_by_phase": on_device}
-
-
 def trl_arm(arm: str, steps: int) -> dict[str, Any]:
     shape = arm.partition("-")[0]
     model = resolve_model(f"random://qwen3?{SHAPES[shape]}")
@@ -258,7 +224,6 @@ if __name__ == "__main__":
     parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--steps", type=int, default=6, help="steps of each arm, the warm-up included")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on any device; records nothing")
-    parser.add_argument("--plot", action="store_true", help="draw what is recorded; runs nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/large-models"), help="of the runs (replaced)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))
