@@ -105,7 +105,6 @@ def step_of(roles: Roles, step: int, sleep: bool) -> Row:
     asleep_seconds += roles.wake_kv_cache() if sleep else 0.0
     after_sync = roles.policy_memory()[-1]
     return {
-        "sleep_and_wake_seconds": asleep_seconds,
         "update_seconds": result.seconds,
         "sync_seconds": sync_seconds,
         "without_generation_seconds": asleep_seconds + result.seconds + sync_seconds,
@@ -116,12 +115,14 @@ def step_of(roles: Roles, step: int, sleep: bool) -> Row:
         "allocated_after_sync_bytes": after_sync.get("allocated_bytes", 0),
         "reserved_after_sync_bytes": after_sync.get("reserved_bytes", 0),
         "sync_peak_reserved_bytes": after_sync.get("peak_reserved_bytes", 0),
-        "device_used_bytes": device_used_bytes(),
     }
 
 
 def cache(device: Device, rows: list[Row]) -> None:
-    """In the uneven arms, the token budget differs from step to step, so no two allocate tensors of the same sizes."""
+    """In the uneven arms, the token budget differs from step to step, so no two allocate tensors of the same sizes.
+
+    A step: peak allocated, peak reserved, and reserved bytes after the update.
+    """
     workload = workload_for(device)
     uneven = (1.0, 0.43, 0.81, 0.29, 0.94, 0.57, 0.72, 0.37, 0.88, 0.5, 0.97, 0.64)
     arms: dict[str, Changes] = {
@@ -143,13 +144,8 @@ def cache(device: Device, rows: list[Row]) -> None:
                     tokens = int(workload.micro_batch_tokens * (share if "uneven" in name else 1.0))
                     roles.use_budget(max(tokens, workload.longest))
                     memory = roles.update(step).memory
-                    row["steps"].append(
-                        {
-                            "peak_allocated_bytes": memory.peak_allocated_bytes,
-                            "peak_reserved_bytes": memory.peak_reserved_bytes,
-                            "reserved_after_bytes": memory.reserved_bytes,
-                        }
-                    )
+                    peaks = memory.peak_allocated_bytes, memory.peak_reserved_bytes
+                    row["steps"].append([*peaks, memory.reserved_bytes])
 
 
 def retained(device: Device, rows: list[Row]) -> None:
@@ -164,9 +160,8 @@ def retained(device: Device, rows: list[Row]) -> None:
             with arm(rows, name) as row:
                 rank.change_memory(settings.model_copy(update={"detach_metrics": name == "detached"}))
                 rank.update(same_length_rollouts(workload, 1, 2 * warm_up))  # compiles the layers again
-                row["milliseconds_per_micro_batch"] = (
-                    1000 * rank.update(same_length_rollouts(workload, step, count)).seconds / count
-                )
+                seconds = rank.update(same_length_rollouts(workload, step, count)).seconds
+                row["milliseconds_per_micro_batch"] = 1000 * seconds / count
                 log = [line for line in read_memory_log(rank.config.output_dir) if line["step"] == step]
                 allocated = [line.get("allocated_bytes", 0) for line in log if line["micro_batch"] is not None]
                 row["micro_batches"] = len(allocated)
@@ -226,7 +221,6 @@ def small_card(device: Device, rows: list[Row]) -> None:
                     run(row)
 
 
-SYNCHRONIZE = "import torch; torch.cuda.synchronize()\n"
 CONTROLLER_PROGRAMS = {
     "controller": f"""
 import os
@@ -246,8 +240,7 @@ task.prompts(1, 16)
 start_local_ray(cpus=2, gpus=gpus, object_store_bytes=object_store_bytes(1 << 28, "cuda" if gpus else "cpu"))
 assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "the controller must not see the GPUs"
 """,
-    "synchronize": SYNCHRONIZE,
-    "matmul": SYNCHRONIZE + "a = torch.ones(1024, 1024, device='cuda'); a @ a; torch.cuda.synchronize()\n",
+    "synchronize": "import torch; torch.cuda.synchronize()\n",
 }
 """`controller` does what the controller does before and between the work of the roles."""
 

@@ -5,8 +5,8 @@
 
 Two runs of one job with two policy ranks and two engines, one after the other:
 
-- `live`: rank 1 runs out of memory in an update, in an optimizer step and in a sync, each in a step of its own. The ranks
-  leave the collective, restore their state and form a new group.
+- `live`: rank 1 runs out of memory in an update, in an optimizer step and in a sync, each in a step of its own. The
+  ranks leave the collective, restore their state and form a new group.
 - `killed`: an engine is lost while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
