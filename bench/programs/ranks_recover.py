@@ -13,8 +13,8 @@ Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for eac
 beyond the median of the steps without a failure, by part, and the processes that were started. `calm_phase_seconds` is
 the median of the failed phase in those steps (of the whole update for an optimizer step). `freed_bytes` compares the
 peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result has
-are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's shape, on two
-GPUs, 10 minutes.
+are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape,
+on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def processes_started(logs: Path) -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--manifest", type=Path, help="default: that of h200_step; with --smoke the digits example")
+    parser.add_argument("--manifest", type=Path, help="default: h200_step.yaml; with --smoke the digits example")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
