@@ -126,14 +126,29 @@ def random_rollouts(workload: Workload, step: int) -> RolloutBatch:
         response_ids=[_token_ids(draw, workload, length) for length in lengths],
         rollout_logprobs=[np.full(length, -np.log(workload.vocabulary), np.float32) for length in lengths],
         finished=np.ones(completions, np.bool_),
-    ).scored(*normal_scores(draw, completions))
+    ).scored(*_normal_scores(draw, completions))
 
 
 def _token_ids(draw: np.random.Generator, workload: Workload, count: int) -> Any:
     return draw.integers(3, workload.vocabulary, count).astype(np.int32)
 
 
-def normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
+def same_length_rollouts(workload: Workload, step: int, sequences: int) -> RolloutBatch:
+    """Rollouts of the longest length, so that each is a micro-batch and all are alike."""
+    draw = np.random.default_rng(step)
+    response_tokens = workload.longest - workload.prompt_tokens
+    tokens = draw.integers(3, workload.vocabulary, (sequences, workload.longest)).astype(np.int32)
+    return RolloutBatch(
+        step=step,
+        group_size=1,
+        prompt_ids=list(tokens[:, : workload.prompt_tokens]),
+        response_ids=list(tokens[:, workload.prompt_tokens :]),
+        rollout_logprobs=list(np.full((sequences, response_tokens), -np.log(workload.vocabulary), np.float32)),
+        finished=np.ones(sequences, np.bool_),
+    ).scored(*_normal_scores(draw, sequences))
+
+
+def _normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
     """Rewards and advantages, [completions] each."""
     rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
     return rewards, advantages

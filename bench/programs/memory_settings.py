@@ -29,8 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.harness.device_memory import DevicePeak, device_processes, device_used_bytes
 from bench.harness.memory_roles import (
     GIB,
@@ -40,11 +38,11 @@ from bench.harness.memory_roles import (
     Workload,
     arm,
     memory_settings,
-    normal_scores,
     policy_config,
     random_rollouts,
     read_memory_log,
     rollout_config,
+    same_length_rollouts,
     workload_for,
 )
 from bench.harness.needs import require_gpus
@@ -56,7 +54,6 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import engine_environment
-from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 
 Changes = Mapping[str, Any]
@@ -177,21 +174,6 @@ def policy_rank(workload: Workload, device: Device, settings: Any) -> Iterator[P
         rank.connect(*rank.rendezvous())
         rank.load()
         yield rank
-
-
-def same_length_rollouts(workload: Workload, step: int, sequences: int) -> RolloutBatch:
-    """Rollouts of the longest length, so that each is a micro-batch and all are alike."""
-    draw = np.random.default_rng(step)
-    response_tokens = workload.longest - workload.prompt_tokens
-    tokens = draw.integers(3, workload.vocabulary, (sequences, workload.longest)).astype(np.int32)
-    return RolloutBatch(
-        step=step,
-        group_size=1,
-        prompt_ids=list(tokens[:, : workload.prompt_tokens]),
-        response_ids=list(tokens[:, workload.prompt_tokens :]),
-        rollout_logprobs=list(np.full((sequences, response_tokens), -np.log(workload.vocabulary), np.float32)),
-        finished=np.ones(sequences, np.bool_),
-    ).scored(*normal_scores(draw, sequences))
 
 
 def small_card(device: Device, rows: list[Row]) -> None:
