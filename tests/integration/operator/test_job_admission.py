@@ -30,6 +30,7 @@ JSONL: dict[str, Any] = {"name": "jsonl", "args": {"path": "items.jsonl"}}
 CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the field that is named, a spec that breaks a rule, one beside it that does not
     ("spec.model.uri", {"model": {"uri": "pvc://models/.."}}, {"model": {"uri": "pvc://models/qwen3"}}),
+    ("spec.model.uri", {"model": {"uri": "hf://my org/qwen3"}}, {"model": {"uri": "file:///my models/qwen3"}}),
     ("spec.algorithm.dualClip", {"algorithm": {"dualClip": 1.0}}, {"algorithm": {"dualClip": 0}}),
     ("spec.algorithm.warmupSteps", {"algorithm": {"warmupSteps": 11}}, {"algorithm": {"warmupSteps": 10}}),
     (
@@ -284,7 +285,11 @@ WHOLE = (
         algorithm={"warmupSteps": 1, "promptsPerStep": 4, "groupSize": 4},
         rollout={"replicas": 2, "gpusPerReplica": 2},
     ),
-    job("with-claim", checkpoint={"size": "1Gi", "storageClassName": "fast"}),
+    job(
+        "with-claim",
+        checkpoint={"size": "1Gi", "storageClassName": "fast"},
+        managedBy="kueue.x-k8s.io/multikueue",
+    ),
 )
 """Two jobs that together have every immutable field, including the optional ones."""
 
@@ -304,6 +309,7 @@ OTHERS: dict[str, Any] = {
     "spec.checkpoint.size": "2Gi",
     "spec.checkpoint.storageClassName": "slow",
     "spec.rollout.tensorParallelSize": 2,
+    "spec.managedBy": "example.com/another",
 }
 """Other values where they do not follow from the type."""
 
