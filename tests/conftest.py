@@ -33,7 +33,6 @@ LONGEST_FIRST = (
     "tests/integration/test_run_digits.py",
     ON_NO_CLUSTER,
     "tests/integration/chart/",
-    "tests/fuzz/test_parsers.py",
     "tests/integration/",
 )
 """Without durations of an earlier run; all others are short."""

@@ -6,11 +6,18 @@ from typing import ClassVar, Self
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 from rljob_memory.evidence.failure import Failure, FailureKind
 
 
 class TrainerError(Exception):
-    """Base of the failures below. The message states what was expected, what was found, and what to do."""
+    """Base of the failures below. The message states what was expected, what was found, and what to do.
+
+    It can be stored and printed, whatever it quotes.
+    """
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*storable(message))
 
     exit_code: ClassVar[ExitCode] = ExitCode.ERROR
 

@@ -84,7 +84,7 @@ def _reported_failure(builder: EvidenceBuilder, reported: Evidence, source: str)
 
 
 def _read_text(builder: EvidenceBuilder, text: str, source: str) -> None:
-    LogReader(builder, source).read(BytesIO(text.encode()))
+    LogReader(builder, source).read(BytesIO(text.encode("utf-8", "backslashreplace")))
 
 
 def completed(device: DeviceMemory | None, memory: RankMemory | None) -> DeviceMemory | None:

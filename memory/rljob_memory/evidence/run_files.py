@@ -14,7 +14,7 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
-from rljob_memory.sample import MemorySample
+from rljob_memory.sample import MemorySample, finite_seconds
 
 
 def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> None:
@@ -49,7 +49,7 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
                 _add_plan(builder, value)
                 if isinstance(facts := value.get("plan_facts"), Mapping):
                     builder.engines_apart = facts.get("topology") == "Disaggregated"
-                if (started := _seconds(value.get("started_at"))) is not None:
+                if (started := finite_seconds(value.get("started_at"))) is not None:
                     builder.add_restart(started)
                 if isinstance(versions := value.get("versions"), Mapping):
                     builder.versions.update({str(name): str(version) for name, version in versions.items()})
@@ -103,10 +103,6 @@ def _json_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
-
-
-def _seconds(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _date_seconds(value: Any) -> float | None:

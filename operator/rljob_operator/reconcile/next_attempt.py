@@ -61,7 +61,8 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
     if last is None or last.end_time is None:
         return 0.0
     if last.reason == AttemptReason.PLACEMENT_TIMED_OUT:
-        delay = placement_retry_seconds(view.settings.placement_retry_seconds, last.placement_retries)
+        first, retries = view.settings.placement_retry_seconds, last.placement_retries
+        delay = placement_retry_seconds(first, retries, view.observed.uid)
         reason, why = ConditionReason.PLACEMENT_TIMED_OUT, last.message or ""
     else:
         delay = restart_delay_seconds(counted_attempts(draft.status), view.settings.restart_delay_seconds)

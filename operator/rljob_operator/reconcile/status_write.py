@@ -58,7 +58,13 @@ def _essence(status: RLJobStatus) -> RLJobStatus:
     return _without_time(status).model_copy(update=progress | wording)
 
 
-_REPORTING = (ConditionType.MEMORY_PRESSURE, ConditionType.RECOVERING, ConditionType.READY, ConditionType.STALLED)
+_REPORTING = (
+    ConditionType.MEMORY_PRESSURE,
+    ConditionType.DEGRADED,
+    ConditionType.RECOVERING,
+    ConditionType.READY,
+    ConditionType.STALLED,
+)
 """Conditions that no decision rests on."""
 
 

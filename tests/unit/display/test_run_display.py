@@ -101,16 +101,6 @@ def test_a_step_shows_its_learning_figures_and_what_it_lacks() -> None:
     assert "loss 0.25  KL 0.0123  grad norm nan" in line
 
 
-def test_a_warning_about_one_topic_is_shown_once() -> None:
-    console = terminal()
-    with RunDisplay(console, "digits", total_steps=10) as display:
-        for step in (1, 2):
-            display.warning(f"step {step} failed", once="rewards")
-            display.warning("another")
-    assert shown(console).count("failed") == 1
-    assert shown(console).count("warning: another") == 2
-
-
 def test_more_committed_steps_than_requested_are_no_fraction() -> None:
     console = terminal()
     with RunDisplay(console, "digits", total_steps=4, committed=STEPS):

@@ -56,6 +56,23 @@ def test_phases_that_took_no_time_are_left_out() -> None:
     assert "checkpoint" not in printed([step_record(1)], ExitCode.COMPLETE)
 
 
+def test_it_shows_lost_work_only_if_there_is_some() -> None:
+    names = (
+        "skipped updates",
+        "dropped tokens",
+        "skipped tokens",
+        "without gradient",
+        "failed rewards",
+        "empty responses",
+    )
+    lost = {"skipped_updates": 1.0, "dropped_tokens": 5000.0, "skipped_tokens": 7.0, "uniform_groups": 1.0}
+    text = printed([step_record(1, metrics=lost | {"reward_errors": 2.0, "empty_responses": 1.0})], ExitCode.COMPLETE)
+    assert all(name in text for name in names), text
+    assert "5,000" in text
+    assert "25% of the responses" in text
+    assert not any(name in printed([step_record(1)], ExitCode.COMPLETE) for name in names)
+
+
 def test_it_shows_attempts_and_replayed_steps() -> None:
     records: list[LedgerRecord] = [
         AttemptRecord(attempt=1, started_at=0.0, resumed_from=0),

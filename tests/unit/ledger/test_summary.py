@@ -107,3 +107,23 @@ def test_each_plan_change_is_listed_once_with_its_effect() -> None:
     records: list[LedgerRecord] = [plan_change_record(2), step_record(1), plan_change_record(2, seconds=3.5)]
     summary = summary_of([*records, plan_change_record(3)])
     assert [(c.generation, c.seconds_to_recover) for c in summary.plan_changes] == [(2, 3.5), (3, None)]
+
+
+def test_lost_work_is_summed_over_the_steps() -> None:
+    lost = {
+        "skipped_updates": 1.0,
+        "dropped_tokens": 5.0,
+        "skipped_tokens": 7.0,
+        "reward_errors": 2.0,
+        "empty_responses": 1.0,
+    }
+    steps: list[LedgerRecord] = [
+        step_record(1, metrics=lost | {"uniform_groups": 1.0}),
+        step_record(2, metrics=lost | {"loss": float("nan"), "uniform_groups": 0.9}),
+        step_record(3, metrics={}),
+    ]
+    summary = summary_of(steps)
+    assert (summary.skipped_updates, summary.dropped_tokens, summary.skipped_tokens) == (2, 10, 14)
+    assert summary.empty_responses == 2
+    assert (summary.reward_errors, summary.steps_without_gradient, summary.truncated_ratio) == (4, 1, 0.25)
+    assert summary_of([]).truncated_ratio is None

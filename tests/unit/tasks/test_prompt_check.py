@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api.task import TaskSpec
 from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks import prompt_check
@@ -50,7 +51,7 @@ def test_skipped_prompts_are_never_drawn_and_the_others_keep_their_numbers(token
     for step in range(1, 10):
         drawn = checked.task.prompts(step, 2)
         assert sorted((prompt.index, prompt.text) for prompt in drawn) == [(1, "1+1"), (3, "2+2")]
-    try_out(checked.task, ScoringHere(checked.task.reward))
+    assert try_out(checked.task, ScoringHere(checked.task.reward), TaskSpec(name="digits")) == []
 
 
 def test_a_source_with_only_long_prompts_is_refused(tokenizer: Any) -> None:

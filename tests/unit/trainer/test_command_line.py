@@ -38,4 +38,24 @@ def test_a_locale_without_a_character_of_a_message_prints_it_all_the_same(tmp_pa
     command = [sys.executable, "-m", "rljob_trainer", "diagnose", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    assert b"? Raise the limit of host memory" in done.stdout
+    assert "Raise the limit of host memory" in done.stdout.decode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("export", "rljob fetch JOB"),
+        ("train", "Run rljob run MANIFEST"),
+        ("launch", "Run kubectl apply -f MANIFEST"),
+        ("submit", "Run kubectl apply -f MANIFEST"),
+        ("logs", "Run kubectl logs JOB-controller"),
+        ("status", "Run kubectl get rlj JOB"),
+        ("serve", "Run vllm serve DIR/model"),
+        ("evaluate", "Evaluation is not supported yet"),
+        ("valdiate", "Did you mean 'validate'?"),
+    ],
+)
+def test_a_command_of_other_programs_is_answered(name: str, instead: str) -> None:
+    result = CliRunner().invoke(app, [name, "job.yaml"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 2
+    assert instead in " ".join(result.output.split())

@@ -104,6 +104,33 @@ def test_plots_that_could_not_be_drawn_are_refused_first(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_job_of_another_trainer_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST + "  trainer: {image: trl:1}\n")
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.INVALID_MANIFEST
+    printed = capsys.readouterr()
+    assert (
+        f"{manifest}:10: spec.trainer: expected RLJob's own trainer, found another, which runs on a cluster only: "
+        f"kubectl apply -f {manifest}\n" == printed.err
+    )
+    assert printed.out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_fields_that_a_run_ignores_are_reported_with_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST + "  queueName: gpus\n  memory: {policyOffload: Enabled}\n")
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
+    assert capsys.readouterr().err.splitlines() == [
+        f"{manifest}:11: warning: spec.memory.policyOffload: has no effect without GPUs",
+        f"{manifest}:10: note: spec.queueName: rljob run ignores it: it is for pods on a cluster",
+    ]
+
+
 def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

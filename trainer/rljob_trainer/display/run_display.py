@@ -46,7 +46,6 @@ class RunDisplay:
         self._total_steps = total_steps
         self._steps = list(committed)
         self._spinner: Spinner | None = None
-        self._warned: set[str] = set()
         self._started = time.monotonic()
         self._live: Live | None = None
         self._lock = threading.RLock()
@@ -95,11 +94,7 @@ class RunDisplay:
     def note(self, text: str) -> None:
         self._print(text)
 
-    def warning(self, text: str, *, once: str | None = None) -> None:
-        """Show a warning. `once`: a topic; only the first warning about it is shown."""
-        if once is not None and once in self._warned:
-            return
-        self._warned.add(once or "")
+    def warning(self, text: str) -> None:
         self._print(f"warning: {text}", style="yellow")
 
     # --- how ---

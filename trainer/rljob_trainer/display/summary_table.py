@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rljob_api.plan_change import PlanChange
+from rljob_api.storable_text import storable
 from rljob_memory.recovery import messages
 from rljob_trainer.display.numbers import gibibytes, short_seconds
 from rljob_trainer.ledger.reward_trend import reward_text
@@ -34,7 +35,7 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
     table.add_column()
     for name, value in _rows(summary):
         table.add_row(name, value)
-    table.add_row("files", escape(str(output)))
+    table.add_row("files", escape(storable(str(output))))
     console.print(table)
 
 
@@ -49,6 +50,18 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "skipped prompts", f"{summary.skipped_prompts:,}  [dim]longer than algorithm.maxPromptTokens[/]"
     if summary.reward_errors:
         yield "failed rewards", f"{summary.reward_errors:,}  [dim]counted as 0 (task.onRewardError)[/]"
+    if summary.skipped_updates:
+        yield "skipped updates", f"{summary.skipped_updates:,}  [dim]their gradient was not finite[/]"
+    if summary.dropped_tokens:
+        yield "dropped tokens", f"{summary.dropped_tokens:,}  [dim]without a finite log-probability from the engine[/]"
+    if summary.steps_without_gradient:
+        yield "without gradient", f"{summary.steps_without_gradient:,} steps  [dim]equal rewards in each group[/]"
+    if summary.skipped_tokens:
+        yield "skipped tokens", f"{summary.skipped_tokens:,}  [dim]their advantage is 0[/]"
+    if summary.empty_responses:
+        yield "empty responses", f"{summary.empty_responses:,}"
+    if summary.truncated_ratio:
+        yield "truncated", f"{summary.truncated_ratio:.0%} of the responses  [dim]at algorithm.maxResponseTokens[/]"
     if summary.step_seconds:
         yield "speed", f"{summary.tokens_per_second:,.0f} tokens/s, {short_seconds(summary.step_seconds.mean)} a step"
         yield from _phase_rows(summary, summary.step_seconds.sum)

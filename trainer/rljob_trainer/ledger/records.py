@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from rljob_api.fault_injection import FaultClass, FaultPhase
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 
 PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
 """The phases of a step, in order."""
@@ -25,6 +26,8 @@ def role_of(actor: str) -> str:
 class _Record(BaseModel):
     # JSON has no NaN, but a line with a diverged loss must remain valid for other readers.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _storable = model_validator(mode="before")(storable)
 
 
 class AttemptRecord(_Record):

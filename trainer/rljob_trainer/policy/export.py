@@ -21,6 +21,7 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.weight_loading import require_finite
 
 _WEIGHTS = frozenset(
     ".safetensors .bin .pt .pth .ckpt .gguf .ggml .h5 .msgpack .ot .onnx .onnx_data .tflite .npz .nemo".split()  # noqa: SIM905
@@ -71,11 +72,12 @@ def weights_digest(optimizer: MasterAdamW) -> str:
 def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, directory: Path) -> None:
     """Write the model in `dtype` to `directory`: safetensors, and the other files of `source_dir`.
 
-    Collective; rank 0 writes.
+    Collective; rank 0 writes. Raises `BadInput` if a weight is not finite.
     """
     writes = dist.get_rank() == 0
     # The other ranks keep nothing: each parameter is gathered and dropped.
     parameters = {name: tensor.cpu() for name, tensor in full_parameters(model, dtype) if writes}
+    require_finite(parameters)
     if writes:
         with writing(directory):
             write_description(source_dir, directory, dtype)

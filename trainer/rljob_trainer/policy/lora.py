@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from rljob_trainer.errors import BadInput
 from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.policy.config import LoraConfig
+from rljob_trainer.policy.weight_loading import require_finite
 
 _ADAPTER = "default"
 """Name of the only adapter, in peft."""
@@ -103,7 +104,10 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> None:
-    """Write the adapters to `directory`, in the format of peft. Collective; rank 0 writes."""
+    """Write the adapters to `directory`, in the format of peft. Collective; rank 0 writes.
+
+    Raises `BadInput` if a weight is not finite.
+    """
     from safetensors.torch import save_file
 
     tensors = {
@@ -112,6 +116,7 @@ def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> N
         for name, parameter in causal_lm.named_parameters()
         if is_adapter(name)
     }
+    require_finite(tensors)
     if dist.get_rank() == 0:
         with writing(directory):
             write_adapter_description(lora, directory)

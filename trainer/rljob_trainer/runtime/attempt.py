@@ -138,7 +138,8 @@ class Attempt:
                 # Its first process loads the reward function while the prompts are checked.
                 scorer = stack.enter_context(self._scorer(task))
                 prompts = self._prompts(task)
-                try_out(prompts.task, scorer)
+                for text in try_out(prompts.task, scorer, spec.task):
+                    self.display.warning(text)
             with clock.part("ray"):
                 hosts = self.placement.survey(spec, self.display, self.stop)
                 _require_supported(self.job, hosts)

@@ -19,6 +19,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.grown_job import grown_job
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
 from rljob_memory.recovery.growth import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
@@ -103,6 +104,9 @@ class Outcome:
     evidence: Evidence | None = None
     """Set if that error was an out-of-memory failure."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", storable(self.message))  # it quotes paths and errors
+
 
 @dataclass(slots=True)
 class JobRun:
@@ -137,11 +141,8 @@ class JobRun:
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
                 console = plain_console(terminal.stdout)
                 if self._is_finished(ledger):
-                    outcome = Outcome(
-                        ExitCode.COMPLETE,
-                        "already complete; raise algorithm.steps to train further",
-                        steps=ledger.last_step,
-                    )
+                    further = f"raise algorithm.steps above {ledger.last_step} to train further"
+                    outcome = Outcome(ExitCode.COMPLETE, f"already complete; {further}", steps=ledger.last_step)
                 else:
                     console.print(f"library logs: {self.directory.logs}", style="dim", markup=False)
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
@@ -216,16 +217,20 @@ class JobRun:
         except NewAttempt:
             if not stop:
                 raise
-        except KeyboardInterrupt:  # StopNow
-            pass
-        except Exception as error:
-            if is_disk_full(self.directory.path):
-                raise self._disk_full(error) from error
-            log.exception("the attempt failed unexpectedly")
-            return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
+        except BaseException as error:
+            if not (stop and isinstance(error, KeyboardInterrupt)):  # StopNow
+                if is_disk_full(self.directory.path):
+                    raise self._disk_full(error) from error
+                log.exception("the attempt failed unexpectedly")
+                return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
         if stop.exit_code is not None and not self._is_finished(ledger):
             return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
-        return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
+        message = ExitCode.COMPLETE.meaning
+        if ledger.last_step > (steps := self.job.spec.algorithm.steps):
+            message += (
+                f"; no step was trained, because algorithm.steps ({steps}) is below the {ledger.last_step} committed"
+            )
+        return Outcome(ExitCode.COMPLETE, message, ledger.last_step)
 
     def _recovery_state(self, ledger: Ledger) -> RecoveryState:
         """The state at the start of an attempt. A grown policy shrinks if the job does not allow its size any more."""
@@ -246,7 +251,7 @@ class JobRun:
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
         return Outcome(error.exit_code, f"{message}{end} {hint}", ledger.last_step, error, error.evidence)
 
-    def _disk_full(self, cause: Exception) -> OutputUnavailable:
+    def _disk_full(self, cause: BaseException) -> OutputUnavailable:
         """The explanation of a failure whose own message does not name the full disk."""
         log.error("the disk is full", cause=f"{type(cause).__name__}: {cause}")
         full = OutputUnavailable(disk_full_message(self.directory.path))

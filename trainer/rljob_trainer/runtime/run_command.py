@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +17,13 @@ from pydantic import ValidationError
 from rljob_api.exit_codes import ExitCode
 from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest import ManifestError, dotted, load_manifest
+from rljob_api.manifest import ManifestDocument, ManifestError, dotted, only_job, read_text
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
+from rljob_api.unread_fields import unread_fields
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
-from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
+from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
@@ -72,14 +74,13 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
     try:
         if options.plot:
             _require_plots()
-        job = _with_faults(load_manifest(manifest), options.faults)
+        document = only_job(manifest)
+        job = _with_faults(_own_job(document, manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
+        _print_unread_fields(document, job.spec, options.device)
         with directory.open(
-            manifest.read_text(encoding="utf-8"),
-            identity(job),
-            changeable=changeable_settings(job),
-            defaults=DEFAULTS_OF_IDENTITY,
+            read_text(manifest), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
         ):
             outcome = JobRun(
                 job,
@@ -96,6 +97,26 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code
     return outcome.exit_code or not_drawn
+
+
+def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
+    """The job of the manifest. Raises `ManifestError`, also for a job of another trainer."""
+    job = document.load()
+    if job.spec.trainer is not None:
+        message = (
+            f"expected RLJob's own trainer, found another, which runs on a cluster only: kubectl apply -f {manifest}"
+        )
+        raise ManifestError([document.problem(("spec", "trainer"), message)])
+    return job
+
+
+def _print_unread_fields(document: ManifestDocument, spec: RLJobSpec, choice: DeviceChoice) -> None:
+    """Prints the fields that have no effect in this run."""
+    device: Device | None = None
+    with suppress(TrainerError):  # the placement reports it
+        device = this_machine(gpus=choice != "cpu").choose_device(choice)
+    for severity, field, message in unread_fields(spec, document.document.data["spec"], device):
+        print(document.problem(field, message, severity), file=sys.stderr)
 
 
 def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
