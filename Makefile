@@ -42,7 +42,7 @@ model: $(SMOLLM2)/config.json ## Put SmolLM2-135M-Instruct, unpacked from 4 bits
 ##@ Develop it
 
 .PHONY: test
-test: setup check control-plane ## Run every check, and the tests that need no cluster and no sweep of ranks and phases
+test: setup check control-plane ## Run every check, and every test that is not long
 	$(PYTEST)
 
 .PHONY: test-all
@@ -62,7 +62,7 @@ test-e2e: setup kubernetes ## Run the tests of images, and of jobs on this machi
 	$(PYTEST) --long tests/e2e
 
 .PHONY: mutants
-mutants: setup ## Change the code in 70 wrong ways, one after the other, and list those that no test notices
+mutants: setup ## Run the tests on wrong versions of the code, and list those that no test notices
 	$(BIN)/python -m tests.mutants.run
 
 .PHONY: cluster

@@ -16,9 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.results import Recorder, newest_seconds
 
-LONG = ("tests/e2e/", "tests/fuzz/")
-"""Starts of paths whose tests are all long."""
 CLUSTER = "tests/e2e/"
+"""Start of the paths of tests that need the cluster or its images. All of them are long."""
 ON_NO_CLUSTER = "tests/e2e/test_built_images.py"
 POD_PROCESSES = "tests/integration/test_pods_"
 ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operator/", POD_PROCESSES)
@@ -134,7 +133,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests unless they are wanted. Put the longest groups first, so that all processes end together."""
     for item in items:
-        if item.nodeid.startswith(LONG):
+        if item.nodeid.startswith(CLUSTER):
             item.add_marker("long")
     if not config.getoption("--long") and not any(".py" in argument for argument in config.args):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
