@@ -7,9 +7,10 @@ working tree is never changed.
 from __future__ import annotations
 
 import argparse
+import importlib
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 MUTANTS = Path(__file__).with_name("mutants.toml")
+LIBRARIES = {"operator": ("aiohttp", "kopf"), "trainer": ("ray", "torch")}
+"""By part: imported once, before a process is forked for each mutant."""
 TIMEOUT_SECONDS = 600
 """Time for the tests of a mutant. One that they do not finish with is listed apart: the machine may have been busy."""
 
@@ -84,26 +89,46 @@ def outcome_of(package: Path, tests: Sequence[str], mutant: Mutant | None) -> Ou
         if mutant is not None:
             file = copy.parent / Path(mutant.file).relative_to(package.parent)
             file.write_text(file.read_text().replace(mutant.old, mutant.new))
-        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"PYTHONPATH": path, "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/.hypothesis"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
-            )
-        except subprocess.TimeoutExpired:
+        process = multiprocessing.get_context("fork").Process(target=_run_tests, args=(folder, tests))
+        process.start()
+        process.join(TIMEOUT_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
             return "unfinished"
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"pytest exited with code {done.returncode} for {' '.join(tests)}:\n{done.stdout[-2000:]}")
-    return "killed" if done.returncode else "survived"
+        if process.exitcode not in (0, 1):
+            printed = (Path(folder) / "printed").read_text()[-2000:]
+            raise RuntimeError(f"pytest exited with code {process.exitcode} for {' '.join(tests)}:\n{printed}")
+        return "killed" if process.exitcode else "survived"
+
+
+def _run_tests(folder: str, tests: Sequence[str]) -> None:
+    """Run the tests in this process, a fork, with the packages in `folder` before the installed ones."""
+    with (Path(folder) / "printed").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    os.chdir(ROOT)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = f"{folder}/.hypothesis"
+    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the mutants. Returns 1 unless all are killed, 2 if the tests fail without any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="Text in the file or the bug of the mutants to run; default: all.")
-    only = parser.parse_args(words).only
-    chosen = [m for m in read_mutants() if not only or any(text in f"{m.file}: {m.bug}" for text in only)]
+    parser.add_argument("--mutants", type=Path, default=MUTANTS, help="File with the mutants.")
+    arguments = parser.parse_args(words)
+    only = arguments.only
+    chosen = [
+        m for m in read_mutants(arguments.mutants) if not only or any(text in f"{m.file}: {m.bug}" for text in only)
+    ]
+    for part in {mutant.package.parts[0] for mutant in chosen}:
+        for library in LIBRARIES.get(part, ()):
+            importlib.import_module(library)
     for package in sorted({mutant.package for mutant in chosen}):
         tests = sorted({test for mutant in chosen if mutant.package == package for test in mutant.tests})
         if outcome_of(package, tests, None) != "survived":

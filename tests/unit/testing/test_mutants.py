@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rljob_testing.repository import ROOT
-from tests.mutants import run
-from tests.mutants.run import Mutant, main, read_mutants
+from tests.mutants.run import read_mutants
 
 LEASE = "operator/rljob_operator/kube/lease.py"
 DECIDE = "tests/unit/operator/kube/test_lease_election.py::test_who_may_do_what"
@@ -30,16 +31,21 @@ def test_a_mutant_whose_text_is_gone_is_an_error_that_names_it(tmp_path: Path) -
         read_mutants(path)
 
 
-def test_killed_mutants_and_survivors_are_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = (ROOT / LEASE).read_text()
-    killed = Mutant("It waits", LEASE, 'return "Create"', 'return "Wait"', (DECIDE,))
-    survivor = Mutant("It leads for ever", LEASE, NO_DEADLINE, "if False:", (DECIDE,))
-    monkeypatch.setattr(run, "read_mutants", lambda: [killed, survivor])
-    assert main([]) == 1
-    assert (ROOT / LEASE).read_text() == kept
-    printed = capsys.readouterr().out
-    assert next(line for line in printed.splitlines() if "It waits" in line).startswith("killed")
-    assert next(line for line in printed.splitlines() if "It leads for ever" in line).startswith("survived")
-    assert printed.splitlines()[-1].split() == ["1", "1", "0", "all"]
+def test_killed_mutants_and_survivors_are_counted(tmp_path: Path) -> None:
+    killed = ("It waits", 'return "Create"', 'return "Wait"')
+    survivor = ("It leads for ever", NO_DEADLINE, "if False:")
+    path = tmp_path / "mutants.toml"
+    path.write_text(
+        "".join(
+            f"[[mutant]]\nbug = '{bug}'\nfile = '{LEASE}'\nold = '{old}'\nnew = '{new}'\ntests = ['{DECIDE}']\n"
+            for bug, old, new in (killed, survivor)
+        )
+    )
+    before = (ROOT / LEASE).read_text()
+    command = [sys.executable, "-m", "tests.mutants.run", "--mutants", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert (ROOT / LEASE).read_text() == before
+    first, second, *_, last = done.stdout.splitlines()
+    assert (first.split()[0], second.split()[0]) == ("killed", "survived")
+    assert last.split() == ["1", "1", "0", "all"]
