@@ -116,9 +116,18 @@ def test_a_record_is_on_disk_before_commit_returns(tmp_path: Path, monkeypatch: 
     """A power failure, which no test can cause, loses what is written and not synchronized."""
     calls: list[tuple[str, int]] = []
     write, fsync = os.write, os.fsync
+
+    def recorded_write(file: int, data: bytes) -> int:
+        calls.append(("write", file))
+        return write(file, data)
+
+    def recorded_fsync(file: int) -> None:
+        calls.append(("fsync", file))
+        fsync(file)
+
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        monkeypatch.setattr(os, "write", lambda file, data: calls.append(("write", file)) or write(file, data))
-        monkeypatch.setattr(os, "fsync", lambda file: calls.append(("fsync", file)) or fsync(file))
+        monkeypatch.setattr(os, "write", recorded_write)
+        monkeypatch.setattr(os, "fsync", recorded_fsync)
         ledger.commit(step_record(1))
         monkeypatch.undo()
     [(first, written), (last, synchronized)] = calls
