@@ -169,7 +169,8 @@ def test_a_leader_whose_process_slept_must_not_write() -> None:
 
 def test_a_lease_counts_from_the_request_for_it_and_not_from_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server may execute the request at once and answer late: others count from what it stores."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
     monkeypatch.setattr(lease_module, "time", clock)
 
     class LateAnswers(ApiClient):
