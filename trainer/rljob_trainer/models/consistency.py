@@ -12,6 +12,7 @@ from typing import Any
 
 from rljob_trainer.errors import BadInput
 from rljob_trainer.models.checkpoint import (
+    ADAPTER,
     ADVICE,
     is_tied,
     read_config,
@@ -84,6 +85,11 @@ def require_same_reading(directory: Path) -> None:
     differently. Weights may be missing."""
     config = read_config(directory)
     file, architectures = directory / "config.json", config["architectures"]
+    if (directory / ADAPTER).is_file():
+        raise BadInput(
+            f"expected a model without adapters in {directory}, found {ADAPTER} beside config.json: transformers adds "
+            "them to the model, and the engine does not. Merge them (merge_and_unload of peft), or remove that file"
+        )
     if not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in architectures):
         raise BadInput(
             f"expected a causal language model (…ForCausalLM) as architectures in {file}, found "
