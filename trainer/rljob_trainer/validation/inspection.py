@@ -159,7 +159,8 @@ class Inspection:
             with self._check("the prompts", ("spec", "algorithm", "maxPromptTokens")):
                 task = check_prompts(task, spec.overlong_prompts, lambda _: None).task
                 if algorithm.prompts_per_step > len(task):
-                    message = f"the task has {len(task)} prompts: a step repeats some of them"
+                    counted = "1 prompt" if len(task) == 1 else f"{len(task)} prompts"
+                    message = f"the task has {counted}: a step repeats some of them"
                     self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
             with self._check("the reward function", (*_TASK, "reward")):
                 for text in try_out(replace(task, max_prompt_tokens=sys.maxsize), ScoringHere(task.reward), spec):
