@@ -195,7 +195,7 @@ def functions(tmp_path: Path) -> Iterator[Path]:
         ("deep", "item 0 of .*: expected a record that can be pickled, .* raised RecursionError"),
         ("silent", "expected item 0 of .*, found an object of the type Silent"),
         ("angry", r"item 0 of .* called sys\.exit\(3\)"),
-        ("needs", "raised TypeError: .* missing 1 required positional argument: 'path'"),
+        ("needs", "raised TypeError: .* missing 1 required positional argument: 'path'$"),
     ],
 )
 def test_unusable_items_of_a_function_are_refused_with_their_number(
