@@ -87,8 +87,9 @@ def require_same_reading(directory: Path) -> None:
     file, architectures = directory / "config.json", config["architectures"]
     if (directory / ADAPTER).is_file():
         raise BadInput(
-            f"expected a model without adapters in {directory}, found {ADAPTER} beside config.json: transformers adds "
-            "them to the model, and the engine does not. Merge them (merge_and_unload of peft), or remove that file"
+            f"expected a model without adapters in {directory}, found {ADAPTER} beside config.json: from_pretrained of "
+            "transformers adds them to the model, and the engine does not. Merge them (merge_and_unload of peft), or "
+            "remove that file"
         )
     if not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in architectures):
         raise BadInput(
@@ -114,10 +115,11 @@ def require_same_reading(directory: Path) -> None:
         )
     rows = vocabulary_rows(directory)
     for source, name, token in _token_ids(directory):
-        if token >= rows:
+        # Older models write -1 for no padding token.
+        if token >= rows or (token < 0 and name == "eos_token_id"):
             raise BadInput(
-                f"expected {name} to be below {rows}, the rows of the embedding, in {directory / source}, found "
-                f"{token}; correct or remove it"
+                f"expected {name} to be below {rows}, the rows of the embedding, and not negative in "
+                f"{directory / source}, found {token}; correct or remove it"
             )
 
 
