@@ -46,7 +46,9 @@ class TestFile:
         shard(model)
         assert resolve_model(f"file://{model}") == model
 
-    @pytest.mark.parametrize("uri", ["file://model", "file:///no/such/model", "s3://bucket/model", "model"])
+    @pytest.mark.parametrize(
+        "uri", ["file://model", "file:///no/such/model", f"file:///{'long' * 99}", "s3://bucket/model", "model"]
+    )
     def test_a_uri_that_names_no_directory_is_refused(self, uri: str) -> None:
         with pytest.raises(BadInput, match="expected"):
             resolve_model(uri)
