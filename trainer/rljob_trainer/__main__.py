@@ -21,11 +21,25 @@ def main() -> None:
         # once: a pod that is deleted during the imports would train to the end. A blocked signal stays pending until
         # `continue_under_init`.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    _require_working_directory()
     _import_nothing_from_the_working_directory()
     _use_utf_8()
     from rljob_trainer.cli import app
 
     sys.exit(app())
+
+
+def _require_working_directory() -> None:
+    """Exit with the code of an invalid command line if the working directory was deleted: child processes need one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        print(
+            f"rljob: expected a working directory, found none ({error.strerror}): it was deleted, or may not be read; "
+            "change to another directory (cd)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def _import_nothing_from_the_working_directory() -> None:

@@ -80,6 +80,21 @@ def test_a_log_on_a_full_disk_replaces_no_error() -> None:
     assert "No space left" not in run.stderr
 
 
+def test_a_terminal_that_is_gone_ends_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom rljob_trainer.display.log_routing import route_library_logs\n"
+        "with route_library_logs(Path(sys.argv[1]), job='digits') as terminal:\n"
+        "    print('on the screen', file=terminal.stdout)\n    print('later')\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "log").read_text() == "later\n"
+
+
 def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
     for _ in range(2):
         run_routed(tmp_path / "controller.log")

@@ -211,9 +211,12 @@ def test_identities_are_compared_as_json(output: OutputDirectory) -> None:
         pass
 
 
-def test_a_directory_that_cannot_exist_is_refused_with_the_cause() -> None:
-    with pytest.raises(OutputUnavailable, match="/dev/null/run could not be written: Not a directory"):
-        OutputDirectory(Path("/dev/null/run")).open("", IDENTITY).__enter__()
+@pytest.mark.parametrize(
+    ("path", "cause"), [("/dev/null/run", "Not a directory"), ("/tmp/" + "long" * 99, "File name too long")]
+)
+def test_a_directory_that_cannot_exist_is_refused_with_the_cause(path: str, cause: str) -> None:
+    with pytest.raises(OutputUnavailable, match=f"{path} could not be written: {cause}"):
+        OutputDirectory(Path(path)).open("", IDENTITY).__enter__()
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])

@@ -113,7 +113,9 @@ def rewrite(model: Path, edit: Callable[[Weights], object]) -> None:
         ("config.json", {"eos_token_id": [2, 99]}, "expected eos_token_id to be below 64.*config.json, found 99"),
         ("config.json", {"bos_token_id": "<bos>"}, "expected a token id as bos_token_id.*found '<bos>'"),
         ("generation_config.json", {"eos_token_id": 70}, "below 64.*generation_config.json, found 70"),
+        ("generation_config.json", {"eos_token_id": [2, -1]}, "not negative in .*generation_config.json, found -1"),
         ("generation_config.json", {"pad_token_id": 70}, "below 64.*generation_config.json, found 70"),
+        ("adapter_config.json", {"peft_type": "LORA"}, "found adapter_config.json beside config.json"),
     ],
 )
 def test_settings_that_contradict_the_model_are_refused(

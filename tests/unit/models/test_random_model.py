@@ -95,6 +95,12 @@ def test_a_model_that_the_job_refuses_is_not_written(tmp_path: Path) -> None:
     assert not list((tmp_path / "random").iterdir())
 
 
+def test_a_cache_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"cannot write .*file/cache: Not a directory; set XDG_CACHE_HOME"):
+        resolve_model("random://qwen3", tmp_path / "file" / "cache")
+
+
 def test_processes_can_write_the_same_model_at_once(tmp_path: Path) -> None:
     found: list[Path] = []
     threads = [

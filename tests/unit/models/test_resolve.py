@@ -46,7 +46,9 @@ class TestFile:
         shard(model)
         assert resolve_model(f"file://{model}") == model
 
-    @pytest.mark.parametrize("uri", ["file://model", "file:///no/such/model", "s3://bucket/model", "model"])
+    @pytest.mark.parametrize(
+        "uri", ["file://model", "file:///no/such/model", f"file:///{'long' * 99}", "s3://bucket/model", "model"]
+    )
     def test_a_uri_that_names_no_directory_is_refused(self, uri: str) -> None:
         with pytest.raises(BadInput, match="expected"):
             resolve_model(uri)
@@ -64,9 +66,28 @@ class TestFile:
         with pytest.raises(BadInput, match=f"cannot read .*{file}"):
             resolve_model(f"file://{model}")
 
+    @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+    def test_a_link_to_a_missing_file_is_named_as_such(self, model: Path, file: str) -> None:
+        (model / file).unlink()
+        (model / file).symlink_to(model / "blob")
+        with pytest.raises(BadInput, match=f"{file}.*found a symbolic link to .*blob, which is missing; copy"):
+            resolve_model(f"file://{model}")
+
+    @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+    def test_a_pointer_of_git_lfs_is_named_as_such(self, model: Path, file: str) -> None:
+        (model / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        with pytest.raises(BadInput, match=f"{file}.*fetch the file with git lfs pull"):
+            resolve_model(f"file://{model}")
+
+    @pytest.mark.parametrize("weight_map", [None, [], {}, {"lm_head.weight": 1}])
+    def test_an_index_without_names_of_files_is_refused(self, model: Path, weight_map: object) -> None:
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(BadInput, match=r"expected .*weight_map .*copy the files of the model again"):
+            resolve_model(f"file://{model}")
+
     def test_a_missing_shard_is_named(self, model: Path) -> None:
         shard(model).unlink()
-        with pytest.raises(BadInput, match=r"model-2-of-2.safetensors, which is missing"):
+        with pytest.raises(BadInput, match=r"model-2-of-2.safetensors, which .*index.json names, found none"):
             resolve_model(f"file://{model}")
 
     def test_a_shard_without_the_weights_that_the_index_lists_is_refused(self, model: Path) -> None:

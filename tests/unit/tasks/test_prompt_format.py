@@ -112,11 +112,24 @@ def test_a_template_that_refuses_one_question_is_named(chat_tokenizer: Any) -> N
         PromptFormat(chat_tokenizer).tokens("x")
 
 
-@pytest.mark.parametrize(("template", "depends"), [("{{ strftime_now('%d') }}", True), ("", False)])
-def test_a_template_with_the_date_is_recognized(chat_tokenizer: Any, template: str, depends: bool) -> None:
-    chat_tokenizer.chat_template = template + USER_ONLY
-    assert PromptFormat(chat_tokenizer).depends_on_date is depends
-    assert not PromptFormat(chat_tokenizer, chat_template="Never").depends_on_date
+@pytest.mark.parametrize(
+    ("before", "after", "warning"),
+    [
+        ("{{ strftime_now('%d') }}", "", "writes the date"),
+        ("", "{{ eos_token }}", "ends prompts with the end-of-sequence token '<eos>'"),
+        ("", "{{ eos_token }}\n", "ends prompts with the end-of-sequence token '<eos>'"),
+        ("", "{{ eos_token }}{% if add_generation_prompt %}A:{% endif %}", None),
+        ("{{ eos_token }}", "", None),
+    ],
+)
+def test_a_template_whose_prompts_may_be_a_mistake_is_recognized(
+    chat_tokenizer: Any, before: str, after: str, warning: str | None
+) -> None:
+    chat_tokenizer.chat_template = before + USER_ONLY + after
+    found = PromptFormat(chat_tokenizer).warnings()
+    assert len(found) == (warning is not None)
+    assert warning is None or warning in found[0]
+    assert not PromptFormat(chat_tokenizer, chat_template="Never").warnings()
 
 
 def test_a_system_prompt_that_is_left_out_is_refused(chat_tokenizer: Any) -> None:

@@ -76,6 +76,14 @@ def test_an_unusable_file_is_refused_with_line_cause_and_remedy(content: bytes, 
     assert str(raised.value).startswith(f"{tmp_path / 'data.jsonl'}")
 
 
+def test_a_named_answer_field_that_no_line_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes(b'{"prompt": "a", "solution": "b"}\n{"prompt": "c"}\n')
+    items = read_items(JsonlArgs(path="data.jsonl", answer_field="solution"), tmp_path)
+    assert [item.record.get("answer") for item in items] == ["b", None]
+    with pytest.raises(BadInput, match=r"'label' \(args\.answerField\) .*found none in any line, but 'prompt'"):
+        read_items(JsonlArgs(path="data.jsonl", answer_field="label"), tmp_path)
+
+
 @pytest.mark.parametrize(
     "content", [b"\xef\xbb\xbf" + PROMPT, PROMPT.replace(b"\n", b"\r\n"), b'{"prompt": "a", "x": "\\ud83d"}']
 )
@@ -187,7 +195,7 @@ def functions(tmp_path: Path) -> Iterator[Path]:
         ("deep", "item 0 of .*: expected a record that can be pickled, .* raised RecursionError"),
         ("silent", "expected item 0 of .*, found an object of the type Silent"),
         ("angry", r"item 0 of .* called sys\.exit\(3\)"),
-        ("needs", "raised TypeError: .* missing 1 required positional argument: 'path'"),
+        ("needs", "raised TypeError: .* missing 1 required positional argument: 'path'$"),
     ],
 )
 def test_unusable_items_of_a_function_are_refused_with_their_number(

@@ -41,6 +41,15 @@ def test_a_locale_without_a_character_of_a_message_prints_it_all_the_same(tmp_pa
     assert "Raise the limit of host memory" in done.stdout.decode("utf-8")
 
 
+def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m rljob_trainer --version"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "expected a working directory, found none" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "instead"),
     [

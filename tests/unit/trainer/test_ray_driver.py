@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from rljob_memory.planning.shared_memory import object_store_bytes
-from rljob_trainer.errors import WorkerLost
+from rljob_trainer.errors import BadInput, WorkerLost
 from rljob_trainer.roles import ray_driver
 
 
@@ -39,6 +39,18 @@ def test_a_slow_start_of_ray_raises_its_own_error(
     with pytest.raises(Exception, match=r"busy|else") as found:
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
     assert type(found.value) is raised
+
+
+@pytest.mark.usefixtures("starting")
+@pytest.mark.parametrize("directory", ["missing", "long" * 30])
+def test_a_directory_that_ray_cannot_use_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, directory: str
+) -> None:
+    if directory != "missing":
+        (tmp_path / directory).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / directory))
+    with pytest.raises(BadInput, match=r"found .*; set RAY_TMPDIR"):
+        ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=100 << 20)
 
 
 @pytest.mark.usefixtures("starting")

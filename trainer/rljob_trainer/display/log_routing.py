@@ -6,6 +6,7 @@ descriptors are redirected; `sys.stdout` and `sys.stderr` write to the same ones
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -48,7 +49,7 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
         # Python buffers output to files: it would appear out of order, and be lost if the process is killed.
         sys.stdout.reconfigure(line_buffering=True)
     try:
-        with _log_stream(log_descriptor) as log_file, _structlog_to(log_file, job):
+        with _stream_of(log_descriptor) as log_file, _structlog_to(log_file, job):
             try:
                 yield terminal
             except BaseException:
@@ -69,25 +70,26 @@ def crash_report(error: BaseException, log: Path) -> str:
     return "\n".join([f"unexpected {message}", *where, f"  the full traceback is in {log}"])
 
 
+_UNWRITABLE = DISK_FULL | {errno.EPIPE, errno.EIO}
+"""Errors of a full disk, of a pipe without a reader, and of a terminal that was closed."""
+
+
 class _LossyFile(FileIO):
-    """Drops what does not fit on a full disk: the log must not replace the failure that is being reported."""
+    """Drops what cannot be written: a log must not replace the failure that is being reported, and a terminal that is
+    gone must not end the run."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno in DISK_FULL:
+            if error.errno in _UNWRITABLE:
                 return memoryview(data).nbytes
             raise
 
 
-def _log_stream(descriptor: int) -> TextIO:
+def _stream_of(descriptor: int) -> TextIO:
     raw = BufferedWriter(_LossyFile(descriptor, "w"))
     return TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-
-
-def _stream_of(descriptor: int) -> TextIO:
-    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="replace")
 
 
 def _flush_standard_streams() -> None:

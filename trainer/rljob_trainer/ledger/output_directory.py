@@ -82,9 +82,11 @@ class OutputDirectory:
             os.close(lock)
 
     def _create(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise OutputUnavailable(f"expected a directory as --output, found the file {self.path}; give a directory")
         with writing(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise OutputUnavailable(
+                    f"expected a directory as --output, found the file {self.path}; give a directory"
+                )
             self.path.mkdir(parents=True, exist_ok=True)
             # Checked before locking, so that no lock file is left in an unrelated directory.
             foreign = sorted(path.name for path in self.path.iterdir() if path.name not in _NOT_OF_A_RUN)

@@ -18,7 +18,10 @@ ADVICE = "use a dense model of the Qwen, Llama or Mistral kind"
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
+"""The description of low-rank adapters, as peft writes it."""
+_LFS_POINTER = b"version https://git-lfs"
+_COPY_AGAIN = "copy the files of the model again from their source"
 _TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "smollm3"})
 """Kinds (`model_type`) whose class in transformers ties the output layer if `tie_word_embeddings` is absent."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
@@ -212,13 +215,17 @@ def weight_files(directory: Path) -> list[Path]:
     elif (directory / _SINGLE).is_file():
         names = [_SINGLE]
     else:
+        if broken := next((name for name in (_INDEX, _SINGLE) if (directory / name).is_symlink()), None):
+            raise BadInput(f"expected weights in {directory / broken}, found {_absent(directory / broken)}")
         raise BadInput(
             f"expected weights in {directory} as {_SINGLE} or {_INDEX}, found neither; "
             "convert older formats with save_pretrained of transformers"
         )
     for name in names:
         if not (directory / name).is_file():
-            raise BadInput(f"{directory / _INDEX} names the weights file {name}, which is missing")
+            raise BadInput(
+                f"expected the weights file {name}, which {directory / _INDEX} names, found {_absent(directory / name)}"
+            )
     return [directory / name for name in names]
 
 
@@ -229,7 +236,11 @@ def _indexed_names(directory: Path) -> set[str]:
 def _weight_map(directory: Path) -> dict[str, str]:
     weight_map = _read_json(directory / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise BadInput(f"expected weight_map in {directory / _INDEX}, found none")
+        raise BadInput(f"expected weight_map in {directory / _INDEX}, found none; {_COPY_AGAIN}")
+    if other := next((name for name in weight_map.values() if not isinstance(name, str)), None):
+        raise BadInput(
+            f"expected names of files in weight_map of {directory / _INDEX}, found {other!r:.100}; {_COPY_AGAIN}"
+        )
     return weight_map
 
 
@@ -247,7 +258,7 @@ def _headers_in(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
             return {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
         raise BadInput(
-            f"cannot read the weights in {file}, it is truncated or not a safetensors file: {error}"
+            f"cannot read the weights in {file}, it is truncated or not a safetensors file: {error}; {_advice(file)}"
         ) from error
 
 
@@ -275,29 +286,53 @@ def _validate_tokenizer(directory: Path) -> None:
     _read_json(directory / "tokenizer_config.json")
     file = directory / "tokenizer.json"
     if not file.is_file():
-        raise BadInput(f"expected a tokenizer in {file}, found none")
+        raise BadInput(
+            f"expected a tokenizer in {file}, found {_absent(file)}; write older formats with save_pretrained of "
+            "transformers.AutoTokenizer"
+        )
     try:
         Tokenizer.from_file(str(file))
     except Exception as error:  # the tokenizers library raises plain Exception
-        raise BadInput(f"cannot read the tokenizer in {file}: {error}") from error
+        raise BadInput(f"cannot read the tokenizer in {file}: {error}; {_advice(file)}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        if (file.parent / _ADAPTER).is_file():
+        if (file.parent / ADAPTER).is_file():
             raise BadInput(
-                f"expected {file.name} in the model directory {file.parent}, found {_ADAPTER}: it holds low-rank "
+                f"expected {file.name} in the model directory {file.parent}, found {ADAPTER}: it holds low-rank "
                 "adapters without their model. Merge them (merge_and_unload of peft, or policy.lora.export: Merged), "
                 "and save the tokenizer beside the model"
             ) from error
-        raise BadInput(f"expected {file.name} in the model directory {file.parent}, found none") from error
+        raise BadInput(
+            f"expected {file.name} in the model directory {file.parent}, found {_absent(file)}; {_COPY_AGAIN}"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"cannot read {file}: {error}") from error
+        raise BadInput(f"cannot read {file}: {error}; {_advice(file)}") from error
     if not isinstance(content, dict):
         raise BadInput(f"expected a JSON object in {file}, found {type(content).__name__}")
     return content
+
+
+def _absent(file: Path) -> str:
+    """The description of a file that does not exist. The snapshots of a hub cache are symbolic links."""
+    if not file.is_symlink():
+        return "none"
+    return (
+        f"a symbolic link to {file.readlink()}, which is missing; copy the files with those that they link to (cp -L)"
+    )
+
+
+def _advice(file: Path) -> str:
+    """The advice for a file that cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        is_pointer = False
+    return "it is a pointer of Git LFS: fetch the file with git lfs pull" if is_pointer else _COPY_AGAIN
 
 
 def load_tokenizer(model_directory: Path) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rljob_trainer.errors import BadInput
 from rljob_trainer.models.checkpoint import (
+    ADAPTER,
     ADVICE,
     is_tied,
     read_config,
@@ -84,6 +85,12 @@ def require_same_reading(directory: Path) -> None:
     differently. Weights may be missing."""
     config = read_config(directory)
     file, architectures = directory / "config.json", config["architectures"]
+    if (directory / ADAPTER).is_file():
+        raise BadInput(
+            f"expected a model without adapters in {directory}, found {ADAPTER} beside config.json: from_pretrained of "
+            "transformers adds them to the model, and the engine does not. Merge them (merge_and_unload of peft), or "
+            "remove that file"
+        )
     if not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in architectures):
         raise BadInput(
             f"expected a causal language model (…ForCausalLM) as architectures in {file}, found "
@@ -108,10 +115,11 @@ def require_same_reading(directory: Path) -> None:
         )
     rows = vocabulary_rows(directory)
     for source, name, token in _token_ids(directory):
-        if token >= rows:
+        # Older models write -1 for no padding token.
+        if token >= rows or (token < 0 and name == "eos_token_id"):
             raise BadInput(
-                f"expected {name} to be below {rows}, the rows of the embedding, in {directory / source}, found "
-                f"{token}; correct or remove it"
+                f"expected {name} to be below {rows}, the rows of the embedding, and not negative in "
+                f"{directory / source}, found {token}; correct or remove it"
             )
 
 

@@ -110,7 +110,10 @@ def _download(location: str, files: list[str], *, local_files_only: bool = False
                 f"the download of hf://{location} failed ({_first_line(error)}); a retry continues it. If it fails "
                 "again, check the network, or download the model in advance"
             ) from error
-        raise BadInput(f"cannot fetch hf://{location}: {_first_line(error)}") from error
+        advice = (
+            "" if getattr(error, "errno", None) is None else "; set HF_HOME to a directory that this user can write to"
+        )
+        raise BadInput(f"cannot fetch hf://{location}: {_first_line(error)}{advice}") from error
 
 
 def _may_pass(error: Exception) -> bool:

@@ -31,7 +31,13 @@ def resolve(location: str, cache_directory: Path, accept: Callable[[Path], None]
     model = parse_query(location)
     directory = cache_directory / "random" / cache_key(model)
     if not directory.is_dir():
-        _write_atomically(model, directory, accept)
+        try:
+            _write_atomically(model, directory, accept)
+        except OSError as error:
+            raise BadInput(
+                f"cannot write the model random://{location} to {cache_directory}: {error.strerror or error}; set "
+                "XDG_CACHE_HOME to a directory that this user can write to, on a disk with enough space"
+            ) from error
     return directory
 
 

@@ -40,11 +40,17 @@ def resolve_model(
     if not separator or scheme not in _RESOLVE:
         schemes = ", ".join(f"{scheme}://" for scheme in _RESOLVE)
         raise BadInput(f"expected a model URI that begins with {schemes}, found {uri!r}")
-    if mounted is not None and scheme in _MOUNTED_IN_PODS:
-        directory = mounted
-    else:
-        directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory(), accept)
-    validate_checkpoint(directory)
+    try:
+        if mounted is not None and scheme in _MOUNTED_IN_PODS:
+            directory = mounted
+        else:
+            directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory(), accept)
+        validate_checkpoint(directory)
+    except OSError as error:  # of a parent that this user may not enter, or of a name that is too long
+        raise BadInput(
+            f"expected a model that this user can read at {uri}, found: {error.strerror or error}; correct the URI, or "
+            "the permissions of the directory and its parents"
+        ) from error
     return directory
 
 

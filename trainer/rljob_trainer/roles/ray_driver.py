@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rljob_trainer.errors import WorkerLost
+from rljob_trainer.errors import BadInput, WorkerLost
 
 STARTS = 3
 """Of Ray, in all, if a process of it dies each time."""
 _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
+_LONG_PATH = "AF_UNIX path length"
+"""Part of the message of ray._private.node.Node about the path of a socket, which depends on TMPDIR."""
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Set for Ray's processes: they and their children import nothing from the working directory."""
@@ -107,7 +109,7 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray cluster for this run on this machine. It ends with this process, or at `ray.shutdown()`.
 
     `cpus`, `gpus`: logical resources for actors. If a process of Ray dies meanwhile, Ray is started again, up to three
-    times in all. Raises `WorkerLost` if Ray does not start in time.
+    times in all. Raises `WorkerLost` if Ray does not start in time, `BadInput` if it cannot use its directory.
     """
     os.environ.update(_LOCAL_ENVIRONMENT)
     wait_longer_for_raylets()
@@ -129,6 +131,11 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
                     "the machine may be too busy: retry"
                 ) from None
         except Exception as error:
+            if isinstance(error, OSError) and (error.filename is not None or _LONG_PATH in str(error)):
+                raise BadInput(
+                    f"expected a directory for the files and sockets of Ray, found {error}; set RAY_TMPDIR to a "
+                    "directory with a short path that this user can write to, such as /tmp"
+                ) from error
             if _TOO_SLOW not in str(error):
                 raise
             raise WorkerLost(

@@ -76,7 +76,7 @@ from rljob_trainer.runtime.run_inputs import RunInputs, changed_inputs, run_inpu
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.tasks.build import build_task
-from rljob_trainer.tasks.prompt_check import PROMPTS_WITH_DATE, CheckedPrompts, check_prompts
+from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Scorer, ScoringHere
@@ -287,8 +287,8 @@ class Attempt:
                 f"{algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
                 f"the longest has {checked.longest_tokens}"
             )
-        if task.prompt_format.depends_on_date:
-            self.display.warning(PROMPTS_WITH_DATE)
+        for message in task.prompt_format.warnings():
+            self.display.warning(message)
         log.info(
             "prompts checked",
             checked=checked.checked,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,7 +151,8 @@ class JobRun:
                         outcome = self._attempts(ledger, display, stop)
             if len(ledger.records) > records_before or not self._has_complete_summary():
                 outcome = self._write_summary(ledger, outcome)
-            print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
+            with suppress(OSError, SystemExit):  # the terminal is gone; rich exits if it was a pipe
+                print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
         return outcome
 
     def _has_complete_summary(self) -> bool:

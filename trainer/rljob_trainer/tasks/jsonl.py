@@ -18,6 +18,7 @@ _MOST_DIGITS = 4300
 """Python converts no longer text to an integer (sys.set_int_max_str_digits)."""
 
 _MOST_LEVELS = 100
+_ANSWER = JsonlArgs.model_fields["answer_field"].default
 
 _EXPORT = "export it as JSON Lines, for example with pandas.DataFrame.to_json(orient='records', lines=True)"
 _UTF_16 = "save the file as UTF-8"
@@ -57,6 +58,11 @@ def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
             except BadInput:
                 _require_lines(data, file)
                 raise
+    if items and args.answer_field != _ANSWER and not any(args.answer_field in item.record for item in items):
+        raise BadInput(
+            f"expected the field {args.answer_field!r} (args.answerField) in {file}, found none in any line, but "
+            f"{', '.join(map(shown, items[0].record))} in the first; correct the name, or remove args.answerField"
+        )
     return items
 
 

@@ -106,6 +106,11 @@ _PROBE, _SYSTEM_PROBE = "This is the question.", "This is the instruction."
 
 _NEVER = "correct the template, or write task.chatTemplate: Never"
 
+_DATE = (
+    "The chat template of the tokenizer writes the date into prompts: those of a resumed run differ from those of an "
+    "earlier day. For the same prompts on all days, write a fixed date into the template"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
@@ -156,10 +161,20 @@ class PromptFormat:
         # The template has already added the special tokens.
         return chat, self._encoded(chat, special=False)
 
-    @property
-    def depends_on_date(self) -> bool:
-        """True if prompts contain the day on which they are made, so another attempt may have others."""
-        return self._is_chat and "strftime_now" in self.tokenizer.get_chat_template()
+    def warnings(self) -> list[str]:
+        """Messages about a chat template whose prompts may be a mistake: they contain the day on which they are made,
+        so that another attempt may have others, or end with the end-of-sequence token."""
+        if not self._is_chat:
+            return []
+        found = [_DATE] if "strftime_now" in self.tokenizer.get_chat_template() else []
+        text, end = self._rendered(_PROBE, None), self.tokenizer.eos_token
+        if end and text.rstrip().endswith(end):
+            found.append(
+                f"The chat template of the tokenizer ends prompts with the end-of-sequence token {end!r}: the model "
+                "may answer nothing. Write the beginning of an answer after it if add_generation_prompt is set, unless "
+                "the model was trained without one"
+            )
+        return found
 
     @property
     def _is_chat(self) -> bool:

@@ -84,5 +84,7 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def _place(error: BaseException) -> str:
     """` (tasks.py, line 7)`: the line of the user's code that failed."""
-    frames = [frame for frame in _frames(error) if not frame.filename.startswith("<frozen")]
+    own = Path(__file__).parent  # the last frame if the arguments do not fit
+    frames = [each for each in _frames(error) if not each.filename.startswith("<frozen")]
+    frames = [each for each in frames if Path(each.filename).parent != own]
     return storable(f" ({frames[-1].filename}, line {frames[-1].lineno})") if frames else ""

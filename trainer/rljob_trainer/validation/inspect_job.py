@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,8 +37,12 @@ def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SE
         if finished.returncode == 0:
             return findings_in(results)
         printed = errors.read_text(encoding="utf-8", errors="replace").splitlines()
-        last = next((line for line in reversed(printed) if line.strip()), "")
-        return findings_in(results, f"ended the process of the check with exit code {finished.returncode}: {last:.300}")
+        last = next((line for line in reversed(printed) if line.strip()), "it printed nothing")
+        return findings_in(results, f"ended the process of the check with {_end(finished.returncode)}: {last:.300}")
+
+
+def _end(returncode: int) -> str:
+    return f"exit code {returncode}" if returncode >= 0 else f"the signal {signal.Signals(-returncode).name}"
 
 
 def findings_in(results: Path, interrupted: str | None = None) -> list[Finding]:

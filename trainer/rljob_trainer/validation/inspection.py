@@ -34,7 +34,7 @@ from rljob_trainer.runtime.eight_bits import forms_not_installed, unsupported_ei
 from rljob_trainer.runtime.model_requirements import model_requirements
 from rljob_trainer.runtime.role_settings import shape_for_plan
 from rljob_trainer.tasks.build import build_items, build_task
-from rljob_trainer.tasks.prompt_check import PROMPTS_WITH_DATE, check_prompts
+from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.staleness import require_staleness_allowed
@@ -154,12 +154,13 @@ class Inspection:
         with self._check("the task", (*_TASK, "args")):
             rows = vocabulary_rows(directory)
             task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed, rows)
-            if task.prompt_format.depends_on_date:
-                self._find("warning", (*_TASK, "chatTemplate"), PROMPTS_WITH_DATE)
+            for message in task.prompt_format.warnings():
+                self._find("warning", (*_TASK, "chatTemplate"), message)
             with self._check("the prompts", ("spec", "algorithm", "maxPromptTokens")):
                 task = check_prompts(task, spec.overlong_prompts, lambda _: None).task
                 if algorithm.prompts_per_step > len(task):
-                    message = f"the task has {len(task)} prompts: a step repeats some of them"
+                    counted = "1 prompt" if len(task) == 1 else f"{len(task)} prompts"
+                    message = f"the task has {counted}: a step repeats some of them"
                     self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
             with self._check("the reward function", (*_TASK, "reward")):
                 for text in try_out(replace(task, max_prompt_tokens=sys.maxsize), ScoringHere(task.reward), spec):
