@@ -47,12 +47,12 @@ def test_an_exceeded_quota_is_told_in_the_api_servers_words_and_waited_out(
 
 
 def test_a_webhook_that_does_not_answer_is_told_and_waited_out(job: WatchedJob, api: ApiClient, namespace: str) -> None:
-    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    created = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}
     webhook = {
         "name": "mesh.example.com",
         "clientConfig": {"url": "https://127.0.0.1:1/inject"},
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-        "rules": [pods],
+        "rules": [created],
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
@@ -72,10 +72,9 @@ def test_a_webhook_that_does_not_answer_is_told_and_waited_out(job: WatchedJob, 
 
 
 def _is_called(api: ApiClient, namespace: str) -> bool:
-    pod = {"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
-    if error := refusal(api.create, "pods", pod, namespace):
+    if error := refusal(api.create, "configmaps", {"kind": "ConfigMap", "metadata": {"name": "a"}}, namespace):
         return "failed calling webhook" in str(error)
-    api.delete("pods", "a", namespace, grace_seconds=0)
+    api.delete("configmaps", "a", namespace)
     return False
 
 
