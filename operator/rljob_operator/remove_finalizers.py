@@ -1,13 +1,14 @@
-"""Removes the operator's finalizer and annotation from all RLJobs: part of an uninstall.
+"""Removes the operator's finalizer and annotation from RLJobs: part of an uninstall.
 
 Otherwise jobs that are deleted after the operator would stay in deletion for ever, and an operator of another name
 would leave the jobs alone. Running pods are not affected.
 
-python -m rljob_operator.remove_finalizers [NAMESPACE …]
+python -m rljob_operator.remove_finalizers [--installation NAMESPACE/NAME] [NAMESPACE …]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -23,14 +24,15 @@ _PASSES = 5
 _CONCURRENCY = 4
 
 
-async def remove_finalizers(client: ApiClient, namespaces: Sequence[str]) -> int:
+async def remove_finalizers(client: ApiClient, namespaces: Sequence[str], installation: str = "") -> int:
     """Remove the finalizer and return the number of jobs that had it. All namespaces if `namespaces` is empty.
 
-    Other finalizers stay. Raises ApiError if the API server refuses, or if jobs keep changing.
+    Other finalizers stay, and so do jobs of another operator than `installation`, which would add them again: empty if
+    there is no other. Raises ApiError if the API server refuses, or if jobs keep changing.
     """
     removed = 0
     for _ in range(_PASSES):
-        jobs = [job async for job in _jobs_with_finalizer(client, namespaces)]
+        jobs = [job async for job in _jobs_of(client, namespaces, installation)]
         if not jobs:
             return removed
         for job in jobs:
@@ -40,20 +42,23 @@ async def remove_finalizers(client: ApiClient, namespaces: Sequence[str]) -> int
     raise ApiError(f"{len(jobs)} RLJobs kept changing; stop the clients that write to them and try again")
 
 
-async def _jobs_with_finalizer(client: ApiClient, namespaces: Sequence[str]) -> AsyncIterator[Object]:
+async def _jobs_of(client: ApiClient, namespaces: Sequence[str], installation: str) -> AsyncIterator[Object]:
     everywhere: Sequence[str | None] = [None]
     for namespace in namespaces or everywhere:
         try:
             async for jobs, _ in client.list_pages(RLJOBS, namespace):
                 for job in jobs:
-                    if _is_claimed(job["metadata"]):
+                    if _is_claimed(job["metadata"], installation):
                         yield job
         except NotFound:
             return  # the CRD is gone, and all jobs with it
 
 
-def _is_claimed(metadata: Object) -> bool:
-    return FINALIZER in (metadata.get("finalizers") or ()) or OPERATOR in (metadata.get("annotations") or {})
+def _is_claimed(metadata: Object, installation: str) -> bool:
+    operator = (metadata.get("annotations") or {}).get(OPERATOR)
+    if installation and operator not in (None, installation):
+        return False
+    return operator is not None or FINALIZER in (metadata.get("finalizers") or ())
 
 
 async def _remove_from(client: ApiClient, job: Object) -> None:
@@ -64,17 +69,23 @@ async def _remove_from(client: ApiClient, job: Object) -> None:
     await client.patch(RLJOBS, metadata["name"], patch, metadata["namespace"])
 
 
-async def _run(namespaces: Sequence[str]) -> int:
+async def _run(namespaces: Sequence[str], installation: str) -> int:
     client = ApiClient(connect(), concurrency=_CONCURRENCY)
     try:
-        return await remove_finalizers(client, namespaces)
+        return await remove_finalizers(client, namespaces, installation)
     finally:
         await client.close()
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Remove the operator's finalizer and annotation from RLJobs.")
+    parser.add_argument("namespaces", nargs="*", metavar="NAMESPACE", help="default: all")
+    parser.add_argument(
+        "--installation", default="", help="leave jobs of other operators alone: NAMESPACE/NAME of its Lease"
+    )
+    arguments = parser.parse_args()
     try:
-        removed = asyncio.run(_run(sys.argv[1:]))
+        removed = asyncio.run(_run(arguments.namespaces, arguments.installation))
     except ApiError as error:
         print(f"cannot remove the finalizer {FINALIZER}: {error}", file=sys.stderr)
         return 1

@@ -22,7 +22,15 @@ from rljob_operator.apply.ownership import ForeignObject, LeftBehind, belonged_t
 from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
 from rljob_operator.apply.waves import LARGEST_WAVE, in_waves
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceGone, NotFound
+from rljob_operator.kube.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceGone,
+    NotFound,
+    WebhookFailed,
+)
 from rljob_operator.kube.resources import (
     CONFIG_MAPS,
     PODS,
@@ -191,7 +199,7 @@ class Executor:
         """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
         try:
             await self._make_objects(desired, job)
-        except (Forbidden, Invalid, NotFound, MissingObject, ForeignObject, LeftBehind) as error:
+        except (Forbidden, Invalid, NotFound, WebhookFailed, MissingObject, ForeignObject, LeftBehind) as error:
             known = (
                 job.refused or job.namespace_terminating or job.missing_object or job.foreign_object or job.left_behind
             )

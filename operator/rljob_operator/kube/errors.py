@@ -34,7 +34,7 @@ class Conflict(ApiError):
 
 
 class Forbidden(ApiError):
-    """RBAC, a quota or an admission policy refused the request."""
+    """RBAC, a quota, an admission policy or a webhook refused the request."""
 
 
 class NamespaceTerminating(Forbidden):
@@ -56,16 +56,28 @@ class Unavailable(ApiError):
     """Wait that the API server asks for."""
 
 
+class WebhookFailed(Unavailable):
+    """The API server got no answer from an admission webhook: a retry may work, or a person must repair the webhook."""
+
+
 def error_of(code: int, status: Any, retry_after: str | None = None) -> ApiError:
     """The error for a response with HTTP status `code` and body `status`, usually a metav1.Status."""
     body = status if isinstance(status, dict) else {}
     details = body.get("details") or {}
     causes = frozenset(str(cause.get("reason")) for cause in details.get("causes") or ())
     message = str(body.get("message") or status or f"HTTP status {code}")[:_MAX_MESSAGE]
-    error = _kind_of(code, str(body.get("reason")), causes, str(details.get("kind")))(message, code, causes)
+    kind = _of_webhook(message) or _kind_of(code, str(body.get("reason")), causes, str(details.get("kind")))
+    error = kind(message, code, causes)
     if isinstance(error, Unavailable):
         error.retry_after_seconds = _seconds(retry_after or details.get("retryAfterSeconds"))
     return error
+
+
+def _of_webhook(message: str) -> type[ApiError] | None:
+    """A webhook chooses the code of its refusal, so 409 is no conflict then, and 429 no overload."""
+    if message.startswith('admission webhook "'):
+        return Forbidden
+    return WebhookFailed if "failed calling webhook" in message else None
 
 
 def _kind_of(code: int, reason: str, causes: frozenset[str], kind: str) -> type[ApiError]:

@@ -118,12 +118,13 @@ def _scheduled_at(condition: Object) -> datetime | None:
 
 
 def _is_ready(condition: Object, container: Object) -> bool:
-    """The pod is ready, or the kubelet finds only other containers unready: a sidecar that has ended, for example.
+    """The pod is ready, or the kubelet finds only others unready: a sidecar that has ended, or a readiness gate that a
+    webhook added.
 
     The node controller clears the condition of pods on lost nodes, and leaves their containers ready.
     """
-    others_unready = condition.get("reason") == "ContainersNotReady" and bool(container.get("ready"))
-    return _is_true(condition) or others_unready
+    others_unready = condition.get("reason") in ("ContainersNotReady", "ReadinessGatesNotReady")
+    return _is_true(condition) or (others_unready and bool(container.get("ready")))
 
 
 def _is_true(condition: Object) -> bool:

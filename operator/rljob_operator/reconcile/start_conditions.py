@@ -106,7 +106,12 @@ def _why_not_ready(view: JobView) -> str:
     for pod in view.pods:
         if sidecar := _sidecar_problem(pod):
             return f"not all pods are ready: {sidecar}"
-    return "the pods have not started"
+    slow = [pod for pod in view.pods if pod.node and not pod.started]
+    if not slow:
+        return "the pods have not started"
+    # The kubelet reports a volume that cannot be attached or mounted in Events alone.
+    more = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
+    return f"pod {slow[0].name}{more} has not started; for images and volumes, see kubectl describe pod {slow[0].name}"
 
 
 def _sidecar_problem(pod: ObservedPod) -> str:

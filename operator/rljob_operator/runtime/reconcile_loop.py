@@ -20,6 +20,7 @@ from rljob_operator.kube.errors import (
     NamespaceGone,
     NamespaceTerminating,
     NotFound,
+    WebhookFailed,
 )
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
@@ -109,7 +110,7 @@ class ReconcileLoop:
         except NamespaceTerminating as error:
             self._observer.refusals(key).namespace_terminating = True
             self._retry(key, "Refused", error)
-        except (Forbidden, Invalid) as error:
+        except (Forbidden, Invalid, WebhookFailed) as error:
             self._observer.refusals(key).refused = error.message
             self._retry(key, "Refused", error)
         except ApiError as error:

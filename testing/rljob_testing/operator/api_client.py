@@ -38,6 +38,7 @@ _GROUPS = {
     "customresourcedefinitions": "apiextensions.k8s.io/v1",
     "validatingadmissionpolicies": "admissionregistration.k8s.io/v1",
     "validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1",
+    "validatingwebhookconfigurations": "admissionregistration.k8s.io/v1",
     "leases": "coordination.k8s.io/v1",
     "podgroups": "scheduling.volcano.sh/v1beta1",
     "rayclusters": "ray.io/v1",
@@ -50,6 +51,7 @@ _CLUSTER_SCOPED = {
     "customresourcedefinitions",
     "validatingadmissionpolicies",
     "validatingadmissionpolicybindings",
+    "validatingwebhookconfigurations",
 }
 
 

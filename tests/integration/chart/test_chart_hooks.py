@@ -23,6 +23,7 @@ from tests.integration.chart.conftest import (
 OURS = "rljob.dev/pods-end-first"
 FOREIGN = "example.com/keep"
 CLAIM = "rljob.dev/operator"
+INSTALLATION = f"{RELEASE_NAMESPACE}/{NAMES}"
 
 
 def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
@@ -31,18 +32,21 @@ def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
     installed()
     command_line.apply(
         job("plain", "team-a", finalizers=[OURS]),
-        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN], annotations={CLAIM: "a/b", "mine": "kept"}),
-        job("claimed", "team-a", annotations={CLAIM: "a/b"}),
+        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN], annotations={CLAIM: INSTALLATION, "mine": "kept"}),
+        job("claimed", "team-a", annotations={CLAIM: INSTALLATION}),
+        job("of-another-operator", "team-b", finalizers=[OURS], annotations={CLAIM: "a/b"}),
     )
     command_line.kubectl("delete", "rljob", "plain", "-n", "team-a", "--wait=false")
 
     uninstall(command_line, tmp_path)
 
     eventually(lambda: len(jobs(command_line, "team-a")) == 1, "the deleted job to be gone")
-    [other] = jobs(command_line, "team-b")
+    other, of_another_operator = jobs(command_line, "team-b")
     assert other["metadata"]["finalizers"] == [FOREIGN]
     assert "deletionTimestamp" not in other["metadata"]
     assert other["metadata"]["annotations"].keys() & {CLAIM, "mine"} == {"mine"}
+    assert of_another_operator["metadata"]["finalizers"] == [OURS]
+    assert of_another_operator["metadata"]["annotations"][CLAIM] == "a/b"
     [claimed] = jobs(command_line, "team-a")
     assert CLAIM not in claimed["metadata"].get("annotations", {})
     eventually(lambda: left_in_release_namespace(command_line) == [], "the hook's own objects to be gone")

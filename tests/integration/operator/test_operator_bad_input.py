@@ -46,6 +46,38 @@ def test_an_exceeded_quota_is_told_in_the_api_servers_words_and_waited_out(
     job.wait_for_pods(2)
 
 
+def test_a_webhook_that_does_not_answer_is_told_and_waited_out(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+    created = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}
+    webhook = {
+        "name": "mesh.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/inject"},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "rules": [created],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    configuration = {"kind": "ValidatingWebhookConfiguration", "metadata": {"name": namespace}, "webhooks": [webhook]}
+    api.create("validatingwebhookconfigurations", configuration)
+    try:
+        eventually(lambda: _is_called(api, namespace), "the webhook to be in force")
+        job.create()
+        eventually(
+            lambda: 'failed calling webhook "mesh.example.com"' in messages(job),
+            "the webhook in a condition",
+            context=lambda: messages(job),
+        )
+    finally:
+        api.delete("validatingwebhookconfigurations", namespace)
+    job.wait_for_pods(2)
+
+
+def _is_called(api: ApiClient, namespace: str) -> bool:
+    if error := refusal(api.create, "configmaps", {"kind": "ConfigMap", "metadata": {"name": "a"}}, namespace):
+        return "failed calling webhook" in str(error)
+    api.delete("configmaps", "a", namespace)
+    return False
+
+
 def test_a_pod_that_the_namespace_does_not_admit_is_told(job: WatchedJob) -> None:
     job.create(controller={"template": {"spec": {"hostNetwork": True}}})
     eventually(lambda: "hostNetwork" in messages(job), "Pod Security's sentence", context=lambda: messages(job))

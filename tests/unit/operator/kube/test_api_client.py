@@ -19,6 +19,7 @@ from rljob_operator.kube.errors import (
     NamespaceTerminating,
     NotFound,
     Unavailable,
+    WebhookFailed,
 )
 from rljob_operator.kube.resources import PODS, RLJOBS
 from rljob_operator.kube.retry import RetryPolicy
@@ -67,6 +68,33 @@ def test_overload_failure_and_silence_are_tried_again(answer: Answer) -> None:
 
     server = play(story, lambda server: server.answer("POST", "/pods", answer, times=2))
     assert server.writes() == [("POST", "/api/v1/namespaces/research/pods")] * 3
+
+
+DENIED = 'admission webhook "budget.example" denied the request: no budget'
+NO_WEBHOOK = 'Internal error occurred: failed calling webhook "mesh.example": failed to call webhook: Post: refused'
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "tries"),
+    [
+        (refusal(400, "BadRequest", DENIED), Forbidden, 1),
+        (refusal(404, "NotFound", DENIED), Forbidden, 1),
+        (refusal(409, "AlreadyExists", DENIED), Forbidden, 1),
+        (refusal(409, "Conflict", DENIED), Forbidden, 1),
+        (refusal(429, "TooManyRequests", DENIED), Forbidden, 1),
+        (refusal(500, "InternalError", DENIED), Forbidden, 1),
+        (refusal(500, "InternalError", NO_WEBHOOK), WebhookFailed, QUICK.attempts),
+    ],
+)
+def test_a_webhook_refuses_or_fails_whatever_the_code(answer: Answer, expected: type[ApiError], tries: int) -> None:
+    async def story(serving: Serving) -> None:
+        async with client(serving) as api:
+            with pytest.raises(ApiError, match="webhook") as caught:
+                await api.create(PODS, {"kind": "Pod"}, "research")
+            assert type(caught.value) is expected
+
+    server = play(story, lambda server: server.answer("POST", "/pods", answer, times=9))
+    assert len(server.asked) == tries
 
 
 def test_it_gives_up_after_so_many_tries() -> None:

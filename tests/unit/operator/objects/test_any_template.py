@@ -54,6 +54,7 @@ CONTAINER: Object = {
     "volumeDevices": [{"name": "d", "devicePath": "/dev/d"}],
     "volumeMounts": [{"name": "data", "mountPath": "/data"}],
 }
+WITH_GPU: Object = {**CONTAINER["resources"], "limits": {**CONTAINER["resources"]["limits"], "nvidia.com/gpu": "1"}}
 TEMPLATE: Object = {
     "metadata": {"labels": {"team": "rl"}, "annotations": {"note": "x"}},
     "spec": {
@@ -63,7 +64,7 @@ TEMPLATE: Object = {
                 "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": TERM}],
             }
         },
-        "containers": [CONTAINER, {**CONTAINER, "name": "side"}],
+        "containers": [{**CONTAINER, "resources": WITH_GPU}, {**CONTAINER, "name": "side"}],
         "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["a"]}],
         "imagePullSecrets": [{"name": "mine"}],
         "initContainers": [{**CONTAINER, "name": "first"}],
@@ -101,6 +102,9 @@ def written(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
+WITHOUT_GPU = written(TEMPLATE, ("spec", "containers", 0), CONTAINER)
+"""For the controller, which may request none."""
+
 PROBING = settings(probe_image="registry/rljob/operator:1")
 JOBS: dict[str, Object] = {
     "own trainer": {"model": {"uri": "hf://org/name"}, "topology": "Disaggregated"},
@@ -121,11 +125,11 @@ ROLES = ("controller", "policy", "rollout")
 def test_any_template_makes_objects_or_is_refused_by_its_field(
     gang: str, spec: Object, changes: list[tuple[tuple[Any, ...], Any]], role: str, plan: MemoryPlan | None
 ) -> None:
-    template = TEMPLATE
-    for path, value in changes:
-        template = written(template, path, value)
     if (role == "rollout" and "topology" not in spec) or (role == "controller" and "trainer" in spec):
         role = "policy"
+    template = WITHOUT_GPU if role == "controller" else TEMPLATE
+    for path, value in changes:
+        template = written(template, path, value)
     built: JobObjects | InvalidTemplate
     try:
         fields: Object = {**spec, role: {"template": template}}

@@ -179,6 +179,13 @@ def test_a_sidecar_that_ends_first_does_not_end_the_trainer(sidecar: dict[str, A
     assert (found.ended, found.ready) == (False, True)
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_readiness_gate_keeps_a_pod_from_being_ready_but_not_the_trainer(ready: bool) -> None:
+    gated = condition("Ready", "False", reason="ReadinessGatesNotReady")
+    trainer = {"name": "rljob", "state": {"running": {}}, "ready": ready}
+    assert read(status={"phase": "Running", "containerStatuses": [trainer], **gated}).ready == ready
+
+
 def test_a_trainer_is_not_ready_on_a_lost_node() -> None:
     trainer = {"name": "rljob", "state": {"running": {}}, "ready": True}
     found = read(status={"phase": "Running", "containerStatuses": [trainer], **condition("Ready", "False")})

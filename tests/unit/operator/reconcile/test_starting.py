@@ -32,6 +32,19 @@ def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) ->
     assert waiting in failed.message
 
 
+def test_a_pod_that_waits_for_its_volume_is_named_with_the_place_of_its_events() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.place()
+    cluster.start(CONTROLLER)
+    cluster.tick(60)
+    cluster.settle()
+    running = cluster.condition(ConditionType.RUNNING)
+    assert running.message == (
+        "pod demo-policy-0 (and 1 more) has not started; for images and volumes, see kubectl describe pod demo-policy-0"
+    )
+
+
 def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
     cluster = SimulatedCluster()
     cluster.settle()

@@ -10,7 +10,16 @@ import pytest
 
 from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
 from rljob_operator.apply.ownership import ForeignObject, LeftBehind
-from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceTerminating, Unavailable, error_of
+from rljob_operator.kube.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    Unavailable,
+    WebhookFailed,
+    error_of,
+)
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
@@ -119,8 +128,11 @@ def test_an_error_in_an_observation_ends_neither_the_loop_nor_another_job(monkey
     assert "RecursionError" in executor.bugs[0]
 
 
-@pytest.mark.parametrize("error", [Forbidden("exceeded quota"), Invalid("spec.containers: Required value")])
-def test_the_next_decision_knows_what_was_refused(error: Forbidden | Invalid) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [Forbidden("exceeded quota"), Invalid("spec.containers: Required value"), WebhookFailed("failed calling webhook")],
+)
+def test_the_next_decision_knows_what_was_refused(error: ApiError) -> None:
     assert Rounds(Answers(error), rounds=2).observed[1].refused == error.message
 
 
