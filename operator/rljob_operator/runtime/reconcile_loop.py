@@ -133,7 +133,7 @@ class ReconcileLoop:
             await self._report(key, report_unfinished(self._unfinished.deaths(key)))
             return
         else:
-            desired = await self._decide(key, observation)
+            observation, desired = await self._decide(key, observation)
             if desired.status is not None:
                 self._observer.status_written(key)
             STATUS_WRITES_DELAYED.inc(desired.is_status_delayed)
@@ -148,10 +148,13 @@ class ReconcileLoop:
             self._queue.requeue(key, desired.requeue_after_seconds)
         self._queue.succeeded(key)
 
-    async def _decide(self, key: Key, observation: Observation) -> Desired:
+    async def _decide(self, key: Key, observation: Observation) -> tuple[Observation, Desired]:
         """Reconcile in a thread, so that the Lease is renewed and the probes are answered meanwhile, however long it
         takes. One that takes long, or did not return in an earlier process, is recorded."""
+        must_wait = self._deciding.locked()
         async with self._deciding:
+            if must_wait:
+                observation = self._observer.observe(key) or observation
             if self._unfinished.deaths(key):
                 await self._unfinished.begin(key)
             began = time.monotonic()
@@ -160,7 +163,7 @@ class ReconcileLoop:
                 done, _ = await asyncio.wait((decision,), timeout=SLOW_SECONDS)
                 if not done:
                     await self._unfinished.begin(key)
-                return await decision
+                return observation, await decision
             finally:
                 await self._unfinished.end(key)
                 if (seconds := time.monotonic() - began) >= SLOW_SECONDS:
