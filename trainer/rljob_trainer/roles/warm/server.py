@@ -34,7 +34,7 @@ MODULES: Mapping[str, Sequence[str]] = {
 """By role: the modules to import, with those that they import."""
 
 SERVER_ENVIRONMENT = {
-    # A pool of threads could not be forked. A fork gets its own number (`_use_threads`).
+    # A pool of threads could not be forked. A fork gets its own number (`_apply`).
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     # GNU's OpenMP reads it when it is loaded.
@@ -70,19 +70,19 @@ class Request:
     """Process id of `setup_worker.py`."""
 
 
-def main(role: str, path: str, parent: int) -> None:
-    """Serve `role` at the socket `path` until the process `parent` ends. In a fork, run the worker."""
+def main(role: str, listening: int, parent: int) -> None:
+    """Serve `role` until the process `parent` ends. In a fork, run the worker. `listening`: descriptor of the socket,
+    at which clients wait during the imports.
+    """
     _end_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(64)
+    listener = socket.socket(fileno=listening)
+    os.set_inheritable(listening, False)
     before = dict(os.environ)
     with long_imports():
         for module in MODULES[role]:
             importlib.import_module(module)
     if obstacle := obstacle_to_forks():
-        Path(path).unlink()
         sys.exit(f"{role} processes start without this server: {obstacle}")
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     _Server(listener, before, changed).serve()()
@@ -223,18 +223,21 @@ def _receive(connection: socket.socket, client: int) -> tuple[Request, list[int]
 
 def _run(request: Request) -> None:
     """Run the worker as Python would in a new process."""
-    _use_threads(request.environment)
+    _apply(request.environment)
     program = request.worker[0]
     sys.argv[:] = request.worker
     sys.path[0] = str(Path(program).parent)
     runpy.run_path(program, run_name="__main__")
 
 
-def _use_threads(environment: Mapping[str, str]) -> None:
+def _apply(environment: Mapping[str, str]) -> None:
     """Apply the variables that libraries read when they are loaded, and the seeds that a new process draws."""
     import numpy
     import torch
+    from ray._raylet import AuthenticationTokenLoader, Config
 
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     numpy.random.seed()
 

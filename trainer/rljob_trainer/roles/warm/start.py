@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from rljob_api.status import Role
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT
 from rljob_trainer.roles.warm.setup_worker import DIRECTORY_VARIABLE
 
-_SERVE = "import sys; from rljob_trainer.roles.warm.server import main; main(*sys.argv[1:3], int(sys.argv[3]))"
+_SERVE = "import sys; from rljob_trainer.roles.warm.server import main; main(sys.argv[1], *map(int, sys.argv[2:]))"
+_WAITING_CLIENTS = 64
 
 
 class WarmStart:
@@ -32,9 +34,14 @@ class WarmStart:
         """Kill the servers and their forks. Also called when this process exits."""
 
     def _start(self, role: Role, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{role}.log").open("ab") as log:
+        path = self.directory / role
+        with socket.socket(socket.AF_UNIX) as listener, path.with_suffix(".log").open("ab") as log:
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(_WAITING_CLIENTS)
             return subprocess.Popen(
-                [sys.executable, "-c", _SERVE, role, str(self.directory / role), str(os.getpid())],
+                [sys.executable, "-c", _SERVE, role, str(listener.fileno()), str(os.getpid())],
+                pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
