@@ -28,10 +28,14 @@ from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.roles.warm.setup_worker import FORKED, LENGTH_BYTES, READY
 
 MODULES: Mapping[str, Sequence[str]] = {
-    "policy": ("ray._private.worker", "rljob_trainer.roles.policy_actor"),
-    "rollout": ("ray._private.worker", "rljob_trainer.roles.rollout_actor", "vllm.entrypoints.llm"),
+    "policy": ("rljob_trainer.roles.policy_actor",),
+    "rollout": ("rljob_trainer.roles.rollout_actor", "vllm.entrypoints.llm"),
 }
 """By role: the modules to import, with those that they import."""
+
+_IN_FORKS = "ray"
+"""When its library is loaded, Ray reads the process's job and raylet from the environment, and never again. vLLM tries
+to import it, for executors that are not used here."""
 
 SERVER_ENVIRONMENT = {
     # A pool of threads could not be forked. A fork gets its own number (`_apply`).
@@ -79,9 +83,11 @@ def main(role: str, listening: int, parent: int) -> None:
     listener = socket.socket(fileno=listening)
     os.set_inheritable(listening, False)
     before = dict(os.environ)
+    sys.modules[_IN_FORKS] = None  # type: ignore[assignment]
     with long_imports():
         for module in MODULES[role]:
             importlib.import_module(module)
+    del sys.modules[_IN_FORKS]
     if obstacle := obstacle_to_forks():
         sys.exit(f"{role} processes start without this server: {obstacle}")
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
@@ -234,10 +240,7 @@ def _apply(environment: Mapping[str, str]) -> None:
     """Apply the variables that libraries read when they are loaded, and the seeds that a new process draws."""
     import numpy
     import torch
-    from ray._raylet import AuthenticationTokenLoader, Config
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     numpy.random.seed()
 
