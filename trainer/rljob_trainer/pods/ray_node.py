@@ -19,7 +19,7 @@ import psutil
 from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import Bundle
 from rljob_trainer.pods.ray_start import EXIT_DIED
-from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, start_only_what_is_used, change_start_of_raylets
+from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, change_start_of_raylets, start_only_what_is_used
 
 GCS_RECONNECT_SECONDS = 10
 

@@ -23,8 +23,7 @@ from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
-from rljob_trainer.roles.warm.start import WarmStart, start_warm
-from rljob_trainer.rollout.config import engine_environment
+from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopRequest
@@ -136,13 +135,11 @@ class LocalPlacement:
         self._hosts: RoleHosts | None = None
         self._has_started_ray = False
         self._visible_gpus: str | None = None
-        self._warm_start: WarmStart | None = None
 
     def __enter__(self) -> Self:
         self._visible_gpus = os.environ.get(_VISIBLE_GPUS)
-        if self._warm_start is None:  # attempts share it
-            device = this_machine(gpus=self._device_choice != "cpu").choose_device(self._device_choice)
-            self._warm_start = start_warm({"policy": {}, "rollout": engine_environment(device)})
+        device = this_machine(gpus=self._device_choice != "cpu").choose_device(self._device_choice)
+        start_warm(("policy", "rollout"), device)
         return self
 
     def __exit__(

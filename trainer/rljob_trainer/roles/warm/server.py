@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.roles.actor import long_imports
-from rljob_trainer.roles.warm.setup_worker import FORKED, LENGTH_BYTES, READY
+from rljob_trainer.roles.warm.setup_worker import DIRECTORY_VARIABLE, FORKED, LENGTH_BYTES, READY
 
 MODULES: Mapping[str, Sequence[str]] = {
     "policy": ("rljob_trainer.roles.policy_actor",),
@@ -43,13 +43,15 @@ SERVER_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     # GNU's OpenMP reads it when it is loaded.
     "OMP_WAIT_POLICY": "PASSIVE",
+    # `ray_node` sets it in pods. Output goes through files of Ray's.
+    "PYTHONUNBUFFERED": "1",
     # As the raylet sets it: the title of a process leaves the place of its environment alone.
     "SPT_NOENV": "1",
 }
 _OF_ONE_PROCESS = {
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF"),
-    *("PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-    *("VLLM_CACHE_ROOT", "RLJOB_WARM_START", "PWD", "OLDPWD", "SHLVL", "_"),
+    *SERVER_ENVIRONMENT,
+    *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME"),
+    *(DIRECTORY_VARIABLE, "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
 _OF_ONE_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
@@ -116,7 +118,7 @@ def differences(environment: Mapping[str, str], own: Mapping[str, str]) -> list[
 class _Server:
     """One thread, which waits for requests, for the end of clients, and for the end of forks."""
 
-    def __init__(self, listener: socket.socket, own: Mapping[str, str], changed: Mapping[str, str]) -> None:
+    def __init__(self, listener: socket.socket, own: Mapping[str, str], changed: dict[str, str]) -> None:
         """`own`: the environment before the imports. `changed`: the variables that they set."""
         self._listener = listener
         self._own = own
