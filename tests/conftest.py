@@ -15,6 +15,9 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("rljob", deadline=None)
 settings.load_profile("rljob")
 
+os.environ["RLJOB_WARM_START"] = ""
+"""Code that runs in a test's own process starts no servers. `rljob_testing.runs` has some for the runs of all tests."""
+
 CLUSTER = "tests/e2e/"
 ON_NO_CLUSTER = "tests/e2e/test_built_images.py"
 POD_PROCESSES = "tests/integration/test_pods_"

@@ -63,10 +63,10 @@ COLD = {DIRECTORY_VARIABLE: ""}
 @cache
 def warm_start() -> WarmStart:
     """Processes with the imports of the roles, for all runs of this pytest process."""
-    return WarmStart(("policy", "rollout"), "cpu", _environment())
+    return WarmStart(("policy", "rollout"), "cpu", steady_environment())
 
 
-def _environment() -> dict[str, str]:
+def steady_environment() -> dict[str, str]:
     """That of this process, without the variable that pytest changes with each test."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
@@ -82,7 +82,7 @@ def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**_environment(), "COLUMNS": "120", **environment},
+        env={**steady_environment(), "COLUMNS": "120", **environment},
     )
 
 

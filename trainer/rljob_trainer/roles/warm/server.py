@@ -51,7 +51,7 @@ SERVER_ENVIRONMENT = {
 _OF_ONE_PROCESS = {
     *SERVER_ENVIRONMENT,
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME"),
-    *(DIRECTORY_VARIABLE, "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
+    *(DIRECTORY_VARIABLE, "PYTHONBREAKPOINT", "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
 _OF_ONE_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""

@@ -30,7 +30,7 @@ class WarmStart:
         have, apart from the variables of their role. Call this in the main thread: the servers end with the thread.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="rljob-warm-"))  # only this user can enter it
-        self._processes = [self._start(role, device, variables) for role in roles]
+        self.processes = [self._start(role, device, variables) for role in roles]
         atexit.register(self.end)
 
     def _start(self, role: Role, device: Device, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ class WarmStart:
 
     def end(self) -> None:
         """Kill the servers and their forks. Called when this process exits."""
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
             process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
