@@ -57,12 +57,6 @@ test-integration: setup kubernetes ## Run the tests of real runs, and of the ope
 test-e2e: setup kubernetes ## Run the tests of images, and of jobs on this machine's Kubernetes (root)
 	$(PYTEST) tests/e2e
 
-# All parsers together.
-FUZZ_SECONDS := 60
-.PHONY: fuzz
-fuzz: setup ## Fuzz every parser of what others write, and record it (FUZZ_SECONDS=3600: for an hour)
-	$(BIN)/python -m bench.programs.fuzz --seconds $(FUZZ_SECONDS)
-
 .PHONY: cluster
 cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with simulated GPUs (NODES=50: add KWOK nodes)
 	$(CLUSTER) up $(if $(NODES),--nodes $(NODES))
@@ -87,7 +81,6 @@ check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
-	$(BIN)/python -m bench.report --check
 
 .PHONY: format
 format: setup ## Format the code and fix what lint can fix
@@ -95,10 +88,9 @@ format: setup ## Format the code and fix what lint can fix
 	$(BIN)/ruff check --fix
 
 .PHONY: generate
-generate: setup ## Write generated files: CRDs, JSON schema, the chart's copies, tables of the docs
+generate: setup ## Write generated files: CRDs, JSON schema, the chart's copies
 	$(BIN)/python -m rljob_api.generate
 	$(BIN)/python charts/generate.py
-	$(BIN)/python -m bench.report
 
 .PHONY: lock
 lock: setup ## Regenerate the hashed requirement files (LOCK=--upgrade for newer versions)
@@ -108,20 +100,10 @@ lock: setup ## Regenerate the hashed requirement files (LOCK=--upgrade for newer
 lock-check: setup ## Fail if the requirement files do not match the parts' metadata
 	requirements/lock --check
 
-.PHONY: bench-overhead
-bench-overhead: setup ## Time a step of `rljob run` beside a bare loop, on this machine
-	$(BIN)/python -m bench.programs.overhead
-
 .PHONY: bench-operator
-bench-operator: setup ## Run 1,000 jobs at once on 50 simulated nodes, and one job alone
+bench-operator: setup ## Run 1,000 jobs at once on 50 simulated nodes
 	$(BIN)/python -m rljob_cluster build --fake-nodes
 	$(BIN)/python -m bench.programs.operator_scale
-	$(BIN)/python -m bench.programs.operator_single_job
-
-.PHONY: bench-operator-large
-bench-operator-large: setup ## Run 10,000 jobs on 5,000 simulated nodes, half of them pending, while nodes flap
-	$(BIN)/python -m rljob_cluster build --fake-nodes
-	$(BIN)/python -m bench.programs.operator_large
 
 .PHONY: bench-soak
 bench-soak: demo-cluster ## Inject random faults into jobs beside a hostile tenant on this machine's cluster for an hour (root)

@@ -36,7 +36,10 @@ validates your values against the schema and rejects a value that does not exist
 
 def generated_files() -> dict[str, str]:
     """Text of every generated file, by its path in the repository."""
-    crds = {f"charts/rljob-operator/files/crds/{path.name}": path.read_text() for path in MANIFESTS.glob("*.yaml")}
+    crds = {
+        f"charts/rljob-operator/files/crds/{path.name}": path.read_text(encoding="utf-8")
+        for path in MANIFESTS.glob("*.yaml")
+    }
     schema = values_schema()
     return crds | {
         "charts/rljob-operator/values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
@@ -47,7 +50,7 @@ def generated_files() -> dict[str, str]:
 
 def values_schema() -> Schema:
     """The schema of the values; a value that is passed on to a setting has the setting's description and bounds."""
-    schema: Schema = json.loads((CHART / "values.schema.json").read_text())
+    schema: Schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     declared = OperatorSettings.model_json_schema()["properties"]
     for option in options():
         declared[option.name]["description"] = option.description
@@ -61,7 +64,7 @@ def values_schema() -> Schema:
 
 def _passed_on() -> dict[str, str]:
     """Path of the value, by the setting that the chart's template takes from it alone."""
-    template = (CHART / "templates" / "_operator-env.tpl").read_text()
+    template = (CHART / "templates" / "_operator-env.tpl").read_text(encoding="utf-8")
     found = re.findall(
         r'^  "([A-Z_]+)" \(?(?:int64 |join " " )?(\.Values|\$jobs)\.([\w.]+)\)?$', template, re.MULTILINE
     )
@@ -70,7 +73,7 @@ def _passed_on() -> dict[str, str]:
 
 def operator_page() -> str:
     """The manual of the operator, with the table of its options between its marks."""
-    page = (REPOSITORY / "docs" / "operator.md").read_text()
+    page = (REPOSITORY / "docs" / "operator.md").read_text(encoding="utf-8")
     before, begin, rest = page.partition("<!-- from operator/rljob_operator/settings.py -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     return f"{before}{begin}{options_table()}{end}{after}"
@@ -78,7 +81,7 @@ def operator_page() -> str:
 
 def values_page(schema: Schema) -> str:
     """Markdown: one row for each value that can be set by itself."""
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     rows = "\n".join(_rows(schema, schema["definitions"], defaults, ""))
     return f"{_INTRODUCTION}\n| value | default | meaning |\n|---|---|---|\n{rows}\n"
 
@@ -110,13 +113,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
     check = parser.parse_args().check
     files = {REPOSITORY / name: text for name, text in generated_files().items()}
-    stale = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+    stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if check:
             print(f"{path.relative_to(REPOSITORY)} is not up to date: run charts/generate.py", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[path])
+            path.write_text(files[path], encoding="utf-8")
             print(path.relative_to(REPOSITORY))
     return 1 if check and stale else 0
 

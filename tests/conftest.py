@@ -33,7 +33,6 @@ LONGEST_FIRST = (
     "tests/integration/test_run_digits.py",
     ON_NO_CLUSTER,
     "tests/integration/chart/",
-    "tests/fuzz/test_parsers.py",
     "tests/integration/",
 )
 """By measured time (docs/develop.md); all others are short."""

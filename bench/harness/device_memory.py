@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -32,23 +30,12 @@ class DevicePeak(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.samples: list[tuple[float, int]] = []
-        """Seconds since the epoch, and the memory in use at that time."""
+        self.peak_bytes = 0
         self._ended = threading.Event()
 
     def run(self) -> None:
         while not self._ended.wait(SAMPLE_EVERY_SECONDS):
-            self.samples.append((time.time(), device_used_bytes()))
-
-    @property
-    def peak_bytes(self) -> int:
-        return max((used_bytes for _, used_bytes in self.samples), default=0)
-
-    def peak_within(self, spans: Iterable[tuple[float, float]]) -> int:
-        """Largest use in any of `spans`, from and to seconds since the epoch; 0 if no sample is in one."""
-        spans = list(spans)
-        inside = (used for when, used in self.samples if any(begun <= when <= ended for begun, ended in spans))
-        return max(inside, default=0)
+            self.peak_bytes = max(self.peak_bytes, device_used_bytes())
 
     def __enter__(self) -> Self:
         self.start()

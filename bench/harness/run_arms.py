@@ -11,22 +11,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from bench.harness.device_memory import DevicePeak
 from bench.harness.gpu_use import GpuUse, idle_of_each_gpu
+from bench.harness.model_place import MEMORY, written_model
 from bench.harness.needs import require_gpus
 from bench.harness.record import RESULTS, record, recorded
+from bench.harness.small_card import pinned_to_a_card
+from rljob_testing.ballast import ballast
 
-GPUS = 2
-"""Of every comparison."""
-WARM_UP_STEPS = 1
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
+METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "grad_norm", "micro_batches")
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,90 +39,93 @@ class Arms:
 
     name: str
     """Of the result, and of the directory of the runs."""
-    names: Sequence[str]
-    """Of the arms."""
     spec: Callable[[str, int, bool], dict[str, Any]]
     """The RLJob's spec from arm, number of steps, and whether it is a smoke run."""
-    figures: Callable[[str, list[dict[str, Any]], dict[str, Any]], dict[str, Any]]
-    """Further figures from arm, counted steps of the ledger, and the figures of all comparisons. These are seconds per
-    step and phase, tokens/s, idle share of each GPU, and log-probabilities of the engine against the policy's."""
+    names: Sequence[str]
+    """Of the arms."""
     note: str
     """Of the record."""
     steps: int
     """Steps of each arm by default, the warm-up included."""
+    gpus: int = 1
+    warm_up_steps: int = 1
+    """Steps that are not counted."""
+    card_bytes: Callable[[str], int | None] = lambda _arm: None
+    """Memory of the GPU, from the arm: another process holds the rest. None: all."""
+    variables: Callable[[str], Mapping[str, str]] = lambda _arm: {}
+    """Environment variables, from the arm."""
+    figures: Callable[[str, Row], Row] = lambda _arm, _row: {}
+    """Further figures, from arm and row."""
+    others: Mapping[str, Callable[[int], Row]] = field(default_factory=dict)
+    """Arms that are no RLJobs: each runs a number of steps and returns its row."""
+    smoke_names: Sequence[str] = ()
     smoke_options: Sequence[str] = ()
     """Of `rljob run` in a smoke run."""
-    check_smoke: Callable[[dict[str, Any]], None] = lambda _row: None
+    check_smoke: Callable[[Row], None] = lambda _row: None
     """Raises AssertionError if the row of a smoke run is wrong."""
-    smoke_names: Sequence[str] = ()
-    """Arms of a smoke run, if none is given."""
 
     def main(self, description: str | None) -> None:
         """Parse the command line and run the arms. Rows of other arms that the result already has are kept."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("arms", nargs="*", choices=[*self.names, []], metavar="ARM", help=", ".join(self.names))
+        names = [*self.names, *self.others]
+        parser.add_argument("arms", nargs="*", choices=[*names, []], metavar="ARM", help=", ".join(names))
         parser.add_argument("--steps", type=int, default=self.steps, help="steps of each arm, the warm-up included")
         parser.add_argument("--smoke", action="store_true", help="a tiny model; records nothing")
         parser.add_argument("--output", type=Path, default=Path("runs") / self.name, help="of the runs (replaced)")
         parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
         given = parser.parse_args()
         if not given.smoke:
-            require_gpus(GPUS)
-        rows = [] if given.smoke else recorded(self.name, given.results, GPUS)
-        for arm in given.arms or (given.smoke and self.smoke_names) or self.names:
-            row = self._run(arm, given.steps, given.smoke, given.output / arm)
-            print(json.dumps(row, indent=2), flush=True)
-            if given.smoke:
-                assert row["exit_code"] == 0, f"the arm {arm} failed"
-                self.check_smoke(row)
-                continue
-            rows = [*(other for other in rows if other["arm"] != arm), row]
-            print(record(self.name, rows, self.note, given.results, gpus=GPUS), flush=True)
+            require_gpus(self.gpus)
+        try:
+            for arm in given.arms or (given.smoke and self.smoke_names) or names:
+                row = self._row(arm, given.steps, given.smoke, given.output / arm)
+                print(json.dumps(row, indent=2), flush=True)
+                if given.smoke:
+                    assert row["exit_code"] == 0, f"the arm {arm} failed"
+                    self.check_smoke(row)
+                    continue
+                rows = [other for other in recorded(self.name, given.results, self.gpus) if other["arm"] != arm]
+                print(record(self.name, [*rows, row], self.note, given.results, gpus=self.gpus), flush=True)
+        finally:
+            shutil.rmtree(MEMORY, ignore_errors=True)
 
-    def _run(self, arm: str, steps: int, smoke: bool, output: Path) -> dict[str, Any]:
+    def _row(self, arm: str, steps: int, smoke: bool, output: Path) -> Row:
+        if arm in self.others:
+            return {"arm": arm} | self.others[arm](steps)
         shutil.rmtree(output, ignore_errors=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": f"bench-{arm}"}}
-        path = output.parent / f"{arm}.yaml"
         # A job that is measured is killed before its last step, which would write a checkpoint and the model.
-        path.write_text(yaml.safe_dump(job | {"spec": self.spec(arm, steps if smoke else steps + 1, smoke)}))
+        spec = self.spec(arm, steps if smoke else steps + 1, smoke)
+        # Written first, so that the start-up time does not count it.
+        spec["model"]["uri"] = f"file://{written_model(spec)}"
+        card_bytes = None if smoke else self.card_bytes(arm)
+        if card_bytes:
+            spec["memory"] = pinned_to_a_card(spec, card_bytes)
+        path = output.parent / f"{arm}.yaml"
+        job = {
+            "apiVersion": "rljob.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": f"bench-{arm.replace('.', '-')}"},
+            "spec": spec,
+        }
+        path.write_text(yaml.safe_dump(job))
         shutil.copy(REWARDS, path.parent)
         options = self.smoke_options if smoke else ()
         command = [sys.executable, "-m", "rljob_trainer", "run", str(path), "--output", str(output), *options]
-        with GpuUse() as use:
-            exit_code = subprocess.run(command, check=False).returncode if smoke else _run_steps(command, output, steps)
-        return {"arm": arm, "exit_code": exit_code} | self._measured(arm, output, use)
-
-    def _measured(self, arm: str, output: Path, use: GpuUse) -> dict[str, Any]:
-        lines = _ledger_of(output)
-        steps = [line for line in lines if line["kind"] == "step"][WARM_UP_STEPS:]
-        if not steps:
-            return {}
-        common = {
-            "seconds_per_step": statistics.median(step["total_seconds"] for step in steps),
-            "seconds_by_phase": {
-                phase: statistics.median(step["seconds"].get(phase, 0.0) for step in steps)
-                for phase in steps[0]["seconds"]
-            },
-            "tokens_per_second": statistics.median(step["tokens"] / step["total_seconds"] for step in steps),
-            "idle_share_of_gpus": idle_of_each_gpu(use.samples, steps),
-            "logprob_diff_mean": statistics.mean(step["metrics"]["logprob_diff_mean"] for step in steps),
-            "logprob_diff_max": max(step["metrics"]["logprob_diff_max"] for step in steps),
-        }
-        return {
-            **common,
-            **self.figures(arm, steps, common),
-            "memory": {log.stem: memory_of(log) for log in sorted((output / "memory").glob("*-*.jsonl"))},
-            "plan": next(line["plan"] for line in lines if line["kind"] == "attempt"),
-        }
+        environment = os.environ | self.variables(arm)
+        with ballast(leave_bytes=card_bytes) if card_bytes else nullcontext(), DevicePeak() as peak, GpuUse() as use:
+            exit_code = run_steps(command, output, steps, environment, to_the_end=smoke)
+        row = {"arm": arm, "exit_code": exit_code, "device_peak_bytes": peak.peak_bytes}
+        row |= measured(output, self.warm_up_steps, use)
+        return row | self.figures(arm, row)
 
 
-def _run_steps(command: list[str], output: Path, steps: int) -> int:
+def run_steps(command: list[str], output: Path, steps: int, environment: Mapping[str, str], *, to_the_end: bool) -> int:
     """Run a job and kill it after `steps` steps: 0. Otherwise its exit code."""
-    job = subprocess.Popen(command, start_new_session=True)
+    job = subprocess.Popen(command, start_new_session=True, env=environment)
     try:
         while job.poll() is None:
-            if sum(line["kind"] == "step" for line in _ledger_of(output)) >= steps:
+            if not to_the_end and sum(line["kind"] == "step" for line in ledger_of(output)) >= steps:
                 return 0
             time.sleep(0.2)
         return job.returncode
@@ -128,12 +135,36 @@ def _run_steps(command: list[str], output: Path, steps: int) -> int:
         job.wait()
 
 
-def _ledger_of(output: Path) -> list[dict[str, Any]]:
+def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
+    """Start-up, plan, and the medians of the steps after the warm-up; without them, only the seconds of all steps."""
+    lines = ledger_of(output)
+    all_steps = [line for line in lines if line["kind"] == "step"]
+    row: Row = {"all_seconds": [step["total_seconds"] for step in all_steps]}
+    if ready := [line["seconds"] for line in lines if line["kind"] == "ready"]:
+        row |= {"start_up_seconds": sum(ready[0].values()), "start_up_by_part": ready[0]}
+    if plans := [line["plan"] for line in lines if line["kind"] == "attempt"]:
+        row["plan"] = plans[0]
+    steps = all_steps[warm_up_steps:]
+    if not steps:
+        return row
+    return row | {
+        "seconds_per_step": statistics.median(step["total_seconds"] for step in steps),
+        "seconds_by_phase": {
+            phase: statistics.median(step["seconds"].get(phase, 0.0) for step in steps) for phase in steps[0]["seconds"]
+        },
+        "tokens_per_second": statistics.median(step["tokens"] / step["total_seconds"] for step in steps),
+        "idle_share_of_gpus": idle_of_each_gpu(use.samples, steps),
+        "metrics": {name: [step["metrics"].get(name) for step in steps] for name in METRICS},
+        "memory": {log.stem: memory_of(log) for log in sorted((output / "memory").glob("*-*.jsonl"))},
+    }
+
+
+def ledger_of(output: Path) -> list[Row]:
     file = output / "ledger.jsonl"
-    return _complete_lines(file) if file.exists() else []
+    return complete_lines(file) if file.exists() else []
 
 
-def _complete_lines(file: Path) -> list[dict[str, Any]]:
+def complete_lines(file: Path) -> list[Row]:
     """Without a last line that a killed process has not completed."""
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
@@ -158,7 +189,7 @@ def generating_job(shape: str, steps: int, prompts: int, group_size: int, respon
 
 def memory_of(log: Path) -> dict[str, int]:
     """Largest values of one process: all memory in use on its GPU, its own part of that, and its host memory."""
-    samples = _complete_lines(log)
+    samples = complete_lines(log)
     return {
         "gpu_used_bytes": max(each["device_total_bytes"] - each.get("device_free_bytes", 0) for each in samples),
         "peak_reserved_bytes": max(each.get("peak_reserved_bytes", 0) for each in samples),

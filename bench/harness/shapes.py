@@ -9,4 +9,5 @@ SHAPES = {
     "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",
     "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{_COMMON}",
+    "32b": f"hidden=5120&intermediate=25600&layers=64&heads=64&tied=false&{_COMMON}",
 }

@@ -14,9 +14,9 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.runtime.role_settings import shape_for_plan
 
 
-def pinned_to_a_card(manifest: dict[str, Any], card_bytes: int) -> dict[str, Any]:
-    """`spec.memory` of `manifest`, with the sizes of its plan for a GPU of `card_bytes` pinned. Resolves the model."""
-    spec = RLJobSpec.model_validate(manifest["spec"])
+def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
+    """`spec.memory` of the spec `job`, with the sizes of its plan for a GPU of `card_bytes`. Resolves the model."""
+    spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
     directory, lora = resolve_model(spec.model.uri), spec.policy.lora
     in_adapters = adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank) if lora else 0
     shape = shape_for_plan(model_dimensions(directory), spec, "cuda", in_adapters)

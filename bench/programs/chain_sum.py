@@ -25,7 +25,6 @@ from typing import Any
 import yaml
 
 from bench.harness.record import RESULTS, record
-from bench.report.training import means_of_five
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.repository import EXAMPLES
 from rljob_trainer.ledger.ledger import read_ledger
@@ -83,7 +82,8 @@ def row(records: Sequence[LedgerRecord], total_steps: int) -> dict[str, Any]:
 
 def first_step_at_goal(rewards: Sequence[float]) -> int | None:
     """The first step, counted from 1, that ends five whose mean reward is at least the goal; None: no such step."""
-    return next((step for step, mean in enumerate(means_of_five(rewards), start=5) if mean >= GOAL), None)
+    fives = (rewards[end - 5 : end] for end in range(5, len(rewards) + 1))
+    return next((step for step, five in enumerate(fives, start=5) if statistics.fmean(five) >= GOAL), None)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,21 @@ minutes on one H200 with 16 cores.
 from __future__ import annotations
 
 import argparse
+import json
 import tarfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.harness.record import record
-from bench.report.confusion_matrix import score, table
 from rljob_testing.induced_failures.catalogue import programs
 from rljob_testing.induced_failures.induce import Row, induce
 
 AT_A_TIME = 6
+SURE = 0.8
 
 
 def main(output: Path, only: Sequence[str], seconds: float) -> None:
@@ -42,17 +44,32 @@ def main(output: Path, only: Sequence[str], seconds: float) -> None:
                 rows.append(Row(str(program.failure_class), program.name, "not run", 0.0, note=repr(problem)[:300]))
             save(rows, output)
             print(f"{number:>3}/{len(chosen)}  {line(rows[-1])}", flush=True)
-    print(table([asdict(row) for row in rows]))
+    print(json.dumps(score(rows), indent=1))
 
 
 def save(rows: Sequence[Row], output: Path) -> None:
     """Write the record and the packed evidence so far."""
     as_dicts = [asdict(row) for row in rows]
     note = "each program of rljob_testing.induced_failures, diagnosed by `rljob diagnose` from what it left behind"
-    record("induced_failures", [{"program": "all", **score(as_dicts)}, *as_dicts], note, output)
+    record("induced_failures", [{"program": "all", **score(rows)}, *as_dicts], note, output)
     with tarfile.open(output / "recorded.tar.gz", "w:gz") as archive:
         if (output / "recorded").exists():
             archive.add(output / "recorded", "recorded")
+
+
+def score(rows: Sequence[Row]) -> dict[str, Any]:
+    """Counts of failures and of right first diagnoses, and the failures with a wrong class that is sure."""
+    failures = [row for row in rows if row.diagnoses or row.ended == "not diagnosed"]
+    return {
+        "failures": len(failures),
+        "right_first": sum(bool(row.diagnoses) and row.diagnoses[0]["class"] == row.induced for row in failures),
+        "wrong_and_sure": [
+            f"{row.induced}.{row.program}"
+            for row in failures
+            if any(found["class"] != row.induced and found["confidence"] > SURE for found in row.diagnoses)
+        ],
+        "not_induced": [f"{row.induced}.{row.program}: {row.ended}" for row in rows if row not in failures],
+    }
 
 
 def line(row: Row) -> str:

@@ -1,23 +1,20 @@
-"""Seconds lost to the failure of one of two policy ranks: ranks that recover live, beside restarted processes.
+"""Seconds lost to the failure of one of two policy ranks or engines.
 
     python -m bench.programs.ranks_recover [--manifest FILE] [--steps N] [--arm ARM …] [--runs DIR]
     python -m bench.programs.ranks_recover --smoke
 
-Three runs of one job with two policy ranks and two engines, one after the other. Rank 1 runs out of memory in an
-update, in an optimizer step and in a sync, each in a step of its own:
+Two runs of one job with two policy ranks and two engines, one after the other:
 
-- `live`: the ranks leave the collective, restore their state and form a new group.
-- `restart`: the same, but the controller is made to believe that ranks do not leave, so that it replaces the policy's
-  processes, as it did before ranks could recover.
-
-A third run, `killed`, loses an engine while it generates, and later a policy rank in an update.
+- `live`: rank 1 runs out of memory in an update, in an optimizer step and in a sync, each in a step of its own. The
+  ranks leave the collective, restore their state and form a new group.
+- `killed`: an engine is lost while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
 beyond the median of the steps without a failure, by part, and the processes that were started. `calm_phase_seconds` is
 the median of the failed phase in those steps (of the whole update for an optimizer step). `freed_bytes` compares the
 peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result has
-are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step`, of Qwen3-0.6B's shape, on two
-GPUs, 10 minutes.
+are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape,
+on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from bench.harness.needs import require_gpus
 from bench.harness.record import RESULTS, record, recorded
 from rljob_testing.repository import EXAMPLES, ROOT
 
-ARMS = ("restart", "live", "killed")
+ARMS = ("live", "killed")
 TIMEOUT_SECONDS = 900
 OUT_OF_MEMORY = {
     "update": {"class": "ActivationSpike", "phase": "update", "step": 3, "rank": 1},
@@ -57,7 +54,7 @@ PINNED = {
     "activationCheckpointing": "Disabled",
     "rolloutSleep": "Level2",
 }
-"""Changes of other settings need new processes in both arms."""
+"""Changes of other settings need new processes."""
 SMOKE_PLAN = {
     "generation": 1,
     "emptyCache": False,
@@ -84,11 +81,6 @@ GPU_PLAN = SMOKE_PLAN | {
 SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
 """Its 4 MB of weights can be sent in two halves."""
 
-_RLJOB = "from rljob_trainer.__main__ import main; main()"
-_WITHOUT_LIVE = (
-    "from rljob_trainer.roles import policy_ranks; policy_ranks.all_returned = lambda *_, **__: False; " + _RLJOB
-)
-
 
 def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool, runs: Path | None) -> None:
     if not smoke:
@@ -114,13 +106,7 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
     folder.mkdir(parents=True)
     faults = KILLED if arm == "killed" else OUT_OF_MEMORY
     write_job(manifest, steps, list(faults.values()), folder / "job.yaml", smoke)
-    command: list[str | Path] = [
-        sys.executable,
-        "-c",
-        _WITHOUT_LIVE if arm == "restart" else _RLJOB,
-        "run",
-        folder / "job.yaml",
-    ]
+    command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", folder / "job.yaml"]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
     (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
     command += ["--plan", folder / "plan.json"]
@@ -207,7 +193,7 @@ def processes_started(logs: Path) -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--manifest", type=Path, help="default: that of h200_step; with --smoke the digits example")
+    parser.add_argument("--manifest", type=Path, help="default: h200_step.yaml; with --smoke the digits example")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")

@@ -27,7 +27,6 @@ import yaml
 
 from bench.harness.record import record
 from bench.harness.recovery_rows import GIB, Arm, FailingJob, Run, line, merged, row_of, row_of_job
-from bench.report.recoveries import table
 from rljob_testing.ballast import DriverError, ballast
 from rljob_testing.bounded_process import run_for
 from rljob_testing.induced_failures.induce import diagnose
@@ -65,7 +64,6 @@ def main(output: Path, jobs: Path, only: Sequence[str], device: str, seconds: fl
         except DriverError as problem:
             print(f"{job.name} was not run: {problem}", flush=True)
         save(rows, output)
-    print(table(rows))
 
 
 def recorded_rows(output: Path) -> list[dict[str, Any]]:

@@ -10,18 +10,17 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts x 8 responses a ste
 
 4B: responses of 4,096 tokens. 8B and 14B: 1,024 tokens, and for 14B `policy.optimizer.moments: bfloat16`.
 
-Records one row for each arm in `bench/results/tensor_parallel.json`, after those that it already has; `python -m
-bench.report` then fills the table in docs/topologies.md. The first step of each arm is warm-up and is not counted. Each
-row has the differences between the log-probabilities of engine and policy, and the KV cache that the plan has for each
-GPU. `--smoke`: a tiny model on the CPU, with two processes of each role; asserts that both sizes of engine complete and
-agree with the policy, and records nothing.
+Records one row for each arm in `bench/results/tensor_parallel.json`, after those that it already has. The first
+step of each arm is warm-up and is not counted. Each row has the differences between the log-probabilities of engine and
+policy, and the KV cache that the plan has for each GPU. `--smoke`: a tiny model on the CPU, with two
+processes of each role; asserts that both sizes of engine complete and agree with the policy, and records nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import Arms, generating_job
+from bench.harness.run_arms import Arms, Row, generating_job
 from bench.harness.shapes import SHAPES
 
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
@@ -45,22 +44,20 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     return {"policy": policy, "rollout": {"tensorParallelSize": SIZES[arm]}} | job
 
 
-def no_more(_arm: str, _steps: list[dict[str, Any]], _found: dict[str, Any]) -> dict[str, Any]:
-    return {}
-
-
-def check_agreement(row: dict[str, Any]) -> None:
-    assert row["logprob_diff_max"] <= SMOKE_TOLERANCE, f"engine and policy disagree in the arm {row['arm']}"
+def check_agreement(row: Row) -> None:
+    assert max(row["metrics"]["logprob_diff_max"]) <= SMOKE_TOLERANCE, (
+        f"engine and policy disagree in the arm {row['arm']}"
+    )
 
 
 if __name__ == "__main__":
     Arms(
         "tensor_parallel",
-        list(SIZES),
         spec_of,
-        no_more,
+        list(SIZES),
         "Qwen3-4B's shape with 128 responses of 4,096 tokens a step, Qwen3-8B's and 14B's with 1,024; random weights",
         steps=4,
+        gpus=2,
         smoke_options=("--device", "cpu"),
         check_smoke=check_agreement,
         smoke_names=("tp1", "tp2"),

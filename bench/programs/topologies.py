@@ -10,19 +10,18 @@ Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides wh
 
 0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens.
 
-Records one row for each arm in `bench/results/topologies.json`, after those that it already has; `python -m
-bench.report` then fills the table in docs/topologies.md. The first step of each arm is warm-up and is not counted. The
-idle share of each GPU is measured (NVML); that of each role follows from the seconds of the phases. The memory of the
-GPU of the engine is that of a GPU with a policy module (colocated) and of one without (disaggregated). Each row has the
-differences between the log-probabilities of engine and policy: with `maxStaleness: 1` the engine has older weights.
-`--smoke`: a tiny model on any device; records nothing.
+Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step of each
+arm is warm-up and is not counted. The idle share of each GPU is measured (NVML); that of each role follows from the
+seconds of the phases. The memory of the GPU of the engine is that of a GPU with a policy module (colocated) and of one
+without (disaggregated). Each row has the differences between the log-probabilities of engine and policy: with
+`maxStaleness: 1` the engine has older weights. `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import Arms, generating_job
+from bench.harness.run_arms import Arms, Row, generating_job
 from bench.harness.shapes import SHAPES
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -59,8 +58,10 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     return SPECS[kind] | job
 
 
-def idle_shares(arm: str, _steps: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
-    seconds, total = found["seconds_by_phase"], found["seconds_per_step"]
+def idle_shares(arm: str, row: Row) -> Row:
+    if "seconds_per_step" not in row:
+        return {}
+    seconds, total = row["seconds_by_phase"], row["seconds_per_step"]
     busy_phases = BUSY_PHASES[parts_of(arm)[0]]
     return {
         "idle_share": {
@@ -72,10 +73,11 @@ def idle_shares(arm: str, _steps: list[dict[str, Any]], found: dict[str, Any]) -
 if __name__ == "__main__":
     Arms(
         "topologies",
-        NAMES,
         spec_of,
-        idle_shares,
+        NAMES,
         "Qwen3-0.6B's shape with 256 responses of 1,024 tokens a step, Qwen3-8B's with 128; random weights",
         steps=6,
+        gpus=2,
+        figures=idle_shares,
         smoke_names=list(SPECS),
     ).main(__doc__)

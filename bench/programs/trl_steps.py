@@ -1,6 +1,6 @@
-"""Seconds per step and peak memory of TRL's GRPOTrainer, colocated with vLLM, on the workload of h200_step.yaml.
+"""Seconds per step and peak memory of TRL's GRPOTrainer, colocated with vLLM, with the workload of large_models.
 
-The second arm of bench/programs/h200_step.py and large_models.py, on the same GPU as `rljob run`: the same model,
+Arms of bench/programs/large_models.py, on the same GPU as `rljob run`: the same model,
 prompts and number of completions and tokens, float32 weights with bfloat16 compute (or `--dtype bfloat16`), the engine
 asleep during the update. Prints one JSON line.
 """

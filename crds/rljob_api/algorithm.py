@@ -85,7 +85,7 @@ class AlgorithmSpec(ApiModel):
     importance_sampling: ImportanceSamplingSpec = Field(default=ImportanceSamplingSpec(), json_schema_extra=immutable())
     """Correction for the difference between the token probabilities of the engine and of the policy."""
 
-    max_staleness: Literal[0, 1] = Field(default=0, json_schema_extra=immutable())
+    max_staleness: int = Field(default=0, ge=0, le=1, json_schema_extra=immutable())
     """0: responses are generated with the policy's latest weights. 1: with the weights of the previous step, so the
     engines generate the next step while the policy learns from the current one. 1 requires topology Disaggregated and
     importance sampling."""

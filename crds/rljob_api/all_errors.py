@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -19,8 +19,24 @@ _SMALLEST_JOB: dict[str, Any] = {
 }
 
 
+class Checked(NamedTuple):
+    """A manifest, checked."""
+
+    errors: list[ErrorDetails]
+    """All errors; empty if it is a valid RLJob."""
+    job: RLJob
+    """The RLJob, with valid values in the place of invalid ones."""
+    replaced: frozenset[Path]
+    """Paths of the replaced values."""
+
+
 def all_errors(data: dict[str, Any]) -> list[ErrorDetails]:
-    """All errors in `data`; empty if it is a valid RLJob.
+    """All errors in `data`; empty if it is a valid RLJob."""
+    return checked(data).errors
+
+
+def checked(data: dict[str, Any]) -> Checked:
+    """Checks `data`.
 
     Pydantic checks rules between fields only if all fields of an object are valid. So this function replaces invalid
     values with valid ones until no new error appears. Errors that a replaced value caused do not count.
@@ -31,7 +47,8 @@ def all_errors(data: dict[str, Any]) -> list[ErrorDetails]:
         known = {error["loc"] for error in found}
         found += [e for e in errors if e["loc"] not in known and not _comes_of(e, replaced)]
         replaced |= {_replaceable(error["loc"], replaced) for error in errors}
-    return found
+    job = RLJob.model_validate(_mended(data, replaced), by_alias=True, by_name=False)
+    return Checked(found, job, frozenset(replaced))
 
 
 def _errors(data: dict[str, Any]) -> list[ErrorDetails]:
@@ -67,7 +84,10 @@ def _replaceable(path: Path, replaced: set[Path]) -> Path:
 
 
 def _comes_of(error: ErrorDetails, replaced: set[Path]) -> bool:
-    """True if `error` comes from a rule that reads one of the `replaced` fields."""
+    """True if `error` comes from a rule that reads one of the `replaced` fields, or from the arguments of another
+    task."""
+    if error["loc"][:3] == ("spec", "task", "args") and ("spec", "task", "name") in replaced:
+        return True
     rule = error.get("ctx", {}).get("rule")
     if not isinstance(rule, Rule):
         return False

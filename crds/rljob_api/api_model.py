@@ -92,9 +92,11 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        known = {name for field, info in cls.model_fields.items() for name in (field, info.alias)}
+        unknown_is_absent = cls.model_config.get("extra") == "allow"
+        return {name: v for name, v in given.items() if v is not None or not (name in known or unknown_is_absent)}
 
     @model_validator(mode="after")
     def _hold_together(self) -> Self:

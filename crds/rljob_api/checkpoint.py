@@ -33,7 +33,7 @@ class CheckpointSpec(ApiModel):
     """If true, a run with committed steps resumes although its data, its reward code or the files of its model have
     changed. Otherwise it is refused."""
 
-    volume: FreeForm | None = Field(default=None, json_schema_extra=immutable())
+    volume: dict[str, FreeForm] | None = Field(default=None, json_schema_extra=immutable())
     """Kubernetes volume source for checkpoints and the journal, such as persistentVolumeClaim: {claimName: …}. Absent:
     the operator creates a claim for the job. rljob run ignores it and writes to its output directory."""
 
@@ -57,6 +57,13 @@ class CheckpointSpec(ApiModel):
             "creates: remove them, or remove volume",
         ),
         Rule(
+            cel="!has(self.volume) || size(self.volume) == 1",
+            holds=lambda spec: spec.volume is None or len(spec.volume) == 1,
+            field="volume",
+            message="expected one volume source, such as persistentVolumeClaim: {claimName: …}: remove the others, or "
+            "remove volume",
+        ),
+        Rule(
             cel="!has(self.volume) || !self.retain",
             holds=lambda spec: spec.volume is None or not spec.retain,
             field="retain",
@@ -67,7 +74,7 @@ class CheckpointSpec(ApiModel):
     def volume_source(self, job: str) -> FreeForm:
         """Kubernetes volume source of the checkpoints of a job of this name."""
         if self.volume is not None:
-            return {source: value for source, value in self.volume.items() if source != "name"}
+            return self.volume
         return {"persistentVolumeClaim": {"claimName": checkpoint_claim_name(job)}}
 
     def directory(self, job: str) -> str:

@@ -12,6 +12,7 @@ class ConditionType(StrEnum):
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
     MEMORY_PRESSURE = "MemoryPressure"
+    DEGRADED = "Degraded"
     RECOVERING = "Recovering"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -56,6 +57,8 @@ class ConditionReason(StrEnum):
     MEMORY_RUNNING_OUT = "MemoryRunningOut"
     ENOUGH_MEMORY = "EnoughMemory"
     LIMIT_BELOW_PREDICTION = "LimitBelowPrediction"
+    # Degraded; its other reasons are those of `TrainingWarning`
+    NO_WARNING = "NoWarning"
     # Recovering
     NO_FAILURE = "NoFailure"
     MEMORY_PLAN_CHANGED = "MemoryPlanChanged"

@@ -31,6 +31,18 @@ QueueName = Annotated[
 ]
 
 
+ManagedBy = Annotated[
+    str,
+    Text(
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$",
+        expected="the name of a controller with its domain, such as kueue.x-k8s.io/multikueue",
+        max_length=63,
+    ),
+]
+
+MANAGED_BY_OPERATOR = "rljob.dev/operator"
+"""Value of `managedBy` that has the same effect as none."""
+
 _TRANSITIONS: dict[str, Any] = {
     "x-kubernetes-validations": [
         {
@@ -44,6 +56,11 @@ _TRANSITIONS: dict[str, Any] = {
             "rule": "has(self.trainer) == has(oldSelf.trainer)",
             "message": "cannot be added or removed after the job is created: create another job",
             "fieldPath": ".trainer",
+        },
+        {
+            "rule": "has(self.managedBy) == has(oldSelf.managedBy)",
+            "message": "cannot be added or removed after the job is created: delete the job and create it again",
+            "fieldPath": ".managedBy",
         },
     ]
 }
@@ -110,6 +127,10 @@ class RLJobSpec(ApiModel):
 
     queue_name: QueueName | None = None
     """Kueue LocalQueue that admits the job. Absent: the job does not use Kueue."""
+
+    managed_by: ManagedBy | None = Field(default=None, json_schema_extra=immutable())
+    """Controller that reconciles the job, such as kueue.x-k8s.io/multikueue, which runs it in another cluster. Absent,
+    or rljob.dev/operator: RLJob's operator."""
 
     gang: Literal["Auto", "Volcano", "Native", "Disabled"] = "Auto"
     """Gang scheduling, which places all pods of the job or none. Volcano: by Volcano. Native: by the default scheduler;

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
-from rljob_api.all_errors import all_errors
+from rljob_api.all_errors import Checked, checked
 from rljob_api.job import RLJob
 from rljob_api.names import API_VERSION
-from rljob_api.problem_text import ProblemText
+from rljob_api.problem_text import ProblemText, is_number
 from rljob_api.yaml_document import Document, read_documents
 from rljob_api.yaml_document import Path as FieldPath
+from rljob_api.yaml_mistakes import explain
+
+Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +34,24 @@ class Problem:
     """Line of the field, from 1."""
     document: int | None = None
     """Number of the document, from 1, in a file with several documents."""
+    severity: Severity = "error"
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
         document = f" (document {self.document})" if self.document else ""
-        return f"{place}{document}: {self.path}: {self.message}" if self.path else f"{place}{document}: {self.message}"
+        severity = "" if self.severity == "error" else f"{self.severity}: "
+        path = f"{self.path}: " if self.path else ""
+        return f"{place}{document}: {severity}{path}{self.message}"
 
 
 class ManifestError(Exception):
-    """An invalid manifest. `problems` has all of its problems, in the order of the file."""
+    """An invalid manifest. `problems` has all of its problems, in the order of the file. `checked`: the job, with valid
+    values in the place of invalid ones, for further checks; None if there is no job."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[Problem], checked: Checked | None = None) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
+        self.checked = checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,43 +74,88 @@ class ManifestDocument:
 
     def load(self) -> RLJob:
         """The RLJob, with all defaults. Raises ManifestError."""
-        self._check_kind()
-        data = self.document.data
-        text = ProblemText(data)
-        found = [
-            *(
-                (field, "occurs twice, and YAML silently uses the last: remove one")
-                for field in self.document.duplicates
-            ),
-            *((error["loc"], text.of(error)) for error in all_errors(data)),
-        ]
+        self._require_job()
+        found = [*self._ambiguities(), *self._kind_problems()]
+        named = {field for field, _ in found}
+        text = ProblemText(self.document, self.file.parent)
+        result = checked(self.document.data)
+        found += [(error["loc"], text.of(error)) for error in result.errors if error["loc"] not in named]
         if found:
             problems = [self.problem(field, message) for field, message in found]
-            raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0))
-        return RLJob.model_validate(data, by_alias=True, by_name=False)
+            raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0), result)
+        return result.job
 
-    def problem(self, field: FieldPath, message: str) -> Problem:
+    def problems(self) -> list[Problem]:
+        """All problems of the document; none of another kind of object."""
+        try:
+            if self.other_kind is None:
+                self.load()
+        except ManifestError as error:
+            return error.problems
+        return []
+
+    def problem(self, field: FieldPath, message: str, severity: Severity = "error") -> Problem:
         """A problem of a field of this document."""
-        return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number)
+        return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number, severity)
 
-    def _check_kind(self) -> None:
-        """Raises ManifestError with one message for another kind of object, rather than a list of unknown fields."""
+    def _require_job(self) -> None:
+        """Raises ManifestError with one message if the document cannot be meant as an RLJob, or has two objects."""
         data = self.document.data
         if not isinstance(data, dict):
-            message = "expected an RLJob with apiVersion, kind, metadata and spec, found no object"
-            raise ManifestError([Problem(self.file, "", message, document=self.number)])
-        problems = []
+            found = "a list: remove the dash before apiVersion" if isinstance(data, list) else f"the text {data!r:.60}"
+            if isinstance(data, str) and "\u00a0" in data:
+                found += "; replace its no-break spaces (U+00A0) by spaces"
+            message = f"expected an RLJob with apiVersion, kind, metadata and spec, found {found}"
+            raise ManifestError([self.problem((), message)])
+        again = [each for each in self.document.duplicates if each.path in _OF_EVERY_OBJECT]
+        if len(again) > 1:
+            message = "a second object begins here: write a line --- before it"
+            line = min(self.document.lines[each.path] for each in again)
+            raise ManifestError([Problem(self.file, "", message, line, self.number)])
+        kind = data.get("kind", "RLJob" if "spec" in data else None)
+        if str(kind).lower() != "rljob":
+            problems = self._kind_problems()
+            if str(kind).endswith("List"):
+                problems = [
+                    (("kind",), f"expected RLJob, found {kind}: write each of its items as a document, after ---")
+                ]
+            raise ManifestError([self.problem(*problem) for problem in problems])
+
+    def _kind_problems(self) -> list[tuple[FieldPath, str]]:
+        found: list[tuple[FieldPath, str]] = []
         for field, expected in (("apiVersion", API_VERSION), ("kind", "RLJob")):
-            found = data.get(field)
-            if found != expected:
-                actual = f"found {found!r}" if found is not None else "found none"
-                problems.append(self.problem((field,), f"expected {expected}, {actual}; write {field}: {expected}"))
-        if problems:
-            raise ManifestError(problems)
+            value = self.document.data.get(field)
+            if value != expected:
+                actual = f"found {value!r}" if value is not None else "found none"
+                found.append(((field,), f"expected {expected}, {actual}; write {field}: {expected}"))
+        return found
+
+    def _ambiguities(self) -> list[tuple[FieldPath, str]]:
+        """Fields that YAML silently reads in another way than they look."""
+        return [
+            *(
+                (path, f"occurs twice, first in line {first}, and YAML silently uses the last: remove one")
+                for path, first in self.document.duplicates
+            ),
+            *(
+                (path, f"YAML reads {text} as the octal number {int(text, 8)}: write {text.lstrip('0') or '0'}")
+                for path, text in self.document.written.items()
+                if _OCTAL.fullmatch(text) and is_number(path)
+            ),
+        ]
+
+
+_OF_EVERY_OBJECT = (("apiVersion",), ("kind",), ("metadata",), ("spec",))
+_OCTAL = re.compile(r"0[0-7]+")
 
 
 def load_manifest(path: Path) -> RLJob:
-    """The only RLJob in the YAML (or JSON) file at `path`, with all defaults. Raises ManifestError.
+    """The only RLJob in the YAML (or JSON) file at `path`, with all defaults. Raises ManifestError."""
+    return only_job(path).load()
+
+
+def only_job(path: Path) -> ManifestDocument:
+    """The only RLJob in the file at `path`, not checked yet. Raises ManifestError.
 
     Objects of other kinds beside it, such as a ConfigMap, are ignored.
     """
@@ -109,15 +164,20 @@ def load_manifest(path: Path) -> RLJob:
         found = f"{len(documents)} of them: write each to its own file" if documents else "other kinds of objects only"
         line = documents[1].document.line_of(()) if documents else None
         raise ManifestError([Problem(path, "", f"expected one RLJob, found {found}", line)])
-    return documents[0].load()
+    return documents[0]
 
 
 def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
-    """The documents in `text`, at least one. `path`: for messages. Raises ManifestError if it is not YAML."""
+    """The documents in `text`, at least one. `path`: for messages. Raises ManifestError if one is not YAML, with the
+    problems of those before it."""
+    documents: list[Document] = []
     try:
-        documents = read_documents(text)
+        documents += read_documents(text)
     except yaml.YAMLError as error:
-        raise ManifestError([_broken_yaml(path, error)]) from None
+        message, line = explain(text, error)
+        before = [ManifestDocument(path, found, n) for n, found in enumerate(documents, 1)]
+        problems = [problem for document in before for problem in document.problems()]
+        raise ManifestError([*problems, Problem(path, "", f"is not YAML: {message}", line)]) from None
     if not documents:
         raise ManifestError([Problem(path, "", "expected an RLJob, found an empty file")])
     several = len(documents) > 1
@@ -127,27 +187,26 @@ def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
 def read_text(path: Path) -> str:
     """The text of a manifest. Raises ManifestError."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return decoded(path, path.read_bytes())
     except FileNotFoundError:
         message = "expected a manifest, found no such file"
     except IsADirectoryError:
         message = "expected a manifest, found a directory: name a file in it"
-    except UnicodeDecodeError as error:
-        message = f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
     raise ManifestError([Problem(path, "", message)])
 
 
-def _broken_yaml(path: Path, error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    opened = getattr(error, "context_mark", None)
-    if opened is not None and "quoted scalar" in (getattr(error, "context", None) or ""):
-        message = f"is not YAML: the quotation mark that opens here is not closed ({reason})"
-        return Problem(path, "", message, opened.line + 1)
-    hint = "; indent with spaces" if "\\t" in reason else ""
-    return Problem(path, "", f"is not YAML: {reason}{hint}", mark.line + 1 if mark else None)
+def decoded(path: Path, content: bytes) -> str:
+    """The text of a manifest with this content. `path`: for messages. Raises ManifestError."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ManifestError([Problem(path, "", "expected UTF-8 text, found UTF-16: save the file as UTF-8")])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+        message = f"expected UTF-8 text, found byte 0x{byte:02x} at offset {error.start}: save the file as UTF-8"
+        raise ManifestError([Problem(path, "", message, line)]) from None
 
 
 def dotted(path: FieldPath) -> str:

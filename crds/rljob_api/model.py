@@ -13,7 +13,7 @@ Dtype = Literal["Auto", "bfloat16", "float32"]
 ModelUri = Annotated[
     str,
     Text(
-        pattern=r"^(oci|hf|pvc|file|random)://[^\s]+$",
+        pattern=r"^(oci|hf|pvc|file|random)://.+$",
         expected="a URI that begins with oci://, hf://, pvc://, file:// or random://, such as hf://org/name",
         max_length=1024,
     ),
@@ -22,6 +22,7 @@ ModelUri = Annotated[
 
 _IN_A_CLAIM = "^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$"
 _UPWARDS = "/[.][.](/|$)"
+_WHITE_SPACE = "[ \\t\\r\\n\\v\\f]"
 
 
 def _names_a_claim(uri: str) -> bool:
@@ -33,8 +34,8 @@ class ModelSpec(ApiModel):
 
     uri: ModelUri
     """Source of the model: oci://registry/name:tag (an image volume), hf://org/name (Hugging Face hub),
-    pvc://claim/path (a volume), file:///path (a directory), or random://qwen3?hidden=64&layers=2&… (random weights, for
-    tests)."""
+    pvc://claim/path (a volume), file:///path (a directory; spaces may be written as %20), or
+    random://qwen3?hidden=64&layers=2&… (random weights, for tests)."""
 
     cache: ModelCache | None = None
     """Volume that keeps a downloaded hf:// model for other jobs, and compiled code if requested. Absent: both are kept
@@ -46,6 +47,12 @@ class ModelSpec(ApiModel):
     policy always keeps float32 master weights, except for weights that policy.lora freezes."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.uri.startsWith('file://') || !self.uri.matches('{_WHITE_SPACE}')",
+            holds=lambda model: model.uri.startswith("file://") or not re.search(_WHITE_SPACE, model.uri),
+            field="uri",
+            message="must not contain white space, which only the path after file:// may: remove it",
+        ),
         Rule(
             cel="!self.uri.startsWith('pvc://') || "
             f"self.uri.matches('{_IN_A_CLAIM}') && !self.uri.matches('{_UPWARDS}')",

@@ -4,63 +4,142 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator
+from functools import cache
+from itertools import takewhile
+from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from rljob_api.inlined_schema import Schema, inlined_schema
 from rljob_api.job import RLJob
+from rljob_api.option_names import normalized, option_advice
 from rljob_api.task_args import ARGS_OF_TASK
-from rljob_api.yaml_document import Path
+from rljob_api.value_hints import hint
+from rljob_api.yaml_document import Document, Path
 
-_AMOUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*$", re.IGNORECASE)
-_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_MOST_OPTIONS = 8
+"""Options of another program's object that one message translates."""
 
 
 class ProblemText:
     """Error messages for the validation errors of one manifest, made from its schema."""
 
-    def __init__(self, data: Any) -> None:
-        self._schema = _schema_for(data)
+    def __init__(self, document: Document, directory: FilePath | None = None) -> None:
+        """`directory`: of the manifest; None if it is not a file of this machine."""
+        self._document = document
+        self._directory = directory
+        self._schema = _schema_for(document.data)
 
     def of(self, error: ErrorDetails) -> str:
         """Error message for one error of pydantic."""
         path, found, context = error["loc"], error["input"], error.get("ctx", {})
+        schema = schema_at(path, self._schema)
         match error["type"]:
             case "conflict":
                 return str(context["message"])
             case "extra_forbidden":
-                return self._unknown(path)
+                return self._unknown(path, found)
             case "missing":
-                return f"required: {self._at(path).get('description', '')}".rstrip(": ")
+                return f"required: {schema.get('description', '')}".rstrip(": ")
             case "text":
                 expected = str(context.get("expected") or error["msg"])
             case _:
-                expected = expectation(self._at(path)) or error["msg"]
-        return f"expected {expected}, found {_written(found)}{_hint(self._at(path), found)}"
+                expected = expectation(schema) or error["msg"]
+        field = ".".join(str(part) for part in path if isinstance(part, str))
+        written = self._document.written.get(path)
+        return f"expected {expected}, found {_written(found)}{hint(field, schema, found, written, self._directory)}"
 
-    def _unknown(self, path: Path) -> str:
+    def _unknown(self, path: Path, found: Any) -> str:
         """Error message for the unknown field at `path`, with the field that was probably meant."""
         name, around = str(path[-1]), path[:-1]
-        siblings = list(self._at(around).get("properties", {}))
+        siblings = list(schema_at(around, self._schema).get("properties", {}))
         if not siblings:
             return "unknown field: remove it, since no fields are allowed here"
-        close = difflib.get_close_matches(_camel(name), siblings, n=1, cutoff=0.6)
-        if close:
-            return f"unknown field; did you mean {close[0]}?"
-        elsewhere = [p for p in _paths(self._schema) if p.split(".")[-1] == name and not p.startswith("status.")]
+        key, colon, value = name.partition(":")
+        if colon and found is None:
+            return f"unknown field; write a space after the colon: {key}: {value}"
+        if "\u00a0" in name:
+            return "unknown field: its name has a no-break space (U+00A0); replace it by a space"
+        if same := {normalized(sibling): sibling for sibling in siblings}.get(normalized(name)):
+            return f"unknown field; did you mean {same}?"
+        names = tuple(str(part) for part in path)
+        if isinstance(found, dict) and (options := list(_options_in(found, names))):
+            more = f", and {len(options) - _MOST_OPTIONS} others" if len(options) > _MOST_OPTIONS else ""
+            return f"unknown field; {', '.join(options[:_MOST_OPTIONS])}{more}"
+        if (advice := option_advice(names)) is not None:
+            target, _, remark = advice.partition(" ")
+            here = ".".join(str(part) for part in around)
+            if target.rpartition(".")[0] == here and target.rpartition(".")[2] in siblings:
+                return f"unknown field; did you mean {target.rpartition('.')[2]}?{f' {remark}' if remark else ''}"
+            return f"unknown field; {'write ' if _is_path(target) else ''}{advice}"
+        return self._probable(path, found, siblings)
+
+    def _probable(self, path: Path, found: Any, siblings: list[str]) -> str:
+        """Error message for an unknown field that is no known option."""
+        name = str(path[-1])
+        paths = [p for p in _paths(self._schema) if not p.startswith("status.")]
+        elsewhere = [p for p in paths if normalized(p.split(".")[-1]) == normalized(name)]
         if elsewhere:
-            return f"unknown field here: write it as {max(elsewhere, key=lambda p: p.split('.')[0] == path[0])}"
+            return f"unknown field here: write it as {max(elsewhere, key=lambda p: _shared_parts(p, path))}"
+        if close := _closest(name, siblings):
+            return f"unknown field; did you mean {close}?"
+        written = self._document.written_names.get(path)
+        if written is not None and found is None and type(json.loads(name)) in (int, float):
+            return "unknown field: a comma ends the value before it; write a decimal number with a point"
+        if written is not None:
+            return f"unknown field: YAML reads the name {written} as {name}; write it in quotes, or remove it"
+        names = {p.split(".")[-1]: p for p in reversed(paths) if p.count(".") > 1}
+        if close := _closest(name, list(names)):
+            return f"unknown field; did you mean {names[close]}?"
         return f"unknown field; the fields here are {', '.join(siblings)}"
 
-    def _at(self, path: Path) -> Schema:
-        schema = self._schema
-        for part in path:
-            below = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
-            schema = below or {}
-        return schema
+
+def schema_at(path: Path, schema: Schema) -> Schema:
+    """The schema of the field at `path`; empty if it has none."""
+    for part in path:
+        others = schema.get("additionalProperties")
+        named = schema.get("properties", {}).get(part, others if isinstance(others, dict) else None)
+        schema = (schema.get("items") if isinstance(part, int) else named) or {}
+    return schema
+
+
+def schema_of(field: str) -> Schema:
+    """The schema of a `field` of the spec (dotted)."""
+    return schema_at(("spec", *field.split(".")), _schema())
+
+
+def is_number(path: Path) -> bool:
+    """True if the field at `path` of an RLJob takes a number."""
+    schema = schema_at(path, _schema())
+    return schema.get("type") in ("integer", "number") or "x-kubernetes-int-or-string" in schema
+
+
+def _options_in(options: dict[str, Any], around: tuple[str, ...]) -> Iterator[str]:
+    """Translation of each known option in an object of another program."""
+    for name, value in options.items():
+        path = (*around, str(name))
+        if isinstance(value, dict) and (below := list(_options_in(value, path))):
+            yield from below
+        elif (advice := option_advice(path)) is not None:
+            dotted = ".".join(path[1:])
+            yield f"write {dotted} as {advice}" if _is_path(advice) else f"{dotted}: {advice}"
+
+
+def _is_path(advice: str) -> bool:
+    return advice.startswith(("spec.", "metadata."))
+
+
+def _shared_parts(field: str, path: Path) -> int:
+    """Number of the objects around both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(field.split("."), path, strict=False)))
+
+
+def _closest(name: str, names: list[str]) -> str | None:
+    same_case = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(normalized(name), list(same_case), n=1, cutoff=0.75)
+    return same_case[close[0]] if close else None
 
 
 def expectation(schema: Schema) -> str:
@@ -117,49 +196,20 @@ def _written(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _hint(schema: Schema, found: Any) -> str:
-    """Suggestion for the value to write instead; empty without one."""
-    allowed = [str(value) for value in schema.get("enum", [])]
-    if isinstance(found, bool) and "Enabled" in allowed:
-        return f"; write {'Enabled' if found else 'Disabled'}"
-    if isinstance(found, bool) and not found and "Disabled" in allowed:
-        return "; write Disabled (YAML reads off and no as false)"
-    if isinstance(found, str) and allowed:
-        close = {value.lower(): value for value in allowed}.get(found.lower()) or next(
-            iter(difflib.get_close_matches(found, allowed, n=1)), None
-        )
-        return f"; did you mean {close}?" if close else ""
-    if isinstance(found, str) and schema.get("x-kubernetes-int-or-string") and (amount := _AMOUNT.match(found)):
-        number, unit = amount[1], amount[2].upper()
-        return f"; write {number}{unit}i or {number}{unit.replace('K', 'k')}"
-    if isinstance(found, str) and "hf|" in schema.get("pattern", "") and _HUB_NAME.match(found):
-        return f"; did you mean hf://{found}?"
-    if isinstance(found, str) and schema.get("type") in ("integer", "number", "boolean") and _is_literal(found):
-        return "; remove the quotes"
-    return ""
-
-
-def _is_literal(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), int | float)
-    except ValueError:
-        return False
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(part.title() for part in others)
-
-
 def _paths(schema: Schema, prefix: str = "") -> Iterator[str]:
     for name, below in schema.get("properties", {}).items():
         yield f"{prefix}{name}"
         yield from _paths(below, f"{prefix}{name}.")
 
 
+@cache
+def _schema() -> Schema:
+    return inlined_schema(RLJob)
+
+
 def _schema_for(data: Any) -> Schema:
     """Schema of RLJob, with the arguments of the task in `data`."""
-    schema: Schema = inlined_schema(RLJob)
+    schema = inlined_schema(RLJob)
     spec = data.get("spec") if isinstance(data, dict) else None
     task = spec.get("task") if isinstance(spec, dict) else None
     args = ARGS_OF_TASK.get(str(task.get("name"))) if isinstance(task, dict) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -16,7 +17,8 @@ _FACTORS: dict[str, int] = {
     **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)},
 }
 _QUANTITY = r"[0-9]{1,19}(\.[0-9]{1,9})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
-_LARGEST_BYTES = 2**63 - 1
+_LARGEST = 2**63 - 1
+_SHOWN_CHARACTERS = 40
 
 
 def quantity_bytes(quantity: int | str) -> int:
@@ -25,13 +27,43 @@ def quantity_bytes(quantity: int | str) -> int:
     Raises ValueError if it is not a positive quantity of bytes below 2**63.
     """
     text = str(quantity)
-    if isinstance(quantity, bool) or not re.fullmatch(_QUANTITY, text):
-        raise ValueError(f"expected a quantity of bytes such as 512Mi or 4Gi, found {quantity!r}")
+    if isinstance(quantity, bool | float) or not re.fullmatch(_QUANTITY, text):
+        raise ValueError(f"expected a quantity of bytes such as 512Mi or 4Gi, found {shown(quantity)}")
     number = text.rstrip("kKMGTPi")
     size = math.ceil(Decimal(number) * _FACTORS[text[len(number) :]])
-    if not 0 < size <= _LARGEST_BYTES:
-        raise ValueError(f"expected a positive quantity of bytes below 8Ei, found {quantity!r}")
+    if not 0 < size <= _LARGEST:
+        raise ValueError(f"expected a positive quantity of bytes below 8Ei, found {shown(quantity)}")
     return size
+
+
+_NUMBER = r"\+?([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
+_VALUE = re.compile(rf"{_NUMBER}(?:([numkMGTPE]|[KMGTPE]i)|[eE]([-+]?[0-9]{{1,2}}))?")
+_ALL_FACTORS: dict[str, Fraction] = {
+    **{unit: Fraction(1, 1000**power) for power, unit in enumerate("mun", start=1)},
+    **{unit: Fraction(factor) for unit, factor in _FACTORS.items()},
+    "E": Fraction(1000**6),
+    "Ei": Fraction(1024**6),
+}
+
+
+def quantity_value(quantity: Any) -> Fraction:
+    """Value of any quantity that a container can request: `500m`, `4Gi`, `1e3`, 2.
+
+    The length is bounded before any arithmetic: a text such as 1e999999 would take minutes. Raises ValueError if it is
+    not a quantity from 0 to 2**63 - 1, the largest one of Kubernetes.
+    """
+    found = _VALUE.fullmatch(str(quantity)) if isinstance(quantity, str | int | float) else None
+    if found is not None and not isinstance(quantity, bool):
+        value = Fraction(found[1]) * _ALL_FACTORS[found[2] or ""] * Fraction(10) ** int(found[3] or 0)
+        if value <= _LARGEST:
+            return value
+    raise ValueError(f"expected a quantity such as 500m or 4Gi, found {shown(quantity)}; write a number below 2**63")
+
+
+def shown(value: Any) -> str:
+    """A value of a manifest in a message. It may have any size."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def byte_quantity(size_bytes: int) -> str:

@@ -17,7 +17,7 @@ VOCABULARY_SIZE = len(SPECIAL_TOKENS) + len(CHARACTERS)
 class RandomModel(BaseModel):
     """The query of a `random://` URI. Names and meanings follow the Hugging Face configuration; sizes are counts."""
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, allow_inf_nan=False)
 
     architecture: Literal["qwen3", "llama"]
     hidden: int = Field(64, ge=1)

@@ -25,6 +25,12 @@ class RecoverySpec(ApiModel):
     checkpoints and for the first phases of a process, in which it compiles, and 12 times as long for its start. 0: no
     limit."""
 
+    max_steps_without_learning: int = Field(default=50, ge=0, le=1_000_000)
+    """Maximum steps in a row in which all responses to each prompt have equal rewards, so that the policy learns
+    nothing, before the job fails. The limit does not apply while the mean reward is higher than in the first five
+    steps: a task that the policy has solved gives equal rewards, too. Raise it if rewards are rare at the start. 0: no
+    limit. For RLJob's own trainer only."""
+
     max_gpus: int | None = Field(default=None, ge=1, le=1024)
     """Maximum GPUs to which RLJob may grow the policy if it runs out of memory and no change of a memory setting is
     left. A rank without a GPU counts as one. The policy gets more pods like its current ones, up to the next power of

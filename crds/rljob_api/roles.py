@@ -33,7 +33,8 @@ ENGINE_ARGS_SET_ELSEWHERE = {
 
 
 def _only_free_engine_args(args: FreeForm) -> FreeForm:
-    taken = [f"{name} ({reason})" for name, reason in ENGINE_ARGS_SET_ELSEWHERE.items() if name in args]
+    named = {name.lstrip("-").replace("-", "_") for name in args}
+    taken = [f"{name} ({reason})" for name, reason in ENGINE_ARGS_SET_ELSEWHERE.items() if name in named]
     if taken:
         raise PydanticCustomError("conflict", "{message}", {"message": f"must not set {', '.join(taken)}: remove it"})
     return args

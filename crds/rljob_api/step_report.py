@@ -14,6 +14,7 @@ from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
 
 MAX_RANKS_REPORTED = 256
+MAX_WARNING_LENGTH = 1024
 
 
 class RankMemory(ApiModel):
@@ -127,6 +128,19 @@ class MemoryPressure(ApiModel):
     """Steps until the projected failure, at the observed rate."""
 
 
+TrainingWarningReason = Literal["NumbersNotFinite", "ResponsesEmpty", "RewardsEqual", "ResponsesTruncated"]
+
+
+class TrainingWarning(ApiModel):
+    """Problem of the last committed step: it trained on nothing, or lost a part of its work."""
+
+    reason: TrainingWarningReason
+    """NumbersNotFinite, ResponsesEmpty, RewardsEqual or ResponsesTruncated. Reason of the condition Degraded."""
+
+    message: str = Field(max_length=MAX_WARNING_LENGTH)
+    """Explanation of the problem, and what to do."""
+
+
 class PendingExit(ApiModel):
     """Failure of an attempt whose processes are about to exit. They wait for about a minute, so that the operator can
     restart them in place with a changed memory plan."""
@@ -212,6 +226,9 @@ class StepReportStatus(ApiModel):
 
     memory_pressure: MemoryPressure | None = None
     """Projection that memory will run out. Absent: no failure is projected."""
+
+    training_warning: TrainingWarning | None = None
+    """Gravest problem of the last committed step. Absent: it has none."""
 
     last_evidence: Evidence | None = None
     """Observations about the latest out-of-memory failure."""

@@ -26,10 +26,22 @@ TaskName = Annotated[
 ]
 
 
+def _names_no_file(reference: str | None) -> bool:
+    return reference is None or ".py:" not in reference
+
+
+_NO_FILE = "must name a module, not a file: write the module without .py, such as rewards:exact_match"
+
+
 def _one_group(pattern: str) -> str:
+    if control := re.search(r"[\x00-\x08\x0b-\x1f]", pattern):
+        raise _expected(
+            f"a pattern in single quotes (in double quotes, YAML reads an escape sequence as the character "
+            f"U+{ord(control[0]):04X})"
+        )
     try:
         groups = re.compile(pattern).groups
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise _expected(f"a Python regular expression ({error})") from None
     if groups != 1:
         raise _expected(f"one group, such as in <answer>(.*?)</answer> (it has {groups}; write the others as (?:…))")
@@ -62,11 +74,12 @@ class TaskSpec(ApiModel):
     and answerField. module:function: keyword arguments of the function. digits has no arguments."""
 
     reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
-    """Python function that returns the reward of a response, as module:function; it must be importable from the
-    manifest's directory; in pods, from task.files. Optional for digits and reasoning-gym, which have their own."""
+    """Python function that returns the reward of a response, as module:function. The module is in the manifest's
+    directory (in pods, in task.files) or in an installed package; the function may be async. Optional for digits and
+    reasoning-gym, which have their own."""
 
     files: TaskFiles | None = Field(default=None, json_schema_extra=immutable())
-    """Source of reward modules and data files in pods. Pods look up relative paths and Python modules there first.
+    """Source of reward modules and data files in pods. Pods look up relative paths and Python modules there.
     rljob run ignores this field and looks beside the manifest."""
 
     answer: AnswerSpec | None = Field(default=None, json_schema_extra=immutable())
@@ -91,12 +104,25 @@ class TaskSpec(ApiModel):
     on_reward_error: Literal["Fail", "Zero"] = "Fail"
     """Reaction to a reward function that raises an exception, returns no finite number, or exceeds
     rewardTimeoutSeconds. Fail: the job fails, with the prompt and the exception. Zero: the reward of that response is
-    0; such responses are counted in the metrics."""
+    0; such responses are counted in the metrics. A function that fails for every prompt tried before the first step
+    fails the job in any case."""
 
     reward_timeout_seconds: int = Field(default=30, ge=1, le=86400)
     """Maximum duration of one call of the reward function, in seconds. A process that exceeds it is killed."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!self.name.contains('.py:')",
+            holds=lambda task: _names_no_file(task.name),
+            field="name",
+            message=_NO_FILE,
+        ),
+        Rule(
+            cel="!has(self.reward) || !self.reward.contains('.py:')",
+            holds=lambda task: _names_no_file(task.reward),
+            field="reward",
+            message=_NO_FILE,
+        ),
         Rule(
             cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",
             holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,

@@ -31,13 +31,13 @@ class ReasoningGymArgs(ApiModel):
 
 
 class JsonlArgs(ApiModel):
-    """Arguments of jsonl: a file of prompts with one JSON object per line."""
+    """Arguments of jsonl: a file of prompts in UTF-8, with one JSON object per line."""
 
     path: str = Field(min_length=1, max_length=4096)
     """Path of the file. A relative path starts at the manifest's directory, in pods at task.files."""
 
     prompt_field: str = Field(default="prompt", min_length=1, max_length=253)
-    """Field with the prompt."""
+    """Field with the prompt, as text."""
 
     answer_field: str = Field(default="answer", min_length=1, max_length=253)
     """Field with the answer. Lines may omit it if the reward function does not need it."""

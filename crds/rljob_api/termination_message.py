@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from rljob_api.api_model import ApiModel, Count
 from rljob_api.bounds import within_bounds
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 
 MAX_TERMINATION_MESSAGE_BYTES = 4096
 """Maximum size of a termination message; the kubelet drops the rest."""
@@ -19,6 +20,7 @@ _INT64_CHARACTERS = 20
 
 
 def _shortened(text: object) -> object:
+    text = storable(text)
     if isinstance(text, str) and len(text) > _LONGEST_MESSAGE:
         return text[: _LONGEST_MESSAGE - 1] + "…"
     return text

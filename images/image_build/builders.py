@@ -65,7 +65,9 @@ class Builder(ABC):
     def _build_program(self, recipe: Recipe) -> list[str]: ...
 
     def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment())
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=self.environment(), encoding="utf-8"
+        )
 
 
 class Buildah(Builder):

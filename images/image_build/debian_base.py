@@ -28,7 +28,7 @@ def is_possible() -> bool:
 
 def tag() -> str:
     """Name of the image. It contains the inputs, so that changed inputs produce another image."""
-    definition = repr((SUITE, PACKAGES, LEFT_OUT, containerfile("base").read_text()))
+    definition = repr((SUITE, PACKAGES, LEFT_OUT, containerfile("base").read_text(encoding="utf-8")))
     return f"localhost/rljob/base:{SUITE}-{hashlib.sha256(definition.encode()).hexdigest()[:12]}"
 
 

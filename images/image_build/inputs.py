@@ -15,7 +15,7 @@ def input_files(recipe: Recipe) -> list[Path]:
     """Files that are visible to the recipe's COPY instructions, sorted."""
     if recipe.ignore is None:
         return sorted(path for path in recipe.context.rglob("*") if path.is_file())
-    kept, left_out = read_ignore_file(recipe.ignore.read_text())
+    kept, left_out = read_ignore_file(recipe.ignore.read_text(encoding="utf-8"))
     return sorted(path for path in _files_under(recipe.context, kept) if not _matches(path, left_out))
 
 

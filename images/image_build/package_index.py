@@ -25,8 +25,8 @@ def build_secrets(environment: Mapping[str, str]) -> Iterator[dict[str, Path]]:
     index = package_index(environment)
     with TemporaryDirectory(prefix="rljob-images-") as directory:
         pip, uv = Path(directory, "pip.conf"), Path(directory, "uv.toml")
-        pip.write_text(pip_settings(index))
-        uv.write_text(uv_settings(index))
+        pip.write_text(pip_settings(index), encoding="utf-8")
+        uv.write_text(uv_settings(index), encoding="utf-8")
         secrets = {"pip.conf": pip, "uv.toml": uv}
         certificates = Path(environment.get("SSL_CERT_FILE", SYSTEM_CERTIFICATES))
         if certificates.is_file():

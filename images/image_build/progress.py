@@ -30,10 +30,10 @@ def run_with_progress(
     display = StepDisplay(title)
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
     with (
-        log.open("w", buffering=1) as log_file,
+        log.open("w", buffering=1, encoding="utf-8") as log_file,
         subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-            errors="replace", env=environment,
+            errors="replace", env=environment, encoding="utf-8",
         ) as process,
     ):  # fmt: skip
         assert process.stdout is not None

@@ -28,7 +28,9 @@ def source(repository: Path) -> str:
 
 def _git(repository: Path, *arguments: str) -> str:
     try:
-        git = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=False)
+        git = subprocess.run(
+            ["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=False, encoding="utf-8"
+        )
     except FileNotFoundError:
         return ""
     return git.stdout.strip() if git.returncode == 0 else ""

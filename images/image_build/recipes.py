@@ -117,13 +117,15 @@ def ignore_file(name: str) -> Path:
 
 
 def part_version(part: str) -> str:
-    return str(tomllib.loads((REPOSITORY / part / "pyproject.toml").read_text())["project"]["version"])
+    return str(tomllib.loads((REPOSITORY / part / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
 
 
 def locked_version(package: str, requirements: str) -> str:
     """The version of a package in a requirement file."""
     pin = re.search(
-        rf"^{re.escape(package)}==(\S+)", (REPOSITORY / "requirements" / requirements).read_text(), re.MULTILINE
+        rf"^{re.escape(package)}==(\S+)",
+        (REPOSITORY / "requirements" / requirements).read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     if pin is None:
         raise ImageBuildError(f"requirements/{requirements} does not pin {package}: run `make lock`")

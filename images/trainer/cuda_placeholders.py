@@ -60,7 +60,7 @@ def main() -> None:
 
 def loader_report(library: Path) -> str:
     """Report of `ldd` about the library's dependencies and each of its symbols."""
-    ldd = subprocess.run(["ldd", "-r", str(library)], capture_output=True, text=True, check=False)
+    ldd = subprocess.run(["ldd", "-r", str(library)], capture_output=True, text=True, check=False, encoding="utf-8")
     return ldd.stdout + ldd.stderr
 
 
@@ -75,8 +75,8 @@ def read_loader_report(report: str) -> Unresolved:
 def compile_library(functions: Sequence[Function], output: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         source, versions = Path(directory, "placeholders.c"), Path(directory, "versions.map")
-        source.write_text(placeholder_source(functions))
-        versions.write_text(version_script(functions))
+        source.write_text(placeholder_source(functions), encoding="utf-8")
+        versions.write_text(version_script(functions), encoding="utf-8")
         linker = f"-Wl,--version-script={versions},-soname={output.name}"
         subprocess.run(["gcc", "-shared", "-fPIC", "-Os", linker, "-o", str(output), str(source)], check=True)
 

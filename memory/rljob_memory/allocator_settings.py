@@ -33,8 +33,17 @@ def _fraction(since: tuple[int, int] = (2, 6)) -> _Option:
     return _Option(since, lambda text: 0 < _number(text) < 1, "a number between 0 and 1")
 
 
+_MAX_DIGITS = 18
+"""torch parses into 64 bits."""
+
+
+def _is_whole(text: str) -> bool:
+    """ASCII digits: `str.isdigit` also accepts ², which `int` does not."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+
+
 def _megabytes(since: tuple[int, int] = (2, 6), least: int = 0) -> _Option:
-    return _Option(since, lambda text: text.isdigit() and int(text) >= least, f"whole MiB, at least {least}")
+    return _Option(since, lambda text: _is_whole(text) and int(text) >= least, f"whole MiB, at least {least}")
 
 
 _OPTIONS = {
@@ -51,7 +60,7 @@ _OPTIONS = {
     "pinned_free_catch_all": _switch((2, 12)),
     "pinned_max_cached_size_mb": _megabytes((2, 13)),
     "pinned_max_round_threshold_mb": _megabytes((2, 13)),
-    "pinned_num_register_threads": _Option((2, 6), str.isdigit, "a whole number"),
+    "pinned_num_register_threads": _Option((2, 6), _is_whole, "a whole number"),
     "pinned_reserve_segment_size_mb": _megabytes((2, 10)),
     "pinned_use_background_threads": _switch(),
     "pinned_use_cuda_host_register": _switch(),
@@ -63,9 +72,16 @@ _OPTIONS = {
 }
 
 
+LONGEST_SETTINGS = 2048
+"""All options together have fewer characters. The search for commas takes quadratic time."""
+
+
 def allocator_options(settings: str) -> dict[str, str]:
-    """`{"expandable_segments": "True"}` for `expandable_segments:True`. A part without a value gets ""."""
-    parts = re.split(r",(?![^\[]*\])", settings)
+    """`{"expandable_segments": "True"}` for `expandable_segments:True`. A part without a value gets "".
+
+    Beyond LONGEST_SETTINGS characters, the settings are not read.
+    """
+    parts = re.split(r",(?![^\[]*\])", settings[:LONGEST_SETTINGS])
     pairs = (part.partition(":") for part in parts if part.strip())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -75,6 +91,8 @@ def setting_problems(settings: str, torch_version: tuple[int, int] | None) -> li
 
     `torch_version`: None if it is unknown; then options are not checked against it.
     """
+    if len(settings) > LONGEST_SETTINGS:
+        return [f"expected at most {LONGEST_SETTINGS} characters, found {len(settings)}; remove options"]
     problems = []
     for name, value in allocator_options(settings).items():
         option = _OPTIONS.get(name)

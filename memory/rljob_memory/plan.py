@@ -76,7 +76,7 @@ float32 shard, 4 of the float32 input of the reduction, and 4 of that of the lay
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _SMALLEST_KV_CACHE_BYTES = 64 * MIB
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
-"""Between syncs this keeps no buffer; bench/programs/memory_small_card.py measures both."""
+"""Between syncs this keeps no buffer; bench/programs/memory_settings.py measures both."""
 
 
 def first_plan(

@@ -116,8 +116,8 @@ class MemorySample:
         if not _is_whole_number(values.get("allocated_bytes")):
             return None
         return cls(
-            time=_seconds(values.get("time")),
-            began=_seconds(values.get("began")),
+            time=finite_seconds(values.get("time")),
+            began=finite_seconds(values.get("began")),
             phase=phase if isinstance(phase := values.get("phase"), str) else None,
             **{name: value for name in _WHOLE_NUMBERS if _is_whole_number(value := values.get(name))},
         )
@@ -133,9 +133,15 @@ def current_name(name: str) -> str:
     return _FIELD_OF_OLD_NAME.get(name, name)
 
 
-def _seconds(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def finite_seconds(value: Any) -> float | None:
+    """A JSON number as a float; None if it is not finite, too large, or of another type. Python reads NaN in JSON."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST_SECONDS < value < _MOST_SECONDS:
+        return None
+    return float(value)
 
+
+_MOST_SECONDS = 1e15
+"""Thirty million years: no date has more."""
 
 _NAMES = tuple(field.name for field in fields(MemorySample))
 _WHOLE_NUMBERS = tuple(name for name in _NAMES if name not in ("time", "began", "phase"))

@@ -30,6 +30,10 @@ MANAGED_BY_OPERATOR = "rljob-operator"
 NODE_HAS_GPUS = "rljob.dev/has-gpus"
 """On every node with allocatable GPUs, "true"; kept by the operator, absent on all other nodes."""
 
+OPERATOR = "rljob.dev/operator"
+"""Annotation of an RLJob: the installation that reconciles it, as NAMESPACE/NAME of its Lease. Others leave the job
+alone."""
+
 FINALIZER = "rljob.dev/pods-end-first"
 """Keeps a deleted job until its pods are gone: they commit their step and write to the volume until then."""
 

@@ -1,6 +1,7 @@
-"""Removes the operator's finalizer from all RLJobs: part of an uninstall.
+"""Removes the operator's finalizer and annotation from all RLJobs: part of an uninstall.
 
-Otherwise jobs that are deleted after the operator would stay in deletion for ever. Running pods are not affected.
+Otherwise jobs that are deleted after the operator would stay in deletion for ever, and an operator of another name
+would leave the jobs alone. Running pods are not affected.
 
 python -m rljob_operator.remove_finalizers [NAMESPACE …]
 """
@@ -16,7 +17,7 @@ from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import connect
 from rljob_operator.kube.errors import ApiError, Conflict, NotFound
 from rljob_operator.kube.resources import RLJOBS, Object
-from rljob_operator.labels import FINALIZER
+from rljob_operator.labels import FINALIZER, OPERATOR
 
 _PASSES = 5
 _CONCURRENCY = 4
@@ -45,16 +46,21 @@ async def _jobs_with_finalizer(client: ApiClient, namespaces: Sequence[str]) -> 
         try:
             async for jobs, _ in client.list_pages(RLJOBS, namespace):
                 for job in jobs:
-                    if FINALIZER in job["metadata"].get("finalizers", ()):
+                    if _is_claimed(job["metadata"]):
                         yield job
         except NotFound:
             return  # the CRD is gone, and all jobs with it
 
 
+def _is_claimed(metadata: Object) -> bool:
+    return FINALIZER in (metadata.get("finalizers") or ()) or OPERATOR in (metadata.get("annotations") or {})
+
+
 async def _remove_from(client: ApiClient, job: Object) -> None:
     metadata = job["metadata"]
-    others = [finalizer for finalizer in metadata["finalizers"] if finalizer != FINALIZER]
-    patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": others}}
+    others = [finalizer for finalizer in metadata.get("finalizers") or () if finalizer != FINALIZER]
+    changed = {"finalizers": others, "annotations": {OPERATOR: None}}
+    patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], **changed}}
     await client.patch(RLJOBS, metadata["name"], patch, metadata["namespace"])
 
 

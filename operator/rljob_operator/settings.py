@@ -70,7 +70,7 @@ Ports = Annotated[tuple[Port, ...], BeforeValidator(_split)]
 class OperatorSettings(BaseModel):
     """Settings of one operator process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     trainer_image: Annotated[str, Group.PODS]
     """Image of the pods of jobs without `spec.trainer`."""
@@ -145,10 +145,12 @@ class OperatorSettings(BaseModel):
     """Termination grace period of each pod in seconds: the time to finish and commit the current step."""
 
     placement_timeout_seconds: Annotated[float, Group.TIMES, Field(ge=1)] = 600.0
-    """Seconds that a job may be partially scheduled before its pods are deleted and scheduling is retried later."""
+    """Seconds that some pods of a job may wait for others that find no node, or that a quota refuses, before all are
+    deleted and scheduling is retried later."""
 
     placement_retry_seconds: Annotated[float, Group.TIMES, Field(ge=0)] = 60.0
-    """Seconds before scheduling is retried; doubled after each failure, up to tenfold."""
+    """Seconds before scheduling is retried, up to half more for some jobs; doubled after each failure, up to
+    tenfold."""
 
     start_timeout_seconds: Annotated[float, Group.TIMES, Field(ge=1)] = 1800.0
     """Seconds that scheduled pods may take to start (image, volume, Secret) before the job fails."""
@@ -205,6 +207,11 @@ class OperatorSettings(BaseModel):
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Group.PROCESS] = "info"
     """Minimum log level."""
+
+    @property
+    def installation(self) -> str:
+        """Name of this installation of the operator, the same for all its replicas."""
+        return f"{self.lease_namespace}/{self.lease_name}"
 
     @field_validator("checkpoint_storage_class")
     @classmethod

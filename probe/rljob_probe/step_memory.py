@@ -1,7 +1,6 @@
 """Memory after each optimizer step: the last 64 samples, for the trend before a failure.
 
-There is at most one sample in a quarter of a second. `bench.programs.probe_overhead --device cuda` times them, and
-docs/benchmarks.md has the result.
+There is at most one sample in a quarter of a second; docs/benchmarks.md has their cost.
 """
 
 from __future__ import annotations

@@ -41,15 +41,16 @@ def perturb(policy: torch.nn.Module, seed: int) -> None:
 def largest_difference(
     policy: torch.nn.Module, prompts: Sequence[Sequence[int]], completions: Sequence[Completion], temperature: float
 ) -> float:
-    """Largest |log-probability of the engine − of the policy|, in nats, over all tokens of all completions.
+    """Largest |log-probability of the engine − of the policy|, in nats, over all tokens of all completions; NaN if one
+    of them is NaN.
 
     `policy`: a model of transformers. `completions`: group-major, equally many for each prompt.
     """
-    largest, group_size = 0.0, len(completions) // len(prompts)
+    group_size, differences = len(completions) // len(prompts), [torch.zeros(1)]
     for index, completion in enumerate(completions):
         prompt, response = list(prompts[index // group_size]), list(completion.token_ids)
         with torch.no_grad():
             logits = policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
-        largest = max(largest, float((expected - torch.tensor(completion.logprobs)).abs().max()))
-    return largest
+        differences.append((expected - torch.tensor(completion.logprobs)).abs())
+    return float(torch.cat(differences).max())

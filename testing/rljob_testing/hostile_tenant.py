@@ -48,10 +48,10 @@ _LARGEST_TEXT = 900_000
 
 
 def hostile_objects(seed: int, number: int, victim: Victim) -> Iterator[HostileObject]:
-    """`number` objects, in equal parts of each kind, but for large ones: one in a hundred."""
+    """`number` objects, in equal parts of each kind, but for large ones: two in a hundred."""
     chance = random.Random(seed)
     for count in range(number):
-        make = _large if count % 100 == 50 else _MAKERS[count % len(_MAKERS)]
+        make = _RARE.get(count % 100) or _MAKERS[count % len(_MAKERS)]
         yield make(f"hostile-{count}", chance, victim)
 
 
@@ -96,6 +96,51 @@ def _large(name: str, chance: random.Random, _: Victim) -> HostileObject:
     return _job("large", name, {"rollout": {"engineArgs": {"hf_overrides": {"text": "é" * (_LARGEST_TEXT // 2)}}}})
 
 
+def _replicated(name: str, chance: random.Random, _: Victim) -> HostileObject:
+    """A template that is large, and replicas of it that are many: all pods together have more than 32 MiB."""
+    replicas, count = chance.choice(((1024, 3_400), (256, 9_000)))
+    variables = [{"name": f"V{number:x}"} for number in range(count)]
+    return _job(
+        "replicated", name, {"policy": {"replicas": replicas, **_template_of({"containers": [{"env": variables}]})}}
+    )
+
+
+def _quantity(name: str, chance: random.Random, _: Victim) -> HostileObject:
+    """Texts that parsers of numbers accept and cannot handle, or handle for minutes."""
+    text = chance.choice(("1e999999", "1e9999999", "\u00b2", "9" * 5_000, "1" + "0" * 200_000, "1e-400", "0x10"))
+    field: Any = chance.choice(
+        (
+            {"containers": [{"resources": {"requests": {"memory": text, "cpu": text}}}]},
+            {"containers": [{"resources": {"limits": {"nvidia.com/gpu": text}}}]},
+            {"containers": [{"env": [{"name": "PYTORCH_CUDA_ALLOC_CONF", "value": f"max_split_size_mb:{text}"}]}]},
+            {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": text}}]},
+        )
+    )
+    role = chance.choice(("controller", "policy"))
+    return _job("quantity", name, {role: _template_of(field)})
+
+
+def _annotated(name: str, chance: random.Random, _: Victim) -> HostileObject:
+    annotations: Any = chance.choice(
+        ({"a": "x" * 250_000}, {f"a{number}": "" for number in range(10_000)}, {"a": 5}, {"": "x"}, [], "x", None)
+    )
+    return _job("annotations", name, {"policy": {"template": {"metadata": {"annotations": annotations}}}})
+
+
+def _sidecars(name: str, chance: random.Random, _: Victim) -> HostileObject:
+    """Many containers, or one that is none, and a grace period of 10^11 years."""
+    sidecars: Any = chance.choice(
+        (
+            [{"name": f"s{number}", "resources": {"limits": {"cpu": "1"}}} for number in range(2_000)],
+            [{"env": [{"name": chance.choice((5, True, None, [])), "value": "x"}]}],
+            [{"name": "s", "resources": {"limits": {"cpu": {}}}}],
+            [{"name": 5}],
+        )
+    )
+    where = chance.choice(("containers", "initContainers"))
+    return _job("sidecars", name, _template({where: sidecars, "terminationGracePeriodSeconds": 2**62}))
+
+
 def _name_collision(name: str, chance: random.Random, victim: Victim) -> HostileObject:
     """Names that the objects of a job of the victim's name would have in this namespace."""
     path, kind, content = chance.choice(
@@ -127,13 +172,24 @@ _MAKERS: tuple[Callable[[str, random.Random, Victim], HostileObject], ...] = (
     _huge_number,
     _odd_time,
     _wrong_type,
+    _quantity,
+    _annotated,
+    _sidecars,
     _name_collision,
     _claimed_pod,
 )
 
 
+_RARE = {25: _replicated, 50: _large}
+"""By the last two digits of the number."""
+
+
 def _template(spec: Object) -> Object:
-    return {"policy": {"template": {"spec": spec}}}
+    return {"policy": _template_of(spec)}
+
+
+def _template_of(spec: Object) -> Object:
+    return {"template": {"spec": spec}}
 
 
 def _labels(victim: Victim) -> dict[str, str]:

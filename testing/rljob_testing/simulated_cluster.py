@@ -47,8 +47,10 @@ class SimulatedCluster:
     pods: dict[str, ObservedPod] = field(default_factory=dict)
     report: StepReportStatus | None = None
     now: datetime = START
+    uid: str = "job-uid"
     generation: int = 1
     finalizer: bool = False
+    operator: str = ""
     deleting: bool = False
     gone: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
@@ -71,11 +73,12 @@ class SimulatedCluster:
             stored_status=self.status,
             namespace="team",
             name="demo",
-            uid="job-uid",
+            uid=self.uid,
             generation=self.generation,
             created_at=START,
             deleting=self.deleting,
             has_finalizer=self.finalizer,
+            operator=self.operator,
             pods=tuple(self.pods.values()),
             step_report=self.report,
             nodes=self.nodes,
@@ -122,9 +125,10 @@ class SimulatedCluster:
                 left[0] -= 1
             self.writes += 1
 
-        if desired.finalizer:
+        if desired.finalizer or desired.claim:
             write()
-            self.finalizer = True
+            self.finalizer = self.finalizer or desired.finalizer is True
+            self.operator = desired.claim or self.operator
         for _ in desired.apply:
             write()
         for manifest in desired.create:
@@ -190,7 +194,7 @@ class SimulatedCluster:
         `grace_seconds`: None is the pod's own.
         """
         pod = self.pods[name]
-        if pod.node is None or pod.ended:
+        if pod.node is None or pod.has_terminated:
             del self.pods[name]
         else:
             grace_seconds = self.settings.termination_grace_seconds if grace_seconds is None else grace_seconds
@@ -232,8 +236,10 @@ class SimulatedCluster:
         evidence: Evidence | None = None,
         reason: str = "Error",
         text: str = "",
+        sidecars: tuple[str, ...] = (),
     ) -> None:
-        """`message_code`: exit code in the message, if it differs from the container's."""
+        """`message_code`: exit code in the message, if it differs from the container's. `sidecars`: containers that
+        keep running, and with them the phase."""
         code = exit_code if message_code is None else message_code
         message = (
             TerminationMessage(exit_code=code, message=sentence, step=step, evidence=evidence)
@@ -241,7 +247,8 @@ class SimulatedCluster:
             else None
         )
         end = ContainerTermination(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
-        self._change(name, phase="Failed" if exit_code else "Succeeded", ready=False, started=True, end=end)
+        phase = "Running" if sidecars else "Failed" if exit_code else "Succeeded"
+        self._change(name, phase=phase, ready=False, started=True, end=end, running_sidecars=sidecars)
 
     def restart(self, *names: str) -> None:
         """Restart all containers of the pods in place."""

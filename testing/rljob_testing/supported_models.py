@@ -158,7 +158,7 @@ class Agreement:
     @property
     def holds(self) -> bool:
         """Equal to `TOLERANCE`, with an update that is large enough to notice stale weights."""
-        return self.largest <= TOLERANCE and self.change >= LEAST_CHANGE
+        return self.first <= TOLERANCE and self.updated <= TOLERANCE and self.change >= LEAST_CHANGE
 
 
 def compare(directory: Path, host: Any) -> Agreement:
@@ -187,7 +187,7 @@ def compare(directory: Path, host: Any) -> Agreement:
         _update(policy, samples)
         after = [_logprobs(policy, sample).detach() for sample in samples]
         updated = _largest_difference(policy, _synced_and_generated(policy, host, 2))
-    change = max(float((new - old).abs().max()) for new, old in zip(after, before, strict=True))
+    change = float((torch.cat(after) - torch.cat(before)).abs().max())
     return Agreement(first, updated, change)
 
 
@@ -221,10 +221,9 @@ def _update(policy: PolicyModel, samples: list[_Sample]) -> None:
 
 
 def _largest_difference(policy: PolicyModel, samples: list[_Sample]) -> float:
-    return max(
-        float((_logprobs(policy, sample).detach() - torch.tensor(list(sample[1].logprobs))).abs().max())
-        for sample in samples
-    )
+    ours = torch.cat([_logprobs(policy, sample).detach() for sample in samples])
+    theirs = torch.cat([torch.tensor(list(completion.logprobs)) for _, completion in samples])
+    return float((ours - theirs).abs().max())
 
 
 def _logprobs(policy: PolicyModel, sample: _Sample) -> torch.Tensor:

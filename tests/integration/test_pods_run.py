@@ -153,7 +153,8 @@ def stopped(lost_worker: Ended, pods: Pods, cluster: Cluster) -> Ended:
     attempt = pods.start(2)
     try:
         attempt.wait_for_step(lost_worker.steps + 1)
-        attempt.workers[0].send(signal.SIGTERM)
+        for worker in attempt.workers:  # as in a deletion in the foreground, and on a node that is drained
+            worker.send(signal.SIGTERM)
         attempt.wait_for_step(lost_worker.steps + 3)
         attempt.controller.send(signal.SIGTERM)
         return ended(attempt, cluster)

@@ -383,6 +383,8 @@ def test_a_second_checkpoint_waits_for_the_first_to_be_finished(tmp_path: Path) 
 def test_the_exported_model_is_the_policy_to_transformers(tmp_path: Path, kind: str, tied: bool) -> None:
     model_dir = tiny_model(tmp_path / "model", kind, tied=tied)
     (model_dir / "tokenizer.json").write_text("{}")
+    sampling = '{"temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 20]}'  # transformers refuses to save it
+    (model_dir / "generation_config.json").write_text(sampling)
     config = policy_config(model_dir, tmp_path / "run", learning_rate=1e-2)
     batch = scored_batch(1)
     with policy_processes(2, config) as policy:
@@ -400,6 +402,7 @@ def test_the_exported_model_is_the_policy_to_transformers(tmp_path: Path, kind: 
         np.testing.assert_array_equal(parameter.detach().numpy(), trained[name])
     assert (exported.lm_head.weight is exported.model.embed_tokens.weight) == tied
     assert (tmp_path / "exported/tokenizer.json").read_text() == "{}"
+    assert (tmp_path / "exported/generation_config.json").read_text() == sampling
     for i, logprobs in enumerate(expected):
         if len(logprobs):
             prompt, response = batch.prompt_ids[i // batch.group_size], batch.response_ids[i]

@@ -15,11 +15,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.algorithm.loss import LossMetrics
 from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.errors import BadInput
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,
@@ -290,6 +293,37 @@ def test_a_step_of_empty_responses_is_a_step(tmp_path: Path) -> None:
     assert metrics["tokens"] == 0
     assert metrics["loss"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_nan_on_one_rank_makes_every_metric_not_finite(tmp_path: Path, broken: int) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    with policy_processes(2, config) as policy:
+        for metrics in policy.run(_metrics_over_ranks, broken):
+            assert not np.isfinite(metrics["sum"])
+            assert not np.isfinite(metrics["maximum"])
+            assert metrics["count"] == 3
+
+
+def _metrics_over_ranks(policy: PolicyRank, broken: int) -> dict[str, float]:
+    value = torch.tensor(np.nan if policy.rank == broken else 1.0)
+    metrics = UpdateMetrics(detached=True)
+    metrics.add(LossMetrics(sums={"sum": value}, maxima={"maximum": value}))
+    return metrics.over_ranks(1, {"count": 2 + policy.rank})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_trained_model_with_nan_is_not_written(tmp_path: Path, ranks: int) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    with policy_processes(ranks, config) as policy:
+        policy.run(_break_a_weight)
+        with pytest.raises(BadInput, match=r"NaN or infinity in 1 of \d+ tensors, such as model\.norm\.weight"):
+            policy.call("export_pretrained", tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def _break_a_weight(policy: PolicyRank) -> None:
+    local(policy._model.causal_lm.model.norm.weight)[-1] = np.nan
 
 
 def test_the_update_logs_memory_after_each_micro_batch_and_at_its_end(tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import wait_for_end
 from rljob_testing.repository import ROOT
 from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
+from rljob_trainer.models.random_model import resolve
 
 JSONL = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:constant"}
 
@@ -72,6 +77,29 @@ def test_sequences_longer_than_the_model_can_take(tmp_path: Path) -> None:
 def test_adapters_that_the_model_cannot_have(tmp_path: Path) -> None:
     said = ("policy.lora.targets: expected names of linear layers", "found query", "q_proj, up_proj")
     run_expecting(ExitCode.BAD_INPUT, tmp_path, *said, policy={"lora": {"targets": ["query"]}})
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (
+            lambda weights: np.full_like(weights, np.nan),
+            "found NaN or infinity in model.layers.0.mlp.up_proj.weight of",
+        ),
+        (lambda weights: weights * np.float32(1e38), "expected finite log-probabilities in the first step, found"),
+    ],
+    ids=["nan", "overflow"],
+)
+def test_a_model_whose_numbers_are_not_finite(tmp_path: Path, broken: Callable[[Any], Any], said: str) -> None:
+    source = resolve("qwen3?hidden=64&layers=2&initializerRange=0.1", tmp_path / "cache", lambda _directory: None)
+    model = shutil.copytree(source, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = broken(tensors["model.layers.0.mlp.up_proj.weight"])
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    run = rljob_run(write_manifest(tmp_path / "job.yaml", model={"uri": f"file://{model}"}), tmp_path / "run")
+    assert run.exit_code == ExitCode.BAD_INPUT, run.printed
+    assert said in run.printed
+    assert run.steps == []
 
 
 def test_a_task_without_items(job: Path) -> None:
@@ -138,6 +166,8 @@ def test_rewards_that_are_all_equal_teach_nothing_and_break_nothing(equally_rewa
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     assert [step["metrics"]["uniform_groups"] for step in run.steps[:2]] == [1.0, 1.0]
     assert [step["metrics"]["grad_norm"] for step in run.steps[:2]] == [0.0, 0.0]
+    assert "warning: step 2: the responses to each prompt have equal rewards" in run.printed
+    assert run.summary["steps_without_gradient"] == 2
 
 
 def test_prompts_longer_than_the_limit_are_skipped_and_counted(equally_rewarded: Run) -> None:

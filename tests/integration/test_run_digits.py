@@ -97,7 +97,7 @@ def test_vllm_loads_the_trained_model(digits: Run) -> None:
 def test_it_is_drawn(digits: Run) -> None:
     subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=PATIENCE_SECONDS)
     drawn = {path.name for path in (digits.output / "plots").iterdir()}
-    names = ("reward", "timing", "memory", "memory_timeline")
+    names = ("reward", "learning", "timing", "memory", "memory_timeline")
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 

@@ -24,7 +24,7 @@ from rljob_memory.sizes import human_bytes
 _SURE = 0.75
 _LIKELY = 0.5
 _INDENT = (0, 0, 0, 2)
-
+_OF_MEMORY = {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
 
 FAILURE_FOUND = 1
 """Exit code for `--exit-code`, as of `git diff --exit-code`."""
@@ -50,9 +50,23 @@ def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False,
     else:
         console = Console(highlight=False)
         _print_report(console, ", ".join(map(str, paths)), evidence, diagnoses)
+        for reason in filter(None, map(_other_reason, paths)):
+            console.print(escape(reason), soft_wrap=not console.is_terminal)
         if explain and (explanation := explain_failure(evidence)):
             _print_explanation(console, explanation)
     return FAILURE_FOUND if exit_code and diagnoses else ExitCode.COMPLETE
+
+
+def _other_reason(path: Path) -> str | None:
+    """The failure of the run in the directory `path`, from its summary, if it is not one of memory."""
+    try:
+        summary = json.loads((path / "summary.json").read_bytes())
+        status, code, reason = summary["status"], summary["exit_code"], summary["exit_reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if status != "Failed" or code in _OF_MEMORY:
+        return None
+    return f"The run in {path} failed for another reason (exit code {code}): {reason}"
 
 
 def _explanation(evidence: CollectedEvidence) -> dict[str, Any] | None:

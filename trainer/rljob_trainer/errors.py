@@ -6,11 +6,18 @@ from typing import ClassVar, Self
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 from rljob_memory.evidence.failure import Failure, FailureKind
 
 
 class TrainerError(Exception):
-    """Base of the failures below. The message states what was expected, what was found, and what to do."""
+    """Base of the failures below. The message states what was expected, what was found, and what to do.
+
+    It can be stored and printed, whatever it quotes.
+    """
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*storable(message))
 
     exit_code: ClassVar[ExitCode] = ExitCode.ERROR
 
@@ -19,6 +26,10 @@ class TrainerError(Exception):
 
     out_of_memory: Failure | None = None
     """The failure of memory in that process, from its exception. None if it left no exception."""
+
+    raised: str | None = None
+    """Type of the ordinary Python exception in that process which this failure reports: the same work would raise it
+    again. None for other failures."""
 
     given_up: bool = False
     """True if recovery gave up, and the message lists the changes that were tried and those that a person can make."""
@@ -36,6 +47,14 @@ class BadInput(TrainerError):
     """The model, the task or its reward function cannot be used as given."""
 
     exit_code = ExitCode.BAD_INPUT
+
+    field: tuple[str | int, ...] | None = None
+    """Path of the field of the manifest that it concerns; None: the caller knows it."""
+
+    def at(self, *field: str | int) -> Self:
+        """This failure, attributed to a field."""
+        self.field = field
+        return self
 
 
 class OutputUnavailable(TrainerError):

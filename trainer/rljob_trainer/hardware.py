@@ -160,18 +160,18 @@ def _text(value: bytes | str) -> str:
 def _cgroup_limit_bytes() -> int:
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
-            return int(Path(path).read_text())
+            return int(Path(path).read_text(encoding="utf-8"))
     return 1 << 62
 
 
 def _cgroup_cores() -> int:
     """The CPU limit, rounded up: more threads would only compete for CPU time."""
     with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return math.ceil(int(quota) / int(period))
     with suppress(OSError, ValueError):
-        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        period_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text(encoding="utf-8"))
+        period_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="utf-8"))
         if quota_us > 0:
             return math.ceil(quota_us / period_us)
     return 1 << 16

@@ -88,12 +88,12 @@ def _save(kubectl: Kubectl, pod: dict[str, Any], directory: Path) -> None:
             if ended := container.get(key, {}).get("terminated"):
                 _save_end(ended, directory / f"{container['name']}.{key}")
     if status.get("message"):
-        (directory / "status.log").write_text(f"{status.get('reason', '')}: {status['message']}\n")
+        (directory / "status.log").write_text(f"{status.get('reason', '')}: {status['message']}\n", encoding="utf-8")
 
 
 def _save_end(ended: dict[str, Any], path: Path) -> None:
     """The message as it is, which may be JSON; and a line with reason and exit code."""
     if message := ended.get("message"):
-        path.with_suffix(path.suffix + ".message").write_text(message)
+        path.with_suffix(path.suffix + ".message").write_text(message, encoding="utf-8")
     end = f"{ended.get('finishedAt', '')} reason: {ended.get('reason', '')}, exit code: {ended.get('exitCode')}\n"
-    path.with_suffix(path.suffix + ".log").write_text(end)
+    path.with_suffix(path.suffix + ".log").write_text(end, encoding="utf-8")

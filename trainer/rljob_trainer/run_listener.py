@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure, PendingExit
+from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, TrainingWarning
 from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord
 
@@ -44,3 +44,6 @@ class RunListener:
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
         """Called after each step: the projected out-of-memory failure, or None."""
+
+    def training_warning(self, warning: TrainingWarning | None) -> None:
+        """Called after each step: the gravest problem of the step, or None."""

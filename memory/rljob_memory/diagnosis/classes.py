@@ -36,6 +36,12 @@ class FailureClass(StrEnum):
         return " ".join(filter(None, (own, self.smaller_job))) + separator + others
 
     @property
+    def general_advice(self) -> str:
+        """The same without fields of an RLJob, for the log of another program."""
+        general = _GENERAL_ADVICE.get(self) or _ADVICE[self].partition(_OTHER_TRAINERS)[2].strip() or _ADVICE[self]
+        return general[:1].upper() + general[1:]
+
+    @property
     def own_advice(self) -> str:
         """The fields of an RLJob that can change while the job exists."""
         return _ADVICE[self].partition(_OTHER_TRAINERS)[0]
@@ -76,28 +82,37 @@ _SMALLER_JOB = {
     ),
 }
 
+_DETACH = (
+    "Detach values that are kept after a micro-batch: call .detach() or .item() on losses, log-probabilities and "
+    "metrics before they go into a list."
+)
+_END_THE_OTHER = "End the other process, or run on a GPU that no other process uses; nvidia-smi lists the processes."
+_LOOK = (
+    "Look at the numbers. Keep the log from its first error on, and an allocator snapshot "
+    "(torch.cuda.memory._dump_snapshot)."
+)
+
 _ADVICE = {
     FailureClass.FRAGMENTATION: (
-        "Set memory.expandableSegments: Enabled. Other trainers: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for "
-        "the training process alone, not for the vLLM engine."
+        "Set memory.expandableSegments: Enabled. Other trainers: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "for the training process alone, not for the vLLM engine."
     ),
     FailureClass.ALLOCATOR_CACHE: (
-        "Set memory.emptyCache: Enabled. Other trainers: torch.cuda.empty_cache() on every rank after the update, "
+        "Set memory.emptyCache: Enabled. Other trainers: call torch.cuda.empty_cache() on every rank after the update, "
         "before the engine wakes or NCCL starts, when the references are dropped."
     ),
     FailureClass.RETAINED_GRAPH: (
-        "Detach values that are kept after a micro-batch: call .detach() or .item() on losses, log-probabilities and "
-        "metrics before they go into a list. A smaller micro-batch does not help; memory.activationCheckpointing: "
-        "Enabled only delays the failure."
+        f"{_DETACH} A smaller micro-batch does not help; memory.activationCheckpointing: Enabled only delays the "
+        "failure."
     ),
     FailureClass.ACTIVATION_SPIKE: (
         "Lower memory.microBatchTokens, and memory.logprobChunkTokens if logits are the large part, or set "
-        "memory.activationCheckpointing: Enabled. Other trainers: smaller micro-batch, shorter sequences, chunked or "
-        "fused log-probabilities, gradient checkpointing."
+        "memory.activationCheckpointing: Enabled. Other trainers: use a smaller micro-batch, shorter sequences, "
+        "chunked or fused log-probabilities, gradient checkpointing."
     ),
     FailureClass.KV_CACHE_OVERSIZED: (
         "Set memory.kvCache to fewer bytes if the engine takes too much, to more if it has too few blocks. Other "
-        "trainers: kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
+        "trainers: change kv_cache_memory_bytes or gpu_memory_utilization, max_model_len, max_num_seqs."
     ),
     FailureClass.WEIGHT_SYNC_SPIKE: (
         "Lower memory.syncBucketSize. Other trainers: gather and send the weights in buckets, drop the copies and "
@@ -112,12 +127,11 @@ _ADVICE = {
         "optimizer's state, allocate it before the KV cache is sized, set foreach=False."
     ),
     FailureClass.ENGINE_NOT_ASLEEP: (
-        "Set memory.rolloutSleep: Level2. Other trainers: enable_sleep_mode and sleep(level=2) before the update, and "
-        "no expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
+        "Set memory.rolloutSleep: Level2. Other trainers: use enable_sleep_mode and sleep(level=2) before the update, "
+        "and no expandable_segments in the engine's environment if its log shows that sleeping freed nothing."
     ),
     FailureClass.FOREIGN_PROCESS: (
-        "End the other process, or run on a GPU that no other process uses; nvidia-smi lists the processes. No setting "
-        "in spec.memory frees its memory; a smaller memory.kvCache leaves it room."
+        f"{_END_THE_OTHER} No setting in spec.memory frees its memory; a smaller memory.kvCache leaves it room."
     ),
     FailureClass.CONTROLLER_CONTEXT: (
         'Start processes that need no GPU with CUDA_VISIBLE_DEVICES="", call torch.cuda.set_device(local_rank) first '
@@ -129,16 +143,24 @@ _ADVICE = {
     ),
     FailureClass.HOST_MEMORY: (
         "Raise the memory limit of the pod, and recovery.maxHostMemory. Otherwise memory.optimizerOffload: Disabled "
-        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: fewer data workers, less offloading "
-        "and pinning."
+        "and memory.rolloutSleep: Level2 keep less in host memory. Other trainers: use fewer data workers, less "
+        "offloading and pinning."
     ),
     FailureClass.SHARED_MEMORY: (
         "Enlarge /dev/shm: an emptyDir with medium: Memory and a sizeLimit, or docker run --shm-size. Remove files "
         "that dead processes left there. Fewer data workers or a smaller Ray object store need less."
     ),
-    FailureClass.UNKNOWN: (
-        "Look at the numbers. Keep the log from its first error on, and an allocator snapshot "
-        "(torch.cuda.memory._dump_snapshot). Try a smaller memory.microBatchTokens first, then a smaller "
-        "memory.kvCache."
-    ),
+    FailureClass.UNKNOWN: (f"{_LOOK} Try a smaller memory.microBatchTokens first, then a smaller memory.kvCache."),
 }
+
+_GENERAL_ADVICE = {
+    FailureClass.RETAINED_GRAPH: f"{_DETACH} A smaller micro-batch does not help.",
+    FailureClass.FOREIGN_PROCESS: _END_THE_OTHER,
+    FailureClass.HOST_MEMORY: (
+        "Raise the limit of host memory: --mem of a Slurm job, resources.limits.memory of a pod, --memory of docker "
+        "run. Otherwise use fewer data workers, and less offloading and pinning."
+    ),
+    FailureClass.UNKNOWN: f"{_LOOK} Try smaller micro-batches first, then a smaller KV cache.",
+}
+"""For the log of another program: of the classes whose advice has no part for other trainers, or where it lacks the
+best option."""

@@ -67,7 +67,7 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
     failure = evidence.failure
     if failure is None:
         found_alone = growth_alone(evidence) or contexts_alone(evidence) or sleep_alone(evidence)
-        return [found_alone] if found_alone else []
+        return [replace(found_alone, is_of_rljob=evidence.is_of_rljob)] if found_alone else []
     ledger = ledger_of(failure, evidence)
     fired = [found for _, found in _fired(failure, evidence, ledger)]
     weighted = weighed(fired, failure, evidence, ledger)
@@ -79,7 +79,7 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
     if best < _UNKNOWN_BESIDE:
         fitting.append(_unknown(failure, _UNKNOWN_CONFIDENCE if not fitting else round(best / 2, 2)))
     numbers = {**_numbers(failure), "failures": evidence.failures}
-    completed = [_completed(diagnosis, failure, numbers) for diagnosis in fitting]
+    completed = [_completed(diagnosis, failure, numbers, evidence.is_of_rljob) for diagnosis in fitting]
     return [with_program_advice(diagnosis, ledger) for diagnosis in completed]
 
 
@@ -99,10 +99,13 @@ def _unknown(failure: Failure, confidence: float) -> Diagnosis:
     return Diagnosis(FailureClass.UNKNOWN, confidence, message)
 
 
-def _completed(diagnosis: Diagnosis, failure: Failure, numbers: dict[str, int]) -> Diagnosis:
+def _completed(diagnosis: Diagnosis, failure: Failure, numbers: dict[str, int], is_of_rljob: bool) -> Diagnosis:
     """The diagnosis with the place of the failure and all numbers of its message."""
     return replace(
-        diagnosis, message=f"{diagnosis.message}{_place(failure)}.", numbers={**numbers, **diagnosis.numbers}
+        diagnosis,
+        message=f"{diagnosis.message}{_place(failure)}.",
+        numbers={**numbers, **diagnosis.numbers},
+        is_of_rljob=is_of_rljob,
     )
 
 

@@ -27,10 +27,14 @@ class Diagnosis:
     program_advice: str = ""
     """Options of the program that wrote the log; empty if it is not known, or has none that helps."""
 
+    is_of_rljob: bool = True
+    """False if no file is known to be of an RLJob: then its fields are no advice."""
+
     @property
     def advice(self) -> str:
-        """The settings to change: those of the program that wrote the log, or of an RLJob and of other trainers."""
-        return self.program_advice or self.failure_class.advice
+        """The settings to change: those of the program that wrote the log, else of an RLJob, or of any trainer."""
+        general = self.failure_class.advice if self.is_of_rljob else self.failure_class.general_advice
+        return self.program_advice or general
 
     def as_dict(self) -> dict[str, Any]:
         """`class`, `confidence`, `message`, `numbers`, `advice`, as JSON values."""

@@ -138,6 +138,9 @@ class CollectedEvidence:
     programs: tuple[str, ...] = ()
     """Trainers and engines that the log shows, by their key in `PROGRAMS`."""
 
+    is_of_rljob: bool = False
+    """True if a file is of an RLJob: a file of its run, a report of its pods, or a log with lines of its own."""
+
     trains: bool = False
     """True if a traceback has a script that trains, by its name."""
 
@@ -195,6 +198,7 @@ class EvidenceBuilder:
     engines_apart: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     programs: list[str] = field(default_factory=list)
+    is_of_rljob: bool = False
     trains: bool = False
     option_values: dict[str, list[str]] = field(default_factory=dict)
     model: ModelFacts = field(default_factory=ModelFacts)
@@ -260,6 +264,7 @@ class EvidenceBuilder:
         self.model = self.model if other.model == ModelFacts() else other.model
         self.versions.update(other.versions)
         self.programs.extend(key for key in other.programs if key not in self.programs)
+        self.is_of_rljob = self.is_of_rljob or other.is_of_rljob
         self.trains = self.trains or other.trains
         self.option_values.update(other.option_values)
 
@@ -317,6 +322,7 @@ class EvidenceBuilder:
             engines_apart=self.engines_apart,
             versions=dict(self.versions),
             programs=tuple(self.programs),
+            is_of_rljob=self.is_of_rljob,
             trains=self.trains,
             option_values=options,
             option_names=frozenset(self.option_values),

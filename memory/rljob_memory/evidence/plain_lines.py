@@ -139,7 +139,9 @@ def _out_of_json(raw: bytes) -> list[bytes] | None:
         return None
     time = next((found[key] for key in _TIME_KEYS if isinstance(found.get(key), str)), "")
     before = raw[:start].decode("utf-8", "replace") + (f"{time} " if time else "")
-    return [f"{before}{line}".encode() for text in texts for line in text.splitlines()] or None
+    return [
+        f"{before}{line}".encode("utf-8", "backslashreplace") for text in texts for line in text.splitlines()
+    ] or None
 
 
 def _split_escaped(raw: bytes) -> list[bytes]:
@@ -153,7 +155,7 @@ def _without_html(raw: bytes) -> bytes:
     if b"<" not in raw and not _ENTITY.search(raw):
         return raw
     text = _TAG.sub("", raw.decode("utf-8", "replace"))
-    return (unescape(text) if _ENTITY.search(raw) else text).encode()
+    return (unescape(text) if _ENTITY.search(raw) else text).encode("utf-8", "backslashreplace")
 
 
 def _split_frames(raw: bytes) -> list[bytes]:

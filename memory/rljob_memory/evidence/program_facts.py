@@ -48,9 +48,17 @@ _TRAINING_SCRIPT = re.compile(
 _MARKS = tuple((mark, key) for key, program in PROGRAMS.items() for mark in program.recognize)
 
 
+_OF_RLJOB = re.compile(
+    r"\brljob_(?:trainer|memory|probe)\b|\brljob\.dev/|^rljob(?:-probe)?: |^rljob \d{4}-|^warning: OutOfMemory: "
+)
+"""Frames, labels, marks and messages of RLJob."""
+
+
 def note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
     """Record the programs, versions and option values that the line shows."""
     text = line.text
+    if ("rljob" in text or "OutOfMemory: " in text) and _OF_RLJOB.search(text):
+        builder.is_of_rljob = True
     for mark, key in _MARKS:
         if key not in builder.programs and (mark in text or mark in line.writer):
             builder.programs.append(key)

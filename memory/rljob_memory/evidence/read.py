@@ -23,6 +23,8 @@ _MEMORY_LOG_BYTES = 4 << 20
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
 """Folders of a directory that hold weights, pictures or code."""
+_CONTAINER_OF_RLJOB = "rljob."
+"""`rljob diagnose --pod` names files after the container: this one is of a job's pod."""
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "zip",
@@ -102,6 +104,8 @@ def _read_file(builder: EvidenceBuilder, path: Path, name: str) -> None:
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror or error}. Name a log or a directory.") from error
     builder.names.append(name)
+    if path.name.startswith(_CONTAINER_OF_RLJOB):
+        builder.is_of_rljob = True
 
 
 def _read_text(builder: EvidenceBuilder, stream: BinaryIO, path: Path, name: str) -> None:

@@ -28,9 +28,11 @@ _KIND_OF_EXIT = {
 def read_report(builder: EvidenceBuilder, text: str, source: str) -> bool:
     """Add the contents of a termination message or StepReport to `builder`; False if `text` is neither."""
     if message := _parsed(TerminationMessage, text):
+        builder.is_of_rljob = True
         _add_termination(builder, message, source)
         return True
     if report := _parsed(StepReport, text):
+        builder.is_of_rljob = True
         _add_report(builder, report.status or StepReportStatus(), source)
         return True
     return False
@@ -82,7 +84,7 @@ def _reported_failure(builder: EvidenceBuilder, reported: Evidence, source: str)
 
 
 def _read_text(builder: EvidenceBuilder, text: str, source: str) -> None:
-    LogReader(builder, source).read(BytesIO(text.encode()))
+    LogReader(builder, source).read(BytesIO(text.encode("utf-8", "backslashreplace")))
 
 
 def completed(device: DeviceMemory | None, memory: RankMemory | None) -> DeviceMemory | None:

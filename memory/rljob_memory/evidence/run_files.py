@@ -14,7 +14,7 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
-from rljob_memory.sample import MemorySample
+from rljob_memory.sample import MemorySample, finite_seconds
 
 
 def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> None:
@@ -27,6 +27,7 @@ def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> No
         sample = MemorySample.from_line(value)
         if sample is None:
             continue
+        builder.is_of_rljob = True
         if sample.phase == "load":
             builder.begin_series(name)
         # On a machine without a GPU every sample of the allocator is 0 and has no meaning.
@@ -44,10 +45,11 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
     for value in _json_lines(stream):
         match value.get("kind"):
             case "attempt":
+                builder.is_of_rljob = True
                 _add_plan(builder, value)
                 if isinstance(facts := value.get("plan_facts"), Mapping):
                     builder.engines_apart = facts.get("topology") == "Disaggregated"
-                if (started := _seconds(value.get("started_at"))) is not None:
+                if (started := finite_seconds(value.get("started_at"))) is not None:
                     builder.add_restart(started)
                 if isinstance(versions := value.get("versions"), Mapping):
                     builder.versions.update({str(name): str(version) for name, version in versions.items()})
@@ -64,6 +66,7 @@ def read_oom_snapshot(builder: EvidenceBuilder, text: str, source: str) -> bool:
         snapshot = OomSnapshot.model_validate_json(text)
     except ValidationError:
         return False
+    builder.is_of_rljob = True
     builder.add_snapshot(snapshot.failure(source))
     return True
 
@@ -100,10 +103,6 @@ def _json_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
-
-
-def _seconds(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _date_seconds(value: Any) -> float | None:

@@ -91,6 +91,8 @@ class Executor:
         self._made: OrderedDict[Key, _Made] = OrderedDict()
         self._shared: OrderedDict[str, _Made] = OrderedDict()
         """By namespace: what all its jobs use."""
+        self._others: OrderedDict[str, None] = OrderedDict()
+        """Other installations of the operator that were logged."""
         self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
 
     def forget(self, job: Key) -> None:
@@ -105,8 +107,14 @@ class Executor:
         the errors of `kube.errors`.
         """
         job, version = observation.observed, observation.resource_version
-        if desired.finalizer is True:
-            version = await self._set_finalizers(job, version, (*observation.finalizers, labels.FINALIZER))
+        if desired.left_to is not None:
+            if desired.left_to not in self._others:
+                _log.warning("jobs of another operator", operator=desired.left_to, job=job.name)
+            remembered(self._others, desired.left_to, None, _JOBS_REMEMBERED)
+        claimed = {} if desired.claim is None else {"annotations": {labels.OPERATOR: desired.claim}}
+        added = {"finalizers": [*observation.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
+        if claimed or added:
+            version = await self._patch_metadata(job, version, {**claimed, **added})
         refusal = await self._make_objects_or_refusal(desired, job)
         await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
@@ -122,8 +130,8 @@ class Executor:
         for note in desired.events:
             self._recorder.record(job, note)
         if desired.finalizer is False:
-            left = tuple(finalizer for finalizer in observation.finalizers if finalizer != labels.FINALIZER)
-            await self._set_finalizers(job, version, left)
+            left = [finalizer for finalizer in observation.finalizers if finalizer != labels.FINALIZER]
+            await self._patch_metadata(job, version, {"finalizers": left})
         if refusal is not None:
             raise refusal
         # Last: a refusal holds up nothing else.
@@ -139,8 +147,8 @@ class Executor:
 
     # --- the job itself: each write names the resourceVersion that it was made for ---
 
-    async def _set_finalizers(self, job: Observed, version: str, finalizers: tuple[str, ...]) -> str:
-        return await self._patch_job(job, {"metadata": {"resourceVersion": version, "finalizers": list(finalizers)}})
+    async def _patch_metadata(self, job: Observed, version: str, metadata: Object) -> str:
+        return await self._patch_job(job, {"metadata": {"resourceVersion": version, **metadata}})
 
     async def _write_status(self, job: Observed, version: str, status_patch: Object) -> str:
         if not status_patch:
@@ -163,13 +171,18 @@ class Executor:
             raise JobGone(error.message) from error
 
     async def _write_decision(self, decision: ExitDecision, job: Observed) -> None:
-        """Write it once: a pod that overwrites the decision harms itself alone."""
+        """Write it once: a pod that overwrites the decision harms itself alone.
+
+        Raises Conflict if the report was changed or replaced since it was observed.
+        """
         key = (job.namespace, job.name)
         if self._decisions.get(key) == (job.uid, decision):
             return
         content = decision.model_dump(mode="json", by_alias=True)  # null removes a field of an earlier decision
+        # The API server ignores a uid in a patch of a custom resource's status: the version identifies the report.
+        patch = {"metadata": {"resourceVersion": job.step_report_version}, "status": {"decision": content}}
         with suppress(NotFound):  # somebody has deleted the report: the next round makes it again
-            await self._client.patch(STEP_REPORTS, job.name, {"status": {"decision": content}}, job.namespace, "status")
+            await self._client.patch(STEP_REPORTS, job.name, patch, job.namespace, "status")
             self._decisions[key] = (job.uid, decision)
 
     # --- the objects of the job ---

@@ -53,10 +53,13 @@ class ContainerEnd:
 
 
 def container_ends(pod: dict[str, Any]) -> Iterator[ContainerEnd]:
-    """Present and last terminations of the pod's containers that did not exit with code 0, and its eviction."""
-    status = pod.get("status") or {}
-    limits = {c["name"]: c for c in ((pod.get("spec") or {}).get("containers") or ())[:_MOST_CONTAINERS]}
-    for container in (status.get("containerStatuses") or ())[:_MOST_CONTAINERS]:
+    """Present and last terminations of the pod's containers that did not exit with code 0, and its eviction.
+
+    Init containers count, too: sidecar containers are among them, and may be the program itself.
+    """
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    limits = {c["name"]: c for kind in ("containers", "initContainers") for c in _first(spec.get(kind))}
+    for container in (*_first(status.get("containerStatuses")), *_first(status.get("initContainerStatuses"))):
         for state in ("lastState", "state"):
             terminated = (container.get(state) or {}).get("terminated")
             if terminated and terminated.get("exitCode"):
@@ -65,6 +68,10 @@ def container_ends(pod: dict[str, Any]) -> Iterator[ContainerEnd]:
     if status.get("reason") == EVICTED:
         # An eviction has no exit code, and happens once in the life of a pod.
         yield _end(pod, "", {"reason": EVICTED, "message": status.get("message"), "exitCode": 1}, None)
+
+
+def _first(containers: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    return (containers or [])[:_MOST_CONTAINERS]
 
 
 def _end(pod: dict[str, Any], container: str, terminated: dict[str, Any], limit: int | None) -> ContainerEnd:

@@ -38,7 +38,7 @@ class TokenFile:
         stat = self._path.stat()
         stamp = (stat.st_mtime_ns, stat.st_ino)
         if stamp != self._stamp:
-            self._header = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
+            self._header = {"Authorization": f"Bearer {self._path.read_text(encoding='utf-8').strip()}"}
             self._stamp = stamp
         return self._header
 
@@ -87,7 +87,7 @@ def _in_cluster(service_account: Path) -> Connection:
         raise NoConnection("expected KUBERNETES_SERVICE_HOST in the environment of a pod, found none")
     return Connection(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        namespace=(service_account / "namespace").read_text().strip(),
+        namespace=(service_account / "namespace").read_text(encoding="utf-8").strip(),
         tls=ssl.create_default_context(cafile=service_account / "ca.crt"),
         headers=TokenFile(service_account / "token").headers,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pydantic_core import from_json
@@ -25,16 +26,26 @@ _BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 """A bracket, or a string, in which brackets do not count."""
 
 
+_LARGE_BYTES = 64 << 10
+"""Of documents that are decoded in a thread. A large pod takes 20 ms, and many of them arrive at once: on the event
+loop, nothing else would run until all have been decoded."""
+
+_decoder = ThreadPoolExecutor(1, "decoder")
+"""One thread: several would compete with the event loop for the interpreter."""
+
+
 async def decode(data: bytes) -> Any:
     """The document, up to MAX_LEVELS levels of it. Raises ValueError if it is not JSON."""
+    if len(data) < _LARGE_BYTES:
+        return _decoded(data)
+    return await asyncio.get_running_loop().run_in_executor(_decoder, _decoded, data)
+
+
+def _decoded(data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError:
-        return await asyncio.to_thread(_decode_pruned, data)  # about 1 s for the largest possible object
-
-
-def _decode_pruned(data: bytes) -> Any:
-    return from_json(prune(data))
+        return from_json(prune(data))  # about 1 s for the largest possible object
 
 
 def prune(data: bytes) -> bytes:

@@ -76,6 +76,8 @@ class LeaderElection:
         self._seen_at = 0.0
         self._renewed_at = float("-inf")
         self._problem = ""
+        self._annotations: dict[str, str] = {}
+        self._writing = asyncio.Lock()
 
     @property
     def leading(self) -> bool:
@@ -108,6 +110,15 @@ class LeaderElection:
             if time.monotonic() > self._renewed_at + self._times.renew_deadline:
                 raise LeadershipLost(f"the Lease was not renewed for {self._times.renew_deadline:g} s")
 
+    def annotation(self, name: str) -> str:
+        """Value in the Lease as last read, perhaps of an earlier leader; empty if there is none."""
+        return str(((self._lease or {}).get("metadata", {}).get("annotations") or {}).get(name, ""))
+
+    async def annotate(self, name: str, value: str) -> None:
+        """Write the annotation now; if that fails, the next renewal does it."""
+        self._annotations[name] = value
+        await self._try()
+
     async def release(self) -> None:
         """Let another replica take over at once. Best effort."""
         if not self.leading:
@@ -135,7 +146,7 @@ class LeaderElection:
         """Read the Lease and, if allowed, try to acquire it. False if another replica has it, or without an answer."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._times.renew_deadline / 2):
+            async with asyncio.timeout(self._times.renew_deadline / 2), self._writing:
                 if not self.leading:
                     await self._read()
                 # It may be held already, by a write whose response was lost.
@@ -165,12 +176,15 @@ class LeaderElection:
         decision = decide(spec, self._identity, time.monotonic() - self._seen_at)
         if decision == "Wait":
             return False
-        lease = {
+        lease: Object = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {"name": self._name, "namespace": self._namespace},
         } | (self._lease or {})
         lease["spec"] = held_spec(spec, self._identity, self._times, _now())
+        if self._annotations:
+            annotations = lease["metadata"].get("annotations") or {}
+            lease["metadata"] = lease["metadata"] | {"annotations": annotations | self._annotations}
         try:
             if decision == "Create":
                 self._lease = await self._client.create(LEASES, lease, self._namespace)

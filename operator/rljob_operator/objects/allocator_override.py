@@ -21,6 +21,8 @@ from rljob_operator.objects.pod_parts import CONTAINER
 from rljob_operator.objects.pod_template import with_container_names
 
 _LONGEST_MESSAGE = 1024
+_MAX_DOUBTS = 10
+"""Events about one role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,10 @@ def role_allocator(attempt: JobAttempt, group: WorkerGroup) -> RoleAllocator:
         return RoleAllocator(default, template)
     environment = {ALLOCATOR_VARIABLE: entry["value"]} if isinstance(entry.get("value"), str) else {}
     settings = environment.get(ALLOCATOR_VARIABLE, "")
-    kept = f"{group.path} sets {ALLOCATOR_VARIABLE}{f' to {settings!r}' if settings else ''}, and is respected"
-    doubts = [_note("Warning", "AllocatorSettingDoubtful", f"{kept}: {p}") for p in _problems(attempt, group, settings)]
+    shown = f" to {settings[:_LONGEST_MESSAGE]!r}" if settings else ""
+    kept = f"{group.path} sets {ALLOCATOR_VARIABLE}{shown}, and is respected"
+    problems = _problems(attempt, group, settings)[:_MAX_DOUBTS]
+    doubts = [_note("Warning", "AllocatorSettingDoubtful", f"{kept}: {problem}") for problem in problems]
     notices = [_note("Normal", "AllocatorSettingFolded", folded)] if folded else []
     notices += doubts or [_note("Normal", "AllocatorSettingKept", kept)]
     return RoleAllocator(environment, template, tuple(notices))

@@ -12,7 +12,7 @@ from rljob_api.plan_change import PlanChange
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.settings import OperatorSettings
 
-ControllerPlacement = Literal["GpuFreeNodes", "AnyNode"]
+ControllerPlacement = Literal["GpuFreeNodes", "UntaintedNodes", "AnyNode"]
 Gang = Literal["Native", "Kueue", "Volcano"]
 
 

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
-from rljob_operator.objects.invalid_template import expect_object
-
-_FACTORS = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", start=1)},
-    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)},
-}
+from rljob_api.quantity import quantity_value, shown
+from rljob_operator.objects.invalid_template import InvalidTemplate, expect_object
 
 
-def total_quantity(quantities: Iterable[str | int | float]) -> str:
-    """The sum as a quantity: an integer if possible, else in thousandths, rounded up. Raises ValueError."""
-    total = sum((_value(quantity) for quantity in quantities), Decimal(0))
-    if total == total.to_integral_value():
-        return str(int(total))
-    return f"{math.ceil(total * 1000)}m"
+def quantity_text(value: Fraction) -> str:
+    """`value` as a quantity: an integer if possible, else in thousandths, rounded up."""
+    return str(value.numerator) if value.denominator == 1 else f"{math.ceil(value * 1000)}m"
 
 
-def _value(quantity: str | int | float) -> Decimal:
-    found = re.fullmatch(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
+_OBJECTS_OF_QUANTITIES = ("limits", "requests", "overhead")
+_QUANTITIES = ("sizeLimit", "divisor")
+_FREE_TEXTS = ("annotations", "labels", "matchLabels", "nodeSelector", "options", "volumeAttributes")
+"""Fields whose keys are the user's."""
+
+
+def require_quantities(part: Any, path: str) -> None:
+    """Raise InvalidTemplate if a quantity in a part of a pod's spec is none, or out of range.
+
+    The API server would refuse it too, but takes minutes of CPU time to read one such as 1e9999999.
+    """
+    if isinstance(part, list):
+        for i, element in enumerate(part):
+            require_quantities(element, f"{path}[{i}]")
+    elif isinstance(part, dict):
+        for name, value in part.items():
+            if name in _QUANTITIES:
+                _require_quantity(value, f"{path}.{name}")
+            elif name in _OBJECTS_OF_QUANTITIES:
+                for resource, quantity in expect_object(value or {}, f"{path}.{name}").items():
+                    _require_quantity(quantity, f"{path}.{name}[{shown(resource)}]")
+            elif name == "resources":
+                require_quantities(expect_object(value or {}, f"{path}.{name}"), f"{path}.{name}")
+            elif name not in _FREE_TEXTS:
+                require_quantities(value, f"{path}.{name}")
+
+
+def _require_quantity(quantity: Any, path: str) -> None:
+    """null counts as absent."""
     try:
-        if found:
-            return Decimal(found[1]) * _FACTORS[found[2]]
-    except (InvalidOperation, KeyError):
-        pass
-    raise ValueError(f"expected a quantity such as 500m or 4Gi, found {quantity!r}")
+        if quantity is not None:
+            quantity_value(quantity)
+    except ValueError as error:
+        raise InvalidTemplate(f"{path}: {error}") from None
 
 
 def limits_and_requests(container: dict[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
+from rljob_api.quantity import quantity_value
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.container_resources import limits_and_requests, total_quantity
-from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.container_resources import limits_and_requests, quantity_text
 from rljob_operator.objects.metadata import Manifest, object_metadata
 
 PREFIX = "kueue.x-k8s.io/"
@@ -58,13 +60,15 @@ def is_in_group(pod: dict[str, Any]) -> bool:
     return _POD_GROUP in (metadata.get("labels") or {}) or _GROUP_NAME in (metadata.get("annotations") or {})
 
 
-def build_pod_group(attempt: JobAttempt, pods: list[dict[str, Any]]) -> Manifest:
-    """All of `pods` or none, in the queue that the job's annotation scheduling.volcano.sh/queue-name names, with the
-    priority class of the workers."""
-    spec: dict[str, Any] = {"minMember": len(pods), "minResources": _total_requests(pods)}
+def build_pod_group(attempt: JobAttempt, roles: Sequence[tuple[dict[str, Any], int]]) -> Manifest:
+    """All pods or none, in the queue that the job's annotation scheduling.volcano.sh/queue-name names.
+
+    The priority class is that of the workers. `roles`: a pod of each role, and the number of its pods; workers last.
+    """
+    spec: dict[str, Any] = {"minMember": sum(count for _, count in roles), "minResources": _total_requests(roles)}
     if queue := attempt.job.metadata.annotations.get(_QUEUE_NAME):
         spec["queue"] = queue
-    if priority_class := pods[-1]["spec"].get("priorityClassName"):
+    if priority_class := roles[-1][0]["spec"].get("priorityClassName"):
         spec["priorityClassName"] = priority_class
     return {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
@@ -74,14 +78,11 @@ def build_pod_group(attempt: JobAttempt, pods: list[dict[str, Any]]) -> Manifest
     }
 
 
-def _total_requests(pods: list[dict[str, Any]]) -> dict[str, str]:
-    asked = defaultdict(list)
-    for pod in pods:
+def _total_requests(roles: Sequence[tuple[dict[str, Any], int]]) -> dict[str, str]:
+    totals: defaultdict[str, Fraction] = defaultdict(Fraction)
+    for pod, count in roles:
         for container in pod["spec"]["containers"]:
             limits, requests = limits_and_requests(container, f"the container {container['name']}")
             for resource, quantity in {**limits, **requests}.items():
-                asked[resource].append(quantity)
-    try:
-        return {resource: total_quantity(quantities) for resource, quantities in sorted(asked.items())}
-    except ValueError as error:
-        raise InvalidTemplate(f"a template's resources: {error}") from None
+                totals[resource] += quantity_value(quantity or 0) * count
+    return {resource: quantity_text(total) for resource, total in sorted(totals.items())}

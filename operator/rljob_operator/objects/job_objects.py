@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
+from rljob_api.pod_template import PodTemplate
+from rljob_api.quantity import shown
 from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
-from rljob_operator import labels
+from rljob_operator import labels, names
 from rljob_operator.event_note import EventNote
 from rljob_operator.objects.accounts import build_account
 from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
 from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt
+from rljob_operator.objects.container_resources import require_quantities
 from rljob_operator.objects.gang_scheduling import build_pod_group, group_pod, queue_pod
+from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.metadata import Manifest
 from rljob_operator.objects.placement import keep_off, place_controller, tolerate_gpu_nodes
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_resources import give_planned_memory, give_predicted_limit, refuse_gpus, require_gpus
-from rljob_operator.objects.pod_template import merge_template
+from rljob_operator.objects.pod_template import merge_template, role_of
 from rljob_operator.objects.pod_volumes import has_plan_file
-from rljob_operator.objects.pods import build_controller_pod, build_worker_pod
+from rljob_operator.objects.pods import at_index, build_controller_pod, build_worker_pod
 from rljob_operator.objects.probe import add_probe
 from rljob_operator.objects.required_objects import RequiredObject, required_objects
 from rljob_operator.objects.supporting_objects import (
@@ -36,6 +42,12 @@ from rljob_operator.objects.supporting_objects import (
     build_step_report,
 )
 from rljob_operator.settings import OperatorSettings
+
+MAX_BYTES_OF_A_POD = 256 << 10
+"""Of JSON. Parsed, a pod takes up to sixteen times as much memory, and 24 requests are under way at once."""
+
+MAX_BYTES_OF_ALL_PODS = 32 << 20
+"""Of JSON, for one job: 1,024 pods of 32 KiB. etcd stores 2 GiB by default, for the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +95,102 @@ def build_job_objects(
         tuple(plan_changes),
         restarts_in_place,
     )
+    try:
+        return _build(this, ray_token)
+    except InvalidTemplate:
+        raise
+    except Exception as error:
+        path = _part_at_fault(this, ray_token)
+        if path is None:
+            raise
+        raise InvalidTemplate(
+            f"{path}: expected fields as in `kubectl explain pod.spec`, found a value that cannot be used "
+            f"({type(error).__name__}: {shown(str(error))}); correct or remove it"
+        ) from error
+
+
+_FREE_PARTS: dict[str, tuple[str, str, Any]] = {
+    "spec.controller.template": ("controller", "template", PodTemplate()),
+    "spec.policy.template": ("policy", "template", PodTemplate()),
+    "spec.rollout.template": ("rollout", "template", None),
+    "spec.checkpoint.volume": ("checkpoint", "volume", None),
+}
+"""Parts of a job that may have any content, with the field and its default."""
+
+
+def _part_at_fault(this: JobAttempt, ray_token: str) -> str | None:
+    """Path of the first free part with which the objects cannot be built; None if they cannot be built without any
+    free part either: then it is a bug of RLJob."""
+    if not _can_be_built(this, (), ray_token):
+        return None
+    return next((path for path in _FREE_PARTS if not _can_be_built(this, (path,), ray_token)), "spec")
+
+
+def _can_be_built(this: JobAttempt, kept: Collection[str], ray_token: str) -> bool:
+    """True if the objects can be built with these of the free parts."""
+    spec = this.job.spec
+    for path, (part, name, default) in _FREE_PARTS.items():
+        if path not in kept:
+            spec = spec.model_copy(update={part: getattr(spec, part).model_copy(update={name: default})})
+    try:
+        _build(replace(this, job=this.job.model_copy(update={"spec": spec})), ray_token)
+    except Exception:
+        return False
+    return True
+
+
+def _build(this: JobAttempt, ray_token: str) -> JobObjects:
     allocators = {group.role: role_allocator(this, group) for group in this.layout.workers}
-    pods = [*_controller_pods(this), *_worker_pods(this, allocators)]
-    for pod in pods:
-        _join_gang(this, pod)
-        _note_spec(pod)
+    roles = _roles(this, allocators)
     return JobObjects(
         require=required_objects(this),
-        apply=tuple(_applied(this, allocators, pods)),
+        apply=tuple(_applied(this, allocators, roles)),
         create=tuple(_created(this, ray_token)),
-        pods=tuple(pods),
+        pods=tuple(at_index(role.pod, index, name) for role in roles for index, name in enumerate(role.names)),
         notices=tuple(_notices(this, allocators)),
     )
 
 
-def _controller_pods(this: JobAttempt) -> list[Manifest]:
-    if not this.own_trainer:
-        return []
+@dataclass(frozen=True, slots=True)
+class _RolePods:
+    """Pods of one role, which differ in name and index alone."""
+
+    pod: Manifest
+    """The first one."""
+    names: list[str]
+
+
+def _roles(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[_RolePods]:
+    """The pods of each role, the controller first. Raises InvalidTemplate, also if all pods together are too large."""
+    roles = [_RolePods(_controller_pod(this), [names.controller_pod_name(this.name)])] if this.own_trainer else []
+    for group in this.layout.workers:
+        own_names = [names.worker_pod_name(this.name, group.role, index) for index in range(group.replicas)]
+        roles.append(_RolePods(_worker_pod(this, group, allocators[group.role]), own_names))
+    left_bytes = MAX_BYTES_OF_ALL_PODS
+    for role in roles:
+        _join_gang(this, role.pod)
+        left_bytes -= _note_spec(role.pod) * len(role.names)
+        require_quantities(role.pod["spec"], f"spec.{role_of(role.pod)}.template.spec")
+    if left_bytes < 0:
+        raise InvalidTemplate(
+            f"spec: expected at most {MAX_BYTES_OF_ALL_PODS >> 20} MiB for the manifests of all pods together, found "
+            f"{math.ceil((MAX_BYTES_OF_ALL_PODS - left_bytes) / (1 << 20))} MiB; shorten the templates and spec.env, "
+            "put long texts into a ConfigMap that the pods mount, or use fewer replicas"
+        )
+    return roles
+
+
+def _controller_pod(this: JobAttempt) -> Manifest:
     path = "spec.controller.template"
     pod = merge_template(build_controller_pod(this), this.spec.controller.template, path)
     refuse_gpus(this, pod, path)
     place_controller(pod["spec"], this.controller_placement, this.gpu_resource, f"{path}.spec")
     give_planned_memory(pod, this.plan, f"{path}.spec")
-    return [pod]
+    return pod
 
 
-def _worker_pods(this: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[Manifest]:
-    return [
-        _worker_pod(this, group, index, allocators[group.role])
-        for group in this.layout.workers
-        for index in range(group.replicas)
-    ]
-
-
-def _worker_pod(this: JobAttempt, group: WorkerGroup, index: int, allocator: RoleAllocator) -> Manifest:
-    pod = merge_template(build_worker_pod(this, group, index, allocator.environment), allocator.template, group.path)
+def _worker_pod(this: JobAttempt, group: WorkerGroup, allocator: RoleAllocator) -> Manifest:
+    pod = merge_template(build_worker_pod(this, group, allocator.environment), allocator.template, group.path)
     require_gpus(this, group, pod)
     give_predicted_limit(pod, this.spec, group)
     add_probe(this, pod)
@@ -142,9 +215,19 @@ def _join_gang(this: JobAttempt, pod: Manifest) -> None:
             pass  # the operator itself releases pods that cannot all be placed
 
 
-def _note_spec(pod: Manifest) -> None:
-    text = json.dumps(pod["spec"], sort_keys=True)
-    _annotate(pod, labels.SPEC_DIGEST, hashlib.sha256(text.encode()).hexdigest()[:16])
+def _note_spec(pod: Manifest) -> int:
+    """Annotate the digest of the spec, and return the size of the pod in bytes of JSON. Raises InvalidTemplate if that
+    is more than one pod may have."""
+    spec = json.dumps(pod["spec"], sort_keys=True)
+    _annotate(pod, labels.SPEC_DIGEST, hashlib.sha256(spec.encode()).hexdigest()[:16])
+    size_bytes = len(spec) + len(json.dumps(pod["metadata"]))
+    if size_bytes > MAX_BYTES_OF_A_POD:
+        raise InvalidTemplate(
+            f"spec.{role_of(pod)}.template: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a pod, "
+            f"found {math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts into a "
+            "ConfigMap that the pods mount"
+        )
+    return size_bytes
 
 
 def _annotate(pod: Manifest, name: str, value: str) -> None:
@@ -152,14 +235,14 @@ def _annotate(pod: Manifest, name: str, value: str) -> None:
     pod["metadata"]["annotations"] = {**(pod["metadata"].get("annotations") or {}), name: value}
 
 
-def _applied(this: JobAttempt, allocators: dict[Role, RoleAllocator], pods: list[Manifest]) -> list[Manifest]:
+def _applied(this: JobAttempt, allocators: dict[Role, RoleAllocator], roles: list[_RolePods]) -> list[Manifest]:
     objects = [_config_map(this, allocators), build_service(this)]
     if this.own_trainer:
         objects += build_account(this)
     if this.settings.network_policy:
         objects.append(build_network_policy(this))
     if this.gang == "Volcano":
-        objects.append(build_pod_group(this, pods))
+        objects.append(build_pod_group(this, [(role.pod, len(role.names)) for role in roles]))
     return objects
 
 

@@ -26,13 +26,13 @@ def job_labels(attempt: JobAttempt, component: str) -> dict[str, str]:
     }
 
 
-def pod_labels(attempt: JobAttempt, role: Role, index: int) -> dict[str, str]:
-    """Those of the installation too; RLJob's own win."""
+def pod_labels(attempt: JobAttempt, role: Role) -> dict[str, str]:
+    """Labels of the first pod of a role. Those of the installation too; RLJob's own win."""
     return {
         **attempt.settings.pod_labels,
         **job_labels(attempt, role),
         labels.ROLE: role,
-        labels.INDEX: str(index),
+        labels.INDEX: "0",
         labels.ATTEMPT: str(attempt.number),
         labels.PLAN_GENERATION: str(attempt.plan.generation if attempt.plan else 1),
     }

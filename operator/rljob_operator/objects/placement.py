@@ -52,15 +52,17 @@ _PREFERENCES = "preferredDuringSchedulingIgnoredDuringExecution"
 def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_resource: str, path: str) -> None:
     """Add the controller's placement to a pod's `spec`, in addition to that of the user.
 
-    GpuFreeNodes: only nodes without GPUs. AnyNode: nodes without GPUs are preferred, and the taint of GPU nodes is
-    tolerated. Raises InvalidTemplate if the user's affinity is malformed; `path`: of the spec, for the message.
+    GpuFreeNodes: only nodes without GPUs. Otherwise they are preferred; AnyNode also tolerates the taint of GPU nodes,
+    which GKE Autopilot refuses in pods without GPUs. Raises InvalidTemplate if the user's affinity is malformed;
+    `path`: of the spec, for the message.
     """
     expressions = [label.absent() for label in GPU_NODE_LABELS]
     if placement == "GpuFreeNodes":
         _require(spec, "matchExpressions", expressions, path)
     else:
         _prefer(spec, expressions, path)
-        tolerate_gpu_nodes(spec, gpu_resource, path)
+        if placement == "AnyNode":
+            tolerate_gpu_nodes(spec, gpu_resource, path)
 
 
 def keep_off(spec: dict[str, Any], nodes: Sequence[str], path: str) -> None:

@@ -45,14 +45,14 @@ def literal_entries(variables: Mapping[str, str]) -> EnvironmentEntries:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntries:
-    """Variables of every pod, the same in all attempts. `RLJOB_ATTEMPT` is the attempt that the pod was created for."""
+def job_entries(attempt: JobAttempt, role: Role) -> EnvironmentEntries:
+    """Variables of every pod, the same for all pods of a role and in all attempts. `RLJOB_ATTEMPT` is the attempt that
+    the pod was created for."""
     variables = {
         "RLJOB_NAME": attempt.name,
         "RLJOB_NAMESPACE": attempt.namespace,
         "RLJOB_UID": attempt.uid,
         "RLJOB_ROLE": role,
-        "RLJOB_INDEX": str(index),
         "RLJOB_WORKERS": str(attempt.layout.worker_count),
         "RLJOB_MANIFEST": f"{MANIFEST_DIRECTORY}/{MANIFEST_KEY}",
         "RLJOB_OUTPUT": output_directory(attempt),
@@ -71,6 +71,7 @@ def job_entries(attempt: JobAttempt, role: Role, index: int) -> EnvironmentEntri
     home = {"HOME": HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{HOME}/.cache"}
     return [
         *literal_entries(variables),
+        _from_label("RLJOB_INDEX", labels.INDEX),
         _from_label("RLJOB_ATTEMPT", labels.ATTEMPT),
         _from_pod("POD_IP", "status.podIP"),
         _from_pod("NODE_NAME", "spec.nodeName"),
@@ -91,21 +92,19 @@ def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
     ]
 
 
-def rendezvous_entries(attempt: JobAttempt, group: WorkerGroup, index: int) -> EnvironmentEntries:
+def rendezvous_entries(attempt: JobAttempt, group: WorkerGroup) -> EnvironmentEntries:
     """Rendezvous of another trainer, by the variables of torchrun."""
-    return literal_entries(
-        {
-            "PET_NNODES": str(group.replicas),
-            "PET_NODE_RANK": str(index),
-            "PET_NPROC_PER_NODE": str(max(group.gpus, 1)),
-            "PET_MASTER_ADDR": service_host(attempt),
-            "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
-        }
-    )
+    return [
+        {"name": "PET_NNODES", "value": str(group.replicas)},
+        _from_label("PET_NODE_RANK", labels.INDEX),
+        {"name": "PET_NPROC_PER_NODE", "value": str(max(group.gpus, 1))},
+        {"name": "PET_MASTER_ADDR", "value": service_host(attempt)},
+        {"name": "PET_MASTER_PORT", "value": str(RENDEZVOUS_PORT)},
+    ]
 
 
 def _from_label(variable: str, label: str) -> dict[str, Any]:
-    """A field reference instead of a value, so that the pods of two attempts have the same spec."""
+    """A field reference instead of a value: the pods of a role, and those of two attempts, have the same spec."""
     return _from_pod(variable, f"metadata.labels['{label}']")
 
 

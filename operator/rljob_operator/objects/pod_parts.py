@@ -23,8 +23,9 @@ _RESTART_IN_PLACE = {
 }
 
 
-def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container: dict[str, Any]) -> dict[str, Any]:
-    """A pod with one container and no restart policy: the operator decides what follows its termination."""
+def pod_frame(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) -> dict[str, Any]:
+    """The first pod of a role, with one container and no restart policy: the operator decides what follows its
+    termination."""
     volumes, _ = pod_volumes(attempt, role)
     user = attempt.settings.run_as_user
     spec: dict[str, Any] = {
@@ -46,7 +47,7 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, index: int, container:
     if attempt.settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in attempt.settings.image_pull_secrets]
     metadata = object_metadata(attempt, name, role) | {
-        "labels": pod_labels(attempt, role, index),
+        "labels": pod_labels(attempt, role),
         "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER},
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

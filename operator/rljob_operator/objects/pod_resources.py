@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rljob_api.job import RLJobSpec
@@ -15,34 +16,93 @@ from rljob_operator.objects.pod_template import is_controller, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 from rljob_operator.objects.predicted_memory import predicted_limit_bytes
 
+_GPU = re.compile(r"nvidia\.com/mig-.*|[^/]*gpu[^/]*/.*|.*/.*gpu.*", re.IGNORECASE)
+"""Resources that are GPUs by their name: amd.com/gpu, gpu.intel.com/i915, nvidia.com/mig-1g.5gb. Not network adapters
+such as nvidia.com/hostdev, which workers may need."""
+
+_COUNT = re.compile("[0-9]{1,9}")
+_MAX_SHOWN = 40
+"""Characters of a value in a message."""
+
 
 def refuse_gpus(attempt: JobAttempt, pod: dict[str, Any], path: str) -> None:
     """Raise InvalidTemplate if a container of the controller pod requests a GPU."""
-    for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
-        limits, requests = limits_and_requests(container, f"{path}.spec.containers[{container['name']}]")
-        for resource in (*limits, *requests):
-            if resource in attempt.settings.gpu_resources or resource.startswith("nvidia.com/"):
-                raise InvalidTemplate(
-                    f"{path}.spec: the container {container['name']} requests {resource}, but the controller never "
-                    "uses a GPU; write it under spec.policy, or remove it"
-                )
+    _refuse_claims(pod, path)
+    for container in _containers(pod):
+        for resource in _requested_gpus(container, attempt, path):
+            raise InvalidTemplate(
+                f"{path}.spec: the container {container['name']} requests {resource}, but the controller never "
+                "uses a GPU; write it under spec.policy, or remove it"
+            )
 
 
 def require_gpus(attempt: JobAttempt, group: WorkerGroup, pod: dict[str, Any]) -> None:
-    """Raise InvalidTemplate if the container `rljob` does not request `gpusPerReplica` GPUs of any kind."""
-    container = own_container(pod)
-    assert container is not None
-    path = f"{group.path}.spec.containers[rljob]"
-    limits, _ = limits_and_requests(container, path)
-    asked = sum(
-        int(count) if str(count).isdigit() else 0
-        for resource, count in limits.items()
-        if resource in attempt.settings.gpu_resources
-    )
-    if asked != group.gpus:
+    """Raise InvalidTemplate if the container `rljob` does not request `gpusPerReplica` GPUs of a configured kind, or if
+    another container requests any."""
+    _refuse_claims(pod, group.path)
+    own, kinds = own_container(pod), attempt.settings.gpu_resources
+    assert own is not None
+    for container in _containers(pod):
+        for resource in _requested_gpus(container, attempt, group.path):
+            if container is not own:
+                raise InvalidTemplate(
+                    f"{group.path}.spec: the container {container['name']} requests {resource}, but only the container "
+                    f"{own['name']} may: it has all GPUs of the pod, spec.{group.role}.gpusPerReplica; remove it"
+                )
+            if resource not in kinds and _GPU.fullmatch(resource):
+                raise InvalidTemplate(
+                    f"{group.path}.spec.containers[{own['name']}].resources: {resource} is not among the GPUs of this "
+                    f"installation ({', '.join(kinds)}); remove it, or let an administrator add it to "
+                    "jobs.gpuResources of the operator's chart"
+                )
+    path = f"{group.path}.spec.containers[{own['name']}].resources.limits"
+    limits, _ = limits_and_requests(own, group.path)
+    asked = {resource: _count(limits[resource], f"{path}.{resource}") for resource in kinds if resource in limits}
+    if (found := sum(asked.values())) != group.gpus:
+        several = f" ({', '.join(asked)})" if len(asked) > 1 else ""
         raise InvalidTemplate(
-            f"{path}.resources: expected {group.gpus} GPUs, found {asked}; write spec.{group.role}.gpusPerReplica, and "
-            "here only another kind of GPU"
+            f"{path}: expected {group.gpus} GPUs, found {found}{several}; write spec.{group.role}.gpusPerReplica, and "
+            f"here only another kind of GPU, one of {', '.join(kinds)}, with null for {attempt.gpu_resource} in limits "
+            "and requests"
+        )
+
+
+def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or [])]
+
+
+def _requested_gpus(container: dict[str, Any], attempt: JobAttempt, path: str) -> list[str]:
+    """Names of the GPU resources that the container requests; all of NVIDIA's count as such."""
+    limits, requests = limits_and_requests(container, f"{path}.spec.containers[{container['name']}]")
+    return [
+        resource
+        for resource, count in (*limits.items(), *requests.items())
+        if count not in (None, 0, "0")
+        and (
+            resource in attempt.settings.gpu_resources or resource.startswith("nvidia.com/") or _GPU.fullmatch(resource)
+        )
+    ]
+
+
+def _count(quantity: Any, path: str) -> int:
+    """A number of GPUs. `int` takes more texts, such as ² and a number of any length."""
+    if quantity is None:
+        return 0
+    if not _COUNT.fullmatch(str(quantity)):
+        raise InvalidTemplate(f"{path}: expected a number of GPUs, found {str(quantity)[:_MAX_SHOWN]!r}; correct it")
+    return int(quantity)
+
+
+def _refuse_claims(pod: dict[str, Any], path: str) -> None:
+    """Raise InvalidTemplate if the pod has claims of dynamic resource allocation.
+
+    RLJob counts GPUs as extended resources, and hides those of containers that request none.
+    """
+    if pod["spec"].get("resourceClaims"):
+        raise InvalidTemplate(
+            f"{path}.spec.resourceClaims: not supported yet, because RLJob requests GPUs as extended resources; remove "
+            "it and write gpusPerReplica, which a driver for dynamic resource allocation can serve, too (field "
+            "extendedResourceName of its DeviceClass)"
         )
 
 

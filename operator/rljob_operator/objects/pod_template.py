@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.pod_template import PodTemplate
+from rljob_api.quantity import shown
 from rljob_operator import labels
 from rljob_operator.objects.container_resources import limits_and_requests
 from rljob_operator.objects.invalid_template import InvalidTemplate
@@ -33,6 +34,9 @@ _FIXED_CONTAINER_FIELDS = {
     "terminationMessagePath": "the operator reads the termination message",
     "terminationMessagePolicy": "the operator reads the termination message",
 }
+_GRACE = "terminationGracePeriodSeconds"
+_LONGEST_GRACE_SECONDS = 86_400
+"""A day."""
 _FIXED_VARIABLES = ("RLJOB_", "RAY_AUTH_", "PET_", "POD_IP", "NODE_NAME")
 """Prefixes of variables that RLJob sets."""
 _CONTROLLER_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -49,6 +53,7 @@ def merge_template(pod: Pod, template: PodTemplate, path: str) -> Pod:
     patch = {"metadata": template.metadata, "spec": with_container_names(template.spec)}
     merged = strategic_merge(pod, patch, POD, path)
     _let_limits_be_requests(merged, own_container(patch), path)
+    _require_grace(merged["spec"], f"{path}.spec")
     _require_labels(pod, merged, path)
     _require_fields(pod, merged, path)
     _require_volumes(pod, merged, path)
@@ -74,8 +79,12 @@ def own_container(pod: Pod) -> dict[str, Any] | None:
     return next((container for container in containers if container.get("name") == CONTAINER), None)
 
 
+def role_of(pod: Pod) -> str:
+    return str(pod["metadata"]["labels"][labels.ROLE])
+
+
 def is_controller(pod: Pod) -> bool:
-    return bool(pod["metadata"]["labels"][labels.ROLE] == "controller")
+    return role_of(pod) == "controller"
 
 
 def _is_container(element: Mapping[str, Any]) -> bool:
@@ -90,6 +99,16 @@ def _let_limits_be_requests(merged: Pod, template_container: dict[str, Any] | No
         resources = container["resources"]
         limited = {resource: limit for resource, limit in limits.items() if limit is not None}
         container["resources"] = {**resources, "requests": {**resources.get("requests", {}), **limited, **requests}}
+
+
+def _require_grace(spec: Mapping[str, Any], path: str) -> None:
+    """A process that ignores SIGTERM holds the job and its namespace for this time."""
+    grace = spec.get(_GRACE, 0)
+    if type(grace) is not int or not 0 <= grace <= _LONGEST_GRACE_SECONDS:
+        raise InvalidTemplate(
+            f"{path}.{_GRACE}: expected 0 to {_LONGEST_GRACE_SECONDS} seconds, found {shown(grace)}; write a number in "
+            "this range, or remove it"
+        )
 
 
 def _require_labels(pod: Pod, merged: Pod, path: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_memory.allocator import NO_GPU
-from rljob_operator import names
+from rljob_operator import labels, names
 from rljob_operator.objects.accounts import account_name
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest
@@ -30,7 +30,7 @@ REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 def build_controller_pod(attempt: JobAttempt) -> Manifest:
     """Before the user's template, and before placement."""
     environment = [
-        *job_entries(attempt, "controller", 0),
+        *job_entries(attempt, "controller"),
         {"name": "RLJOB_STEP_REPORT", "value": names.step_report_name(attempt.name)},
         *ray_entries(attempt),
         *literal_entries(NO_GPU),
@@ -40,7 +40,7 @@ def build_controller_pod(attempt: JobAttempt) -> Manifest:
         **own_trainer(attempt, "controller"),
         "ports": [{"name": "ray", "containerPort": RAY_PORT, "protocol": "TCP"}],
     }
-    pod = pod_frame(attempt, names.controller_pod_name(attempt.name), "controller", 0, container)
+    pod = pod_frame(attempt, names.controller_pod_name(attempt.name), "controller", container)
     pod["spec"]["serviceAccountName"] = account_name(attempt)
     pod["spec"]["automountServiceAccountToken"] = True
     return pod
@@ -51,16 +51,28 @@ MEMORY_GIB_PER_GPU = 4
 """If the size of the model is not known."""
 
 
-def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]) -> Manifest:
-    """Before the user's template, and before placement. `allocator`: the environment of the role's allocator."""
+def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> Manifest:
+    """The first pod of the group, before the user's template, and before placement. `allocator`: the environment of the
+    role's allocator."""
     build_container = _own_container if attempt.own_trainer else _other_container
-    container = build_container(attempt, group, index, allocator)
-    return pod_frame(attempt, names.worker_pod_name(attempt.name, group.role, index), group.role, index, container)
+    container = build_container(attempt, group, allocator)
+    return pod_frame(attempt, names.worker_pod_name(attempt.name, group.role, 0), group.role, container)
 
 
-def _own_container(attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]) -> dict[str, Any]:
+def at_index(pod: Manifest, index: int, name: str) -> Manifest:
+    """The pod `name` with another index of the same role. It shares with `pod` all that does not depend on the index,
+    so a job of a thousand pods takes the memory of one template."""
+    metadata = pod["metadata"]
+    return {
+        **pod,
+        "metadata": {**metadata, "name": name, "labels": {**metadata["labels"], labels.INDEX: str(index)}},
+        "spec": {**pod["spec"], "hostname": name},
+    }
+
+
+def _own_container(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> dict[str, Any]:
     environment = [
-        *job_entries(attempt, group.role, index),
+        *job_entries(attempt, group.role),
         *ray_entries(attempt),
         *_gpu_entries(group, allocator),
     ]
@@ -70,15 +82,13 @@ def _own_container(attempt: JobAttempt, group: WorkerGroup, index: int, allocato
     }
 
 
-def _other_container(
-    attempt: JobAttempt, group: WorkerGroup, index: int, allocator: Mapping[str, str]
-) -> dict[str, Any]:
+def _other_container(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> dict[str, Any]:
     """The image of another trainer, unchanged; its root file system stays writable."""
     trainer = attempt.spec.trainer
     assert trainer is not None
     environment = [
-        *job_entries(attempt, group.role, index),
-        *rendezvous_entries(attempt, group, index),
+        *job_entries(attempt, group.role),
+        *rendezvous_entries(attempt, group),
         *literal_entries(plan_variables(attempt.plan, trainer.supported_settings)),
         *literal_entries(adapter_variables(attempt)),
         *_gpu_entries(group, allocator),

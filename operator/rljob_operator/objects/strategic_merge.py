@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_api.quantity import shown
 from rljob_operator.objects.invalid_template import InvalidTemplate, expect_list, expect_object, kind_of
 
 Object = dict[str, Any]
@@ -68,7 +69,7 @@ def strategic_merge(base: Object, patch: Object, fields: Fields, path: str) -> O
         case "merge":
             pass
         case other:
-            raise InvalidTemplate(f"{path}.$patch: expected merge, replace or delete, found {other!r}")
+            raise InvalidTemplate(f"{path}.$patch: expected merge, replace or delete, found {shown(other)}")
     merged = dict(base)
     for name, value in patch.items():
         if name.startswith("$"):
@@ -125,8 +126,8 @@ def _merged_element(base: Object, patch: Object, shape: KeyedList, path: str) ->
 def _key(element: Object, shape: KeyedList, path: str) -> tuple[Any, ...]:
     key = tuple(element.get(name, _KEY_DEFAULTS.get(name)) for name in shape.keys)
     for name, part in zip(shape.keys, key, strict=True):
-        if not isinstance(part, str | int):
-            raise InvalidTemplate(f"{path}.{name}: expected the {name} of the element to merge, found {part!r}")
+        if type(part) is not (int if name == "containerPort" else str):
+            raise InvalidTemplate(f"{path}.{name}: expected the {name} of the element to merge, found {shown(part)}")
     return key
 
 

@@ -4,6 +4,7 @@ and ConfigMap."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from rljob_api.quantity import byte_quantity
 from rljob_memory.planning.limits import claim_bytes
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
+from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.metadata import Manifest, object_metadata
 from rljob_operator.objects.predicted_memory import predicted_memory
 
@@ -177,9 +179,16 @@ def latest_changes(changes: Sequence[PlanChange]) -> list[PlanChange]:
     return latest[::-1]
 
 
+MAX_MANIFEST_BYTES = 700 << 10
+"""The rest of a ConfigMap's 1 MiB is for the plan changes and the settings of the attempt."""
+
+_INDENTED_BYTES = 8 << 10
+"""Indentation makes lists that are nested 190 levels deep two hundred times as large."""
+
+
 def manifest_text(attempt: JobAttempt) -> str:
     """The job as `rljob_api.manifest.load_manifest` reads it, without status. JSON, which is YAML as well: all strings
-    are quoted, so none can be taken for something else."""
+    are quoted, so none can be taken for something else. Raises InvalidTemplate if it does not fit into a ConfigMap."""
     job = attempt.job
     manifest = {
         "apiVersion": job.api_version,
@@ -187,5 +196,15 @@ def manifest_text(attempt: JobAttempt) -> str:
         "metadata": {"name": attempt.name, "namespace": attempt.namespace},
         "spec": job.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
-    text = json.dumps(manifest, indent=2, ensure_ascii=False)
+    text = _yaml(json.dumps(manifest, ensure_ascii=False))
+    size_bytes = len(text.encode())
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise InvalidTemplate(
+            f"spec: expected at most {MAX_MANIFEST_BYTES >> 10} KiB of JSON, found {math.ceil(size_bytes / 1024)} KiB; "
+            "shorten the templates and engineArgs, and put long texts into a ConfigMap that the pods mount"
+        )
+    return _yaml(json.dumps(manifest, ensure_ascii=False, indent=2)) if size_bytes <= _INDENTED_BYTES else text
+
+
+def _yaml(text: str) -> str:
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"

@@ -28,16 +28,37 @@ def waiting(status: Object) -> str | None:
 
 
 def failed_init_container(spec: Object, status: Object) -> ContainerFailure | None:
-    """The init container that failed. One with a restart policy of its own is a sidecar, and is restarted."""
-    sidecars = {c["name"] for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
-    ended = (c for c in status.get("initContainerStatuses") or () if c["name"] not in sidecars)
+    """The init container that failed and is not restarted, so that the pod cannot start.
+
+    One with restart policy Always is a sidecar. Another restart policy, or restart rules, of its own may restart it
+    until the phase is Failed. For other init containers the phase is no criterion: a sidecar delays it.
+    """
+    given = {c["name"]: c for c in spec.get("initContainers") or ()}
+    ended = (
+        c
+        for c in status.get("initContainerStatuses") or ()
+        if not _is_restarted(given.get(c["name"]) or {}, status.get("phase"))
+    )
     return next(filter(None, map(_failure, ended)), None)
+
+
+def _is_restarted(init_container: Object, phase: str | None) -> bool:
+    policy = init_container.get("restartPolicy")
+    if policy == "Always":
+        return True
+    return phase != "Failed" and (policy == "OnFailure" or bool(init_container.get("restartPolicyRules")))
 
 
 def failed_sidecar(status: Object) -> ContainerFailure | None:
     """The container beside `rljob` that failed."""
     others = (c for c in status.get("containerStatuses") or () if c["name"] != CONTAINER)
     return next(filter(None, map(_failure, others)), None)
+
+
+def running_sidecars(status: Object) -> tuple[str, ...]:
+    """Names of the containers beside `rljob` that run. Ephemeral containers do not keep a pod."""
+    others = (c for _, c in _containers(status) if c["name"] != CONTAINER)
+    return tuple(c["name"] for c in others if (c.get("state") or {}).get("running"))
 
 
 def _containers(status: Object) -> list[tuple[str, Object]]:

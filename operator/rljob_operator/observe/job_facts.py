@@ -15,6 +15,7 @@ from rljob_api.manifest import dotted
 from rljob_api.metadata import Metadata
 from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
+from rljob_api.yaml_document import Document
 from rljob_operator import labels
 from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
@@ -22,6 +23,9 @@ from rljob_operator.observe.packed import pack, unpack
 from rljob_operator.observe.pod_facts import moment
 
 _MAX_PROBLEM = 1024
+_MAX_OPERATOR = 253 + 1 + 253
+_MAX_ERRORS = 20
+"""More do not fit into _MAX_PROBLEM characters. A job can have 60,000 unknown fields, whose texts take 0.1 ms each."""
 _METADATA = frozenset(field.alias or name for name, field in Metadata.model_fields.items()) - {"managedFields"}
 """Metadata that is kept; later versions of Kubernetes may add more."""
 _PLACEHOLDER = NESTED_TOO_DEEPLY.encode()
@@ -43,6 +47,8 @@ class JobFact:
     created_at: datetime
     deleting: bool
     finalizers: tuple[str, ...]
+    operator: str
+    """Installation that reconciles the job, from its annotation; empty if none does yet."""
     phase: str
     """As in kubectl get; Pending if there is none yet."""
     placed: bool
@@ -78,6 +84,7 @@ def job_fact(obj: Object) -> JobFact:
         created_at=moment(metadata["creationTimestamp"]),
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
+        operator=(metadata.get("annotations") or {}).get(labels.OPERATOR, "")[:_MAX_OPERATOR],
         phase=phase,
         placed=scheduled or phase in ("Complete", "Failed", "Suspended", "Invalid"),
         runs=scheduled or phase in ("Running", "Recovering"),
@@ -132,6 +139,6 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 
 def _problem(stored: Object) -> str:
-    text = ProblemText(stored)
-    sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)]
+    text = ProblemText(Document(stored, {}))
+    sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)[:_MAX_ERRORS]]
     return "; ".join(sentences)[:_MAX_PROBLEM] or "cannot parse the object"

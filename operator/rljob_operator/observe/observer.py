@@ -6,7 +6,8 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Object
 from rljob_operator.kube.watch import Key
@@ -61,9 +62,6 @@ class Observer:
         fact = self.jobs.get(key)
         if fact is None:
             return None
-        parsed = parse_job(fact.text)
-        reported = self.step_reports.get(key)
-        step_report, step_report_problem = reported.content(fact.uid) if reported else (None, None)
         pods = self._pods_of.get(key, {}).values()
         own = [pod.pod for pod in pods if pod.owner_uid == fact.uid and pod.pod is not None]
         others = [pod for pod in pods if pod.owner_uid != fact.uid or pod.pod is None]
@@ -71,9 +69,7 @@ class Observer:
         foreign = {pod.name for pod in others} - set(leaving)
         refusals = self._refusals.get(key) or ApiRefusals()
         observed = Observed(
-            job=parsed.job,
-            problem=parsed.problem,
-            stored_status=parsed.status,
+            job=None,
             namespace=fact.namespace,
             name=fact.name,
             uid=fact.uid,
@@ -81,10 +77,10 @@ class Observer:
             created_at=fact.created_at,
             deleting=fact.deleting,
             has_finalizer=fact.has_finalizer,
+            operator=fact.operator,
             pods=tuple(sorted(own, key=lambda pod: pod.name)),
             foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
-            step_report=step_report,
-            step_report_problem=step_report_problem,
+            step_report=None,
             nodes=self._observed_nodes(),
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,
@@ -97,7 +93,8 @@ class Observer:
             kueue_installed=KUEUE_GROUP in self.api_groups,
             fresh_token=secrets.token_hex(32),
         )
-        return Observation(observed, fact.resource_version, fact.finalizers, cache(fact.status))
+        read_observed = cache(partial(_parsed, observed, fact, self.step_reports.get(key)))
+        return Observation(read_observed, fact.resource_version, fact.finalizers, cache(fact.status))
 
     def orphaned_workloads(self, key: Key) -> tuple[str, ...]:
         """Workloads that keep the pods of a job that is gone, as jobs without a finalizer are at once."""
@@ -120,11 +117,12 @@ class Observer:
             created_at=fact.created_at,
             deleting=fact.deleting,
             has_finalizer=fact.has_finalizer,
+            operator=fact.operator,
             pods=(),
             step_report=None,
             nodes=(),
         )
-        return Observation(observed, fact.resource_version, fact.finalizers, cache(fact.status))
+        return Observation(lambda: observed, fact.resource_version, fact.finalizers, cache(fact.status))
 
     def runs(self, key: Key) -> bool:
         """The job's pods hold nodes, or it recovers from a failure."""
@@ -225,6 +223,21 @@ class Observer:
         if self._nodes is None:
             self._nodes = tuple(sorted((fact.node for fact in self.nodes.values()), key=lambda node: node.name))
         return self._nodes
+
+
+def _parsed(observed: Observed, fact: JobFact, report: StepReportFact | None) -> Observed:
+    """The observation with the job and its report, which are parsed for it."""
+    parsed = parse_job(fact.text)
+    step_report, step_report_problem = report.content(fact.uid) if report else (None, None)
+    return replace(
+        observed,
+        job=parsed.job,
+        problem=parsed.problem,
+        stored_status=parsed.status,
+        step_report=step_report,
+        step_report_problem=step_report_problem,
+        step_report_version=report.resource_version if report else "",
+    )
 
 
 def _waiting_for(pod: str) -> str:

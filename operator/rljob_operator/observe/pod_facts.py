@@ -14,7 +14,7 @@ from rljob_operator.kube.resources import Object
 from rljob_operator.objects.gang_scheduling import is_in_group
 from rljob_operator.objects.pod_parts import CONTAINER, RESTART_ALL_CONTAINERS
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.observe.container_states import failed_init_container, failed_sidecar, waiting
+from rljob_operator.observe.container_states import failed_init_container, failed_sidecar, running_sidecars, waiting
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod, PodPhase
 
 _ROLES = ("controller", "policy", "rollout")
@@ -67,7 +67,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         created_at=moment(metadata["creationTimestamp"]),
         node=spec.get("nodeName"),
         scheduled_at=_scheduled_at(scheduled),
-        ready=_is_true(conditions.get("Ready") or {}),
+        ready=_is_ready(conditions.get("Ready") or {}, ours),
         started=end is not None or bool(ours.get("restartCount")) or "running" in (ours.get("state") or {}),
         deleting="deletionTimestamp" in metadata,
         deletion_grace_seconds=metadata.get("deletionGracePeriodSeconds"),
@@ -79,6 +79,7 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         end=end,
         failed_init_container=failed_init_container(spec, status),
         failed_sidecar=failed_sidecar(status),
+        running_sidecars=running_sidecars(status),
         evicted=_evicted(status, conditions.get("DisruptionTarget") or {}),
         disruption=_disruption(status, conditions.get("DisruptionTarget") or {}, end),
         restart_count=int(ours.get("restartCount") or 0),
@@ -114,6 +115,15 @@ def _scheduled_at(condition: Object) -> datetime | None:
     """None also without a time, which virtual kubelets may leave out."""
     time = condition.get("lastTransitionTime")
     return moment(time) if time and _is_true(condition) else None
+
+
+def _is_ready(condition: Object, container: Object) -> bool:
+    """The pod is ready, or the kubelet finds only other containers unready: a sidecar that has ended, for example.
+
+    The node controller clears the condition of pods on lost nodes, and leaves their containers ready.
+    """
+    others_unready = condition.get("reason") == "ContainersNotReady" and bool(container.get("ready"))
+    return _is_true(condition) or others_unready
 
 
 def _is_true(condition: Object) -> bool:

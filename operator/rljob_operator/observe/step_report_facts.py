@@ -27,6 +27,7 @@ _TOO_LARGE = f"expected at most {MAX_STEP_REPORT_BYTES >> 10} KiB, found more; t
 class StepReportFact:
     """One StepReport."""
 
+    resource_version: str
     owners: tuple[str, ...]
     """uids of its owners."""
     packed_text: bytes = b""
@@ -43,13 +44,14 @@ class StepReportFact:
 
 
 def step_report_fact(obj: Object) -> StepReportFact:
+    version = str(obj["metadata"].get("resourceVersion", ""))
     owners = tuple(str(owner.get("uid")) for owner in obj["metadata"].get("ownerReferences") or ())
     status = obj.get("status")
     text = to_json(status) if status else b""
     if len(text) > MAX_STEP_REPORT_BYTES:
         STEP_REPORTS_REFUSED.inc()
-        return StepReportFact(owners, too_large=True)
-    return StepReportFact(owners, pack(text) if text else b"")
+        return StepReportFact(version, owners, too_large=True)
+    return StepReportFact(version, owners, pack(text) if text else b"")
 
 
 def parse_step_report(text: bytes) -> tuple[StepReportStatus | None, str | None]:

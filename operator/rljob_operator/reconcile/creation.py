@@ -35,7 +35,7 @@ def build(view: JobView, attempt: int) -> JobObjects | str:
             plan=view.status.plan,
             plan_changes=view.status.plan_changes,
             restarts_in_place=_can_restart_in_place(observed.nodes),
-            controller_placement=controller_placement(observed, view.spec),
+            controller_placement=controller_placement(observed, view.spec, nodes_are_known=view.settings.watch_nodes),
             gang=gang_of(observed, view.spec),
             ray_token=observed.fresh_token,
         )

@@ -32,6 +32,10 @@ class Desired:
     can be killed between any two writes, and actions are never ahead of the status.
     """
 
+    left_to: str | None = None
+    """Other installation of the operator, which reconciles the job; logged once."""
+    claim: str | None = None
+    """Installation to write into the annotation of the job, before anything else: another one may have done so."""
     finalizer: bool | None = None
     """True adds it, False removes it last of all, None leaves it."""
     require: tuple[RequiredObject, ...] = ()

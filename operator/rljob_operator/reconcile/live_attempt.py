@@ -15,6 +15,7 @@ from rljob_operator.reconcile.next_attempt import next_attempt
 from rljob_operator.reconcile.placement import refusal
 from rljob_operator.reconcile.pod_deletion import delete_before_next_attempt
 from rljob_operator.reconcile.pod_replacement import delete_lost, lost_pods, record_replacements, without
+from rljob_operator.reconcile.progress import set_degraded_condition
 from rljob_operator.reconcile.restart_in_place import begin_in_place, restart_seconds_left
 from rljob_operator.reconcile.start_conditions import (
     overdue_seconds_left,
@@ -35,6 +36,7 @@ _GARBAGE_COLLECTED_WITHIN_SECONDS = 60.0
 def run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if view.leftovers:
         return delete_before_next_attempt(view.leftovers, view, draft)
+    set_degraded_condition(view, draft)  # before the attempt is judged: the report of the last step comes with its end
     lost = lost_pods(view)
     judged = without(lost, view)
     if end := attempt_result(judged) or _reason_to_stop(view, judged):

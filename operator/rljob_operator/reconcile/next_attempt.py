@@ -12,6 +12,7 @@ from rljob_operator.reconcile.placement import obstacle_to_pods
 from rljob_operator.reconcile.pod_deletion import delete_before_next_attempt
 from rljob_operator.reconcile.progress import pods_by_role
 from rljob_operator.reconcile.restarts import counted_attempts, restart_delay_seconds
+from rljob_operator.reconcile.resumption import resumption_message
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.timeouts import deadline_exceeded, deadline_seconds_left
 from rljob_operator.reconcile.timing import elapsed_seconds, soonest
@@ -27,7 +28,7 @@ def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
         return delete_before_next_attempt(view.observed.pods, view, draft)
     if view.spec.suspend:
         return _suspended(draft)
-    _resume(draft)
+    _resume(view, draft)
     if end := deadline_exceeded(view):
         return fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
     if obstacle := obstacle_to_pods(view):
@@ -48,10 +49,10 @@ def _suspended(draft: StatusDraft) -> Desired:
     return Desired()
 
 
-def _resume(draft: StatusDraft) -> None:
+def _resume(view: JobView, draft: StatusDraft) -> None:
     if draft.holds(ConditionType.SUSPENDED):
         draft.condition(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false again")
-        draft.event("Normal", EventReason.RESUMED, f"the job resumes at step {(draft.status.step or 0) + 1}")
+        draft.event("Normal", EventReason.RESUMED, resumption_message(view, draft))
 
 
 def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
@@ -60,7 +61,8 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
     if last is None or last.end_time is None:
         return 0.0
     if last.reason == AttemptReason.PLACEMENT_TIMED_OUT:
-        delay = placement_retry_seconds(view.settings.placement_retry_seconds, last.placement_retries)
+        first, retries = view.settings.placement_retry_seconds, last.placement_retries
+        delay = placement_retry_seconds(first, retries, view.observed.uid)
         reason, why = ConditionReason.PLACEMENT_TIMED_OUT, last.message or ""
     else:
         delay = restart_delay_seconds(counted_attempts(draft.status), view.settings.restart_delay_seconds)

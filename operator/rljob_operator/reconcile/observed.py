@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.status import RLJobStatus, Role
 from rljob_api.step_report import StepReportStatus
@@ -61,6 +62,7 @@ class ObservedPod:
     scheduled_at: datetime | None = None
     """Time at which the condition PodScheduled became true."""
     ready: bool = False
+    """The container `rljob` is ready, on a node that reports."""
     started: bool = False
     """The container `rljob` runs or has run."""
     deleting: bool = False
@@ -84,6 +86,8 @@ class ObservedPod:
     """Init container that failed and is not restarted."""
     failed_sidecar: ContainerFailure | None = None
     """Container other than `rljob` that failed and is not restarted."""
+    running_sidecars: tuple[str, ...] = ()
+    """Names of the containers other than `rljob` that run, with those of sidecar containers."""
     evicted: str | None = None
     """Message of the kubelet if it evicted the pod for exceeding one of its own limits, such as that of a volume."""
     disruption: str | None = None
@@ -100,8 +104,27 @@ class ObservedPod:
     """Of the spec that it was made with."""
 
     @property
-    def ended(self) -> bool:
+    def has_terminated(self) -> bool:
+        """All containers of the pod have terminated: it holds no resources of its node."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def ended(self) -> bool:
+        """The trainer in it has ended, whatever else still runs in the pod.
+
+        A sidecar that keeps running, such as a service mesh injects, keeps the phase at Running.
+        """
+        restarts = self.end is not None and self.restarts_in_place and self.end.exit_code == ExitCode.RESTART_IN_PLACE
+        return self.has_terminated or (self.end is not None and not restarts)
+
+    @property
+    def kept_by(self) -> str:
+        """The containers that keep a pod whose trainer has ended, for messages; empty if there are none."""
+        if not self.ended or self.has_terminated or not self.running_sidecars:
+            return ""
+        names = ", ".join(self.running_sidecars)
+        several = len(self.running_sidecars) > 1
+        return f"container{'s' if several else ''} {names} of pod {self.name} still run{'' if several else 's'}"
 
     @property
     def taken_by_cluster(self) -> bool:
@@ -149,6 +172,8 @@ class Observed:
     step_report: StepReportStatus | None
     """Content of the job's own StepReport; None if there is none, or `step_report_problem` tells why not."""
     nodes: tuple[ObservedNode, ...]
+    operator: str = ""
+    """Installation of the operator that reconciles the job; empty if none does yet."""
     problem: str | None = None
     stored_status: RLJobStatus | None = None
     """The status if `job` is None and the status can be parsed."""
@@ -156,6 +181,8 @@ class Observed:
     """Foreign pods with a name that this job needs, or with its labels."""
     step_report_problem: str | None = None
     """Error in the StepReport; None if it can be parsed."""
+    step_report_version: str = ""
+    """Its resourceVersion."""
     namespace_terminating: bool = False
     refused: str | None = None
     """Message of the API server about an object that it refused (403, 404, 422), until a write for the job succeeds."""

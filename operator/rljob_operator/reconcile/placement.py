@@ -43,10 +43,15 @@ def obstacle_to_pods(view: JobView) -> Obstacle | None:
     return None
 
 
-def controller_placement(observed: Observed, spec: RLJobSpec) -> ControllerPlacement:
-    """Nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler."""
+def controller_placement(observed: Observed, spec: RLJobSpec, *, nodes_are_known: bool) -> ControllerPlacement:
+    """Nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler.
+
+    Otherwise tainted nodes with GPUs if there are any: a cluster that begins without nodes gets one that fits.
+    """
     if spec.controller.require_gpu_free_node or any(_takes_controller(node, spec) for node in observed.nodes):
         return "GpuFreeNodes"
+    if nodes_are_known and not any(node.gpus and node.usable and node.tainted for node in observed.nodes):
+        return "UntaintedNodes"
     return "AnyNode"
 
 

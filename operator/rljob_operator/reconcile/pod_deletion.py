@@ -15,7 +15,7 @@ from rljob_operator.settings import OperatorSettings
 
 WITHOUT_WORKERS_SECONDS = 20
 """Grace period of a controller that has lost a worker: it cannot commit, and may need minutes to notice. Also that of a
-worker whose node is unreachable, because nothing waits for it."""
+worker whose node is unreachable, and of sidecars without their trainer, because nothing waits for them."""
 
 
 def delete_before_next_attempt(
@@ -71,7 +71,7 @@ def _grace_of_other(pod: ObservedPod, termination: Termination, *, last: bool) -
     """None: that of its template. 0 removes the pod from the API server; only the `last` pods are removed."""
     if last and termination.may_remove(pod):
         return 0
-    return WITHOUT_WORKERS_SECONDS if not pod.ended and _is_lost(pod, termination) else None
+    return WITHOUT_WORKERS_SECONDS if not pod.has_terminated and _is_lost(pod, termination) else None
 
 
 def _has_longer(pod: ObservedPod, seconds: int | None) -> bool:

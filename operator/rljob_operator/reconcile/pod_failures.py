@@ -8,10 +8,10 @@ from rljob_operator.reconcile.view import JobView
 
 
 def init_container_failed(view: JobView) -> AttemptResult | None:
-    """Result of an attempt with a pod whose init container failed, so that the trainer did not start."""
+    """Result of an attempt with a pod whose init container failed, so that the trainer cannot start."""
     for pod in view.pods:
         failure = pod.failed_init_container
-        if pod.ended and failure and not (pod.disruption or pod.deleting):
+        if failure and not (pod.disruption or pod.deleting):
             sentence = failure.message("init container", pod.name)
             return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, sentence, Failed())
     return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob_api.conditions import ConditionType
 from rljob_api.status import JobMemory, RolePods
 from rljob_api.step_report import RankMemory
-from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.view import JobView, Stage
 
 
@@ -21,6 +22,18 @@ def record_progress(view: JobView, draft: StatusDraft) -> None:
         draft.set(reward=report.reward)
     if (memory := fullest_gpu(report.memory)) is not None:
         draft.set(memory=memory)
+
+
+def set_degraded_condition(view: JobView, draft: StatusDraft) -> None:
+    """Degraded is true while the last step has a warning. It stays true in a job that ends so."""
+    current = view.report_of_attempt
+    if current is None or current.training_warning is None:
+        draft.reset(ConditionType.DEGRADED)
+        return
+    warning = current.training_warning
+    if not draft.held(ConditionType.DEGRADED):
+        draft.event("Warning", EventReason.DEGRADED, warning.message)
+    draft.condition(ConditionType.DEGRADED, True, warning.reason, warning.message)
 
 
 def committed_steps(view: JobView) -> int | None:

@@ -15,8 +15,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.job import MANAGED_BY_OPERATOR
+from rljob_operator import labels
 from rljob_operator.reconcile.creation import report_invalid_spec
-from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.desired import Desired, EventNote
 from rljob_operator.reconcile.exit_decision import exit_decision
 from rljob_operator.reconcile.finished import run_finished
 from rljob_operator.reconcile.live_attempt import run_attempt, stop_attempt
@@ -26,7 +28,7 @@ from rljob_operator.reconcile.observed import Observed
 from rljob_operator.reconcile.pod_deletion import finish_deletion, uses_finalizer, workloads_to_delete
 from rljob_operator.reconcile.progress import record_progress
 from rljob_operator.reconcile.status_bounds import bounded
-from rljob_operator.reconcile.status_draft import StatusDraft
+from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
 from rljob_operator.reconcile.status_write import display, due_write
 from rljob_operator.reconcile.summary import summarize
 from rljob_operator.reconcile.timing import soonest
@@ -36,8 +38,23 @@ from rljob_operator.settings import OperatorSettings
 
 def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     """Decide the writes for one job. Deterministic; does not raise for an invalid job."""
+    if observed.job is not None and observed.job.spec.managed_by not in (None, MANAGED_BY_OPERATOR):
+        return Desired()
+    if observed.operator not in ("", settings.installation):
+        return _left_to(observed.operator, settings.installation)
     now = now.replace(microsecond=0)  # as Kubernetes writes times
-    return replace(_decide(observed, settings, now), delete_workloads=workloads_to_delete(observed))
+    desired = replace(_decide(observed, settings, now), delete_workloads=workloads_to_delete(observed))
+    writes = replace(desired, requeue_after_seconds=None, is_status_delayed=False) != Desired()
+    return replace(desired, claim=settings.installation) if writes and not observed.operator else desired
+
+
+def _left_to(other: str, ours: str) -> Desired:
+    message = (
+        f"the operator {other} reconciles this job (annotation {labels.OPERATOR}), so {ours} leaves it alone; "
+        f"uninstall one of them, or list different namespaces; if {other} is gone: kubectl annotate rljobs --all "
+        f"--all-namespaces {labels.OPERATOR}-"
+    )
+    return Desired(left_to=other, events=(EventNote("Warning", EventReason.MANAGED_BY_ANOTHER_OPERATOR, message),))
 
 
 def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:

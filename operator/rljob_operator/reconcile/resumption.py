@@ -37,11 +37,17 @@ def is_answered(view: JobView) -> bool:
     return view.observed.generation > failure.generation and _digest(view.job.spec) != failure.spec_digest
 
 
+def resumption_message(view: JobView, draft: StatusDraft) -> str:
+    """`the job resumes at step 4`. After the last step, only what follows it is missing, such as the model."""
+    step, steps = draft.status.step or 0, view.spec.algorithm.steps
+    return f"the job resumes at step {step + 1}" if step < steps else f"the job resumes after step {step}, its last one"
+
+
 def resume(view: JobView, draft: StatusDraft) -> None:
     """Clear the failure. The record of attempts stays; budgets and delays start afresh."""
     sentence = (
-        f"the spec was changed after the failure (generation {view.observed.generation}): the job resumes at step "
-        f"{(draft.status.step or 0) + 1}"
+        f"the spec was changed after the failure (generation {view.observed.generation}): "
+        f"{resumption_message(view, draft)}"
     )
     latest = draft.attempt
     if latest is not None and latest.end_time is None:

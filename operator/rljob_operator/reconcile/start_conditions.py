@@ -6,6 +6,7 @@ from datetime import UTC
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.step_report import StepReportStatus
+from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import growth_note, unplaceable
 from rljob_operator.reconcile.pod_replacement import waiting_for
 from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
@@ -27,7 +28,13 @@ def set_scheduled_condition(view: JobView, draft: StatusDraft) -> None:
 
 
 def set_running_condition(view: JobView, draft: StatusDraft) -> None:
-    if view.holds(ConditionType.RUNNING):
+    """Set the condition. A trainer that has ended runs no steps, while the cause of its end is awaited."""
+    if ended := _ended(view, draft):
+        # The pods of another trainer may end one after the other, when their work is done.
+        runs = view.holds(ConditionType.RUNNING) and not view.own_trainer
+        reason = ConditionReason.STEPS_COMMITTED if runs else ConditionReason.STOPPING
+        draft.condition(ConditionType.RUNNING, runs, reason, ended)
+    elif view.holds(ConditionType.RUNNING):
         _set_running(view, draft)
     elif view.all_ready:
         _set_started(view, draft)
@@ -82,11 +89,31 @@ def _set_scheduled(view: JobView, draft: StatusDraft) -> None:
 # --- Running ---
 
 
+def _ended(view: JobView, draft: StatusDraft) -> str | None:
+    """Message about pods whose trainer has ended; None if all run, apart from pods that are being replaced."""
+    replaced = draft.attempt.replacing_pods if draft.attempt else []
+    ended = [pod for pod in view.pods if pod.ended and pod.name not in replaced]
+    if not ended:
+        return None
+    first = next((pod for pod in ended if pod.kept_by), ended[0])
+    code = f" (exit code {first.end.exit_code})" if first.end else ""
+    more = f" and {len(ended) - 1} more" if len(ended) > 1 else ""
+    kept = f"; {first.kept_by}" if first.kept_by else ""
+    return f"the trainer has ended in {first.name}{code}{more}; waiting for the other pods{kept}"
+
+
 def _why_not_ready(view: JobView) -> str:
     for pod in view.pods:
-        if pod.failed_sidecar and not pod.ready:
-            return f"not all pods are ready: {pod.failed_sidecar.message('container', pod.name)}"
+        if sidecar := _sidecar_problem(pod):
+            return f"not all pods are ready: {sidecar}"
     return "the pods have not started"
+
+
+def _sidecar_problem(pod: ObservedPod) -> str:
+    """Message about a container beside the trainer that failed or cannot start; empty if there is none."""
+    if pod.failed_sidecar:
+        return pod.failed_sidecar.message("container", pod.name)
+    return f"pod {pod.name}: {pod.waiting}" if pod.waiting and pod.started else ""
 
 
 def _set_started(view: JobView, draft: StatusDraft) -> None:
@@ -111,7 +138,8 @@ def _set_running(view: JobView, draft: StatusDraft) -> None:
             draft.event("Warning", EventReason.STEP_OVERDUE, sentence)
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, sentence)
     else:
-        message = f"steps are being committed{waiting_for(view, draft)}"
+        beside = next((f"; {problem}" for pod in view.pods if (problem := _sidecar_problem(pod))), "")
+        message = f"steps are being committed{waiting_for(view, draft)}{beside}"
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, message)
 
 

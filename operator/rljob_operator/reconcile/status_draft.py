@@ -17,6 +17,7 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SCHEDULED: (ConditionReason.WAITING_FOR_PODS, "the pods are being created"),
     ConditionType.RUNNING: (ConditionReason.STARTING, "the pods have not started"),
     ConditionType.MEMORY_PRESSURE: (ConditionReason.ENOUGH_MEMORY, "no out-of-memory failure is projected"),
+    ConditionType.DEGRADED: (ConditionReason.NO_WARNING, "the last step has no warning"),
     ConditionType.RECOVERING: (ConditionReason.NO_FAILURE, "nothing has failed"),
     ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
     ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),
@@ -119,11 +120,13 @@ def clipped(text: str, longest: int) -> str:
 class EventReason(StrEnum):
     ATTEMPT_STARTED = "AttemptStarted"
     CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
+    DEGRADED = "Degraded"
     FOREIGN_OBJECT = "ForeignObject"
     FOREIGN_POD_IGNORED = "ForeignPodIgnored"
     INVALID_SPEC = "InvalidSpec"
     JOB_COMPLETED = "JobCompleted"
     JOB_FAILED = "JobFailed"
+    MANAGED_BY_ANOTHER_OPERATOR = "ManagedByAnotherOperator"
     MEMORY_PRESSURE = "MemoryPressure"
     NODE_LOST = "NodeLost"
     OBJECT_LEFT_BEHIND = "ObjectLeftBehind"

@@ -58,7 +58,13 @@ def _essence(status: RLJobStatus) -> RLJobStatus:
     return _without_time(status).model_copy(update=progress | wording)
 
 
-_REPORTING = (ConditionType.MEMORY_PRESSURE, ConditionType.RECOVERING, ConditionType.READY, ConditionType.STALLED)
+_REPORTING = (
+    ConditionType.MEMORY_PRESSURE,
+    ConditionType.DEGRADED,
+    ConditionType.RECOVERING,
+    ConditionType.READY,
+    ConditionType.STALLED,
+)
 """Conditions that no decision rests on."""
 
 
@@ -88,11 +94,18 @@ def display(status: RLJobStatus) -> StatusDisplay:
     ready = condition_of(status, ConditionType.READY)
     return StatusDisplay(
         phase=ready.reason if ready else "",
-        step=f"{status.step or 0}/{status.steps}" if status.steps else "",
+        step=_step(status.step or 0, status.steps),
         reward="" if status.reward is None else f"{status.reward:.4g}",
         peak=_gibibytes(memory.peak_reserved_bytes) if memory else "",
         headroom=_gibibytes(memory.headroom_bytes) if memory else "",
     )
+
+
+def _step(step: int, steps: int | None) -> str:
+    """`3/10`; only the committed steps if the spec now asks for fewer."""
+    if not steps:
+        return ""
+    return f"{step}/{steps}" if step <= steps else str(step)
 
 
 def _gibibytes(count: int) -> str:

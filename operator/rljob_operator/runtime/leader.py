@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -29,6 +30,7 @@ from rljob_operator.runtime.endpoints import Health
 from rljob_operator.runtime.fair_order import Priority
 from rljob_operator.runtime.kopf_runtime import run_in_kopf
 from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime.unfinished_reconciles import ANNOTATION, UnfinishedReconciles
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 
@@ -71,7 +73,8 @@ class Leader:
         self._recorder = EventRecorder(self._event_client, instance=identity)
         self._node_labels = NodeLabels(self._client)
         self._executor = Executor(self._client, self._recorder, self._observer.saw)
-        self._loop = ReconcileLoop(settings, self._queue, self._observer, self._executor, reconcile)
+        self._unfinished = _unfinished_reconciles(election)
+        self._loop = ReconcileLoop(settings, self._queue, self._observer, self._executor, reconcile, self._unfinished)
         self._tasks: list[asyncio.Task[None]] = []
         self._reconciling: asyncio.Task[None] | None = None
         self._api_groups_read = asyncio.Event()
@@ -128,6 +131,7 @@ class Leader:
             await known.wait()
         self._health.ready = True
         _log.info("caches filled", jobs=len(self._observer.jobs), pods=len(self._observer.pods))
+        await self._unfinished.keep_only({key for key, _ in self._observer.jobs.items()})
         await self._loop.run()
 
     async def _hand_over(self) -> None:
@@ -200,6 +204,13 @@ class Leader:
             os._exit(EXIT_LEADERSHIP_LOST)
         self._failure = self._failure or error
         self._stop.set()
+
+
+def _unfinished_reconciles(election: LeaderElection | None) -> UnfinishedReconciles:
+    """Those of the process that led before, as the Lease has them."""
+    if election is None:
+        return UnfinishedReconciles()
+    return UnfinishedReconciles(election.annotation(ANNOTATION), partial(election.annotate, ANNOTATION))
 
 
 def _leadership_lost(error: BaseException) -> LeadershipLost | None:

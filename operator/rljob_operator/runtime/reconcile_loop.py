@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -23,11 +24,13 @@ from rljob_operator.kube.errors import (
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import RECONCILE_ERRORS, STATUS_WRITES_DELAYED
+from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.bug_report import report_bug
+from rljob_operator.reconcile.bug_report import BugReport, report_bug, report_unfinished
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.runtime.job_metrics import count
+from rljob_operator.runtime.unfinished_reconciles import SLOW_SECONDS, UnfinishedReconciles
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 
@@ -49,12 +52,17 @@ class ReconcileLoop:
         observer: Observer,
         executor: Executor,
         reconcile: Reconcile,
+        unfinished: UnfinishedReconciles | None = None,
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._observer = observer
         self._executor = executor
         self._reconcile = reconcile
+        self._unfinished = unfinished or UnfinishedReconciles()
+        self._deciding = asyncio.Lock()
+        """Held by the reconcile in progress: threads share one interpreter, so several at once would only delay the
+        event loop."""
 
     async def run(self) -> None:
         """Return when the queue is closed and the workers have finished. Raises LeadershipLost."""
@@ -109,17 +117,22 @@ class ReconcileLoop:
         except Exception as error:
             _log.exception("reconcile failed; this is a bug in the operator")
             self._retry(key, "Unexpected", error)
-            await self._report_bug(key, error)
+            await self._report(key, report_bug(error))
 
     async def _observe_and_execute(self, key: Key) -> None:
         observation = self._observer.observe(key)
         if observation is None:
             self._executor.forget(key)
+            await self._unfinished.end(key)
             for workload in self._observer.orphaned_workloads(key):
                 await self._executor.delete_workload(workload, key[0])
             self._queue.requeue(key, None)
+        elif wait_seconds := self._seconds_to_wait(key):
+            self._queue.requeue(key, wait_seconds)
+            await self._report(key, report_unfinished(self._unfinished.deaths(key)))
+            return
         else:
-            desired = self._reconcile(observation.observed, self._settings, datetime.now(UTC))
+            desired = await self._decide(key, observation)
             if desired.status is not None:
                 self._observer.status_written(key)
             STATUS_WRITES_DELAYED.inc(desired.is_status_delayed)
@@ -134,11 +147,38 @@ class ReconcileLoop:
             self._queue.requeue(key, desired.requeue_after_seconds)
         self._queue.succeeded(key)
 
-    async def _report_bug(self, key: Key, bug: Exception) -> None:
-        """Write the error into the status of the job, where its owner can see it. Best effort."""
+    async def _decide(self, key: Key, observation: Observation) -> Desired:
+        """Reconcile in a thread, so that the Lease is renewed and the probes are answered meanwhile, however long it
+        takes. One that takes long, or did not return in an earlier process, is recorded."""
+        async with self._deciding:
+            if self._unfinished.deaths(key):
+                await self._unfinished.begin(key)
+            began = time.monotonic()
+            decision = asyncio.get_running_loop().run_in_executor(None, self._decided, observation)
+            try:
+                done, _ = await asyncio.wait((decision,), timeout=SLOW_SECONDS)
+                if not done:
+                    await self._unfinished.begin(key)
+                return await decision
+            finally:
+                await self._unfinished.end(key)
+                if (seconds := time.monotonic() - began) >= SLOW_SECONDS:
+                    _log.warning("slow reconcile", seconds=round(seconds, 1))
+
+    def _decided(self, observation: Observation) -> Desired:
+        return self._reconcile(observation.observed, self._settings, datetime.now(UTC))
+
+    def _seconds_to_wait(self, key: Key) -> float:
+        """Time that a job has to wait because processes have ended over it; a deleted one has its finalizer removed."""
+        fact = self._observer.jobs.get(key)
+        return 0.0 if fact is None or fact.deleting else self._unfinished.seconds_left(key)
+
+    async def _report(self, key: Key, report: BugReport) -> None:
+        """Write the report into the status of the job, where its owner can see it. Best effort."""
         try:
-            if observation := self._observer.observe_metadata(key):
-                await self._executor.report(report_bug(bug), observation)
+            observation = self._observer.observe_metadata(key)
+            if observation and observation.observed.operator in ("", self._settings.installation):
+                await self._executor.report(report, observation)
         except LeadershipLost:
             raise
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import ssl
@@ -34,6 +35,10 @@ _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 _PROBES_PER_SECOND = 1000
 """Enough for the kubelet's turn within its second or two, even if others flood the port."""
 
+_COLLECT_AFTER = (50_000, 20, 20)
+"""Of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a large document
+is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
+
 _SCRAPES_PER_SECOND = 50
 """A TLS handshake takes about a millisecond of the process."""
 
@@ -43,6 +48,7 @@ def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
 
     If leadership is lost, the process exits at once with code 3, because another replica may already lead.
     """
+    gc.set_threshold(*_COLLECT_AFTER)
     with suppress(asyncio.CancelledError):
         asyncio.run(_operate(settings, connect(), reconcile))
 
@@ -67,7 +73,8 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
         if settings.network_policy and not settings.api_server_ports:
             ports = await api_server_ports(lease_client, connection.server)
             settings = settings.model_copy(update={"api_server_ports": ports})
-        election = _election(settings, connection, lease_client)
+        settings = settings.model_copy(update={"lease_namespace": settings.lease_namespace or connection.namespace})
+        election = _election(settings, lease_client)
         if election:
             await election.acquire(health.standing_by)
             stack.push_async_callback(election.release)  # also if a signal comes before the Leader begins
@@ -89,13 +96,13 @@ async def _tls(stack: AsyncExitStack, settings: OperatorSettings) -> ssl.SSLCont
     return certificate.context
 
 
-def _election(settings: OperatorSettings, connection: Connection, client: ApiClient) -> LeaderElection | None:
+def _election(settings: OperatorSettings, client: ApiClient) -> LeaderElection | None:
     if not settings.leader_election:
         return None
     return LeaderElection(
         client,
         name=settings.lease_name,
-        namespace=settings.lease_namespace or connection.namespace,
+        namespace=settings.lease_namespace,
         identity=f"{_pod_name()}_{uuid.uuid4()}",
     )
 

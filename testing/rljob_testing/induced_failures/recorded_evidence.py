@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence import read_evidence
+from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_testing.device import device
 from rljob_testing.repository import ROOT
 
@@ -27,27 +29,32 @@ _UNTELLING = re.compile(r"^\s*[\^~]+\s*$|it/s\]|s/it\]|^\s*$")
 def pack(failure: Path, recorded: Path, made_by: str) -> Path:
     """Copy the failure in the folder `failure`, as `<class>/<name>`, into `recorded`, with its source.
 
-    The copy is a text file if the failure has only a log, else a folder. Raises `ValueError` if the diagnosis of the
-    copy differs.
+    The copy is a text file if the failure has only a log, else a JSON file with the text of each file by its path.
+    Raises `ValueError` if the diagnosis of the copy differs.
     """
-    source = f"# source: made on one {device()}, {datetime.now(UTC):%Y-%m-%d}, by {made_by}\n"
+    source = f"made on one {device()}, {datetime.now(UTC):%Y-%m-%d}, by {made_by}"
+    paths = ((str(path.relative_to(failure)), _small(path)) for path in _files(failure))
+    files = {name: text for name, text in paths if text is not None}
+    _require_same_diagnosis(failure, files)
     copy = recorded / failure.parent.name / f"induced-{failure.name.replace('_', '-')}"
-    shutil.rmtree(copy, ignore_errors=True)
-    copy.mkdir(parents=True)
-    for path in _files(failure):
-        if (small := _small(path)) is not None:
-            target = copy / path.relative_to(failure)
-            target.parent.mkdir(exist_ok=True)
-            target.write_text(small, encoding="utf-8")
-    (copy / "source.txt").write_text(source, encoding="utf-8")
-    _require_same_diagnosis(failure, copy)
-    files = [path for path in copy.rglob("*") if path.is_file() and path.name != "source.txt"]
-    if len(files) == 1 and files[0].suffix == ".log":
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if len(files) == 1 and next(iter(files)).endswith(".log"):
         text = copy.with_suffix(".txt")
-        text.write_text(source + files[0].read_text(encoding="utf-8"), encoding="utf-8")
-        shutil.rmtree(copy)
+        text.write_text(f"# source: {source}\n{next(iter(files.values()))}", encoding="utf-8")
         return text
-    return copy
+    document = copy.with_suffix(".json")
+    document.write_text(json.dumps({"source": source, "files": files}, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    return document
+
+
+def evidence_of_files(files: Mapping[str, str]) -> CollectedEvidence:
+    """Read the evidence in a directory of these files: the text of each, by its path in the directory."""
+    with tempfile.TemporaryDirectory() as directory:
+        for name, text in files.items():
+            path = Path(directory) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+        return read_evidence(Path(directory))
 
 
 def _files(failure: Path) -> Iterator[Path]:
@@ -82,7 +89,8 @@ def _middle_left_out(text: str) -> str:
     return f"{head}\n[…]\n{tail}"
 
 
-def _require_same_diagnosis(whole: Path, small: Path) -> None:
-    expected, found = ([(d.failure_class, d.confidence) for d in diagnose(read_evidence(p))] for p in (whole, small))
+def _require_same_diagnosis(failure: Path, files: Mapping[str, str]) -> None:
+    whole, small = read_evidence(failure), evidence_of_files(files)
+    expected, found = ([(each.failure_class, each.confidence) for each in diagnose(read)] for read in (whole, small))
     if expected != found:
-        raise ValueError(f"{whole}: diagnosed as {expected}, and its small copy as {found}")
+        raise ValueError(f"{failure}: diagnosed as {expected}, and its small copy as {found}")

@@ -66,9 +66,16 @@ class SimulatedKubelet:
         self._status(pod, _status("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False))
 
     def end(
-        self, pod: Pod, exit_code: int, reason: str = "", message: str | TerminationMessage = "", disruption: str = ""
+        self,
+        pod: Pod,
+        exit_code: int,
+        reason: str = "",
+        message: str | TerminationMessage = "",
+        disruption: str = "",
+        sidecar: str = "",
     ) -> None:
-        """End the container. `reason`: as the kubelet reports it; by default Completed or Error, by the exit code."""
+        """End the container. `reason`: as the kubelet reports it; by default Completed or Error, by the exit code.
+        `sidecar`: a container of the pod that keeps running, and with it the phase."""
         text = message if isinstance(message, str) else message.to_json().decode()
         terminated = {
             "exitCode": exit_code,
@@ -76,10 +83,13 @@ class SimulatedKubelet:
             "message": text,
             "finishedAt": _now(),
         }
-        phase = "Failed" if exit_code else "Succeeded"
+        phase = "Running" if sidecar else "Failed" if exit_code else "Succeeded"
         status = _status(phase, {"terminated": terminated}, ready=False, restarts=_restarts(pod))
         if disruption:
             status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": disruption})
+        if sidecar:
+            running = _status(phase, {"running": {"startedAt": _now()}}, ready=True)["containerStatuses"]
+            status["containerStatuses"] += [container | {"name": sidecar} for container in running]
         self._status(pod, status)
 
     def restart(self, pod: Pod, times: int = 1) -> None:

@@ -22,6 +22,7 @@ from tests.integration.chart.conftest import (
 
 OURS = "rljob.dev/pods-end-first"
 FOREIGN = "example.com/keep"
+CLAIM = "rljob.dev/operator"
 
 
 def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
@@ -30,16 +31,20 @@ def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
     installed()
     command_line.apply(
         job("plain", "team-a", finalizers=[OURS]),
-        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN]),
+        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN], annotations={CLAIM: "a/b", "mine": "kept"}),
+        job("claimed", "team-a", annotations={CLAIM: "a/b"}),
     )
     command_line.kubectl("delete", "rljob", "plain", "-n", "team-a", "--wait=false")
 
     uninstall(command_line, tmp_path)
 
-    eventually(lambda: jobs(command_line, "team-a") == [], "the deleted job to be gone")
+    eventually(lambda: len(jobs(command_line, "team-a")) == 1, "the deleted job to be gone")
     [other] = jobs(command_line, "team-b")
     assert other["metadata"]["finalizers"] == [FOREIGN]
     assert "deletionTimestamp" not in other["metadata"]
+    assert other["metadata"]["annotations"].keys() & {CLAIM, "mine"} == {"mine"}
+    [claimed] = jobs(command_line, "team-a")
+    assert CLAIM not in claimed["metadata"].get("annotations", {})
     eventually(lambda: left_in_release_namespace(command_line) == [], "the hook's own objects to be gone")
 
 

@@ -30,12 +30,19 @@ JSONL: dict[str, Any] = {"name": "jsonl", "args": {"path": "items.jsonl"}}
 CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the field that is named, a spec that breaks a rule, one beside it that does not
     ("spec.model.uri", {"model": {"uri": "pvc://models/.."}}, {"model": {"uri": "pvc://models/qwen3"}}),
+    ("spec.model.uri", {"model": {"uri": "hf://my org/qwen3"}}, {"model": {"uri": "file:///my models/qwen3"}}),
     ("spec.algorithm.dualClip", {"algorithm": {"dualClip": 1.0}}, {"algorithm": {"dualClip": 0}}),
     ("spec.algorithm.warmupSteps", {"algorithm": {"warmupSteps": 11}}, {"algorithm": {"warmupSteps": 10}}),
     (
         "spec.algorithm.updatesPerStep",
         {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 9}},
         {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 8}},
+    ),
+    ("spec.task.reward", {"task": JSONL | {"reward": "rw.py:f"}}, {"task": JSONL | {"reward": "rw:f"}}),
+    (
+        "spec.task.name",
+        {"task": {"name": "items.py:load", "reward": "rw:f"}},
+        {"task": {"name": "items:load", "reward": "rw:f"}},
     ),
     ("spec.task.reward", {"task": JSONL}, {"task": JSONL | {"reward": "rewards:exact"}}),
     (
@@ -105,6 +112,11 @@ CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "spec.checkpoint.volume",
         {"checkpoint": {"volume": {"emptyDir": {}}, "size": "1Gi"}},
         {"checkpoint": {"size": "1Gi"}},
+    ),
+    (
+        "spec.checkpoint.volume",
+        {"checkpoint": {"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}},
+        {"checkpoint": {"volume": {"hostPath": {"path": "/data"}}}},
     ),
     (
         "spec.checkpoint.retain",
@@ -273,7 +285,11 @@ WHOLE = (
         algorithm={"warmupSteps": 1, "promptsPerStep": 4, "groupSize": 4},
         rollout={"replicas": 2, "gpusPerReplica": 2},
     ),
-    job("with-claim", checkpoint={"size": "1Gi", "storageClassName": "fast"}),
+    job(
+        "with-claim",
+        checkpoint={"size": "1Gi", "storageClassName": "fast"},
+        managedBy="kueue.x-k8s.io/multikueue",
+    ),
 )
 """Two jobs that together have every immutable field, including the optional ones."""
 
@@ -293,6 +309,7 @@ OTHERS: dict[str, Any] = {
     "spec.checkpoint.size": "2Gi",
     "spec.checkpoint.storageClassName": "slow",
     "spec.rollout.tensorParallelSize": 2,
+    "spec.managedBy": "example.com/another",
 }
 """Other values where they do not follow from the type."""
 

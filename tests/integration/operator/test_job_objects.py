@@ -85,7 +85,7 @@ def built(stored: Object, placement: Any) -> JobObjects:
     )
 
 
-@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
 @pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
 def test_every_object_of_a_job_is_accepted(
     spec: Object, placement: str, api: ApiClient, namespace: str, kubectl: Kubectl

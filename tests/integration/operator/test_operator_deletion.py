@@ -11,6 +11,7 @@ from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.restarts import forget_leader
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from tests.integration.operator.conftest import Kubectl
 
 
 def test_a_running_job_commits_its_step_before_it_goes(
@@ -24,6 +25,25 @@ def test_a_running_job_commits_its_step_before_it_goes(
     assert FINALIZER in job.object["metadata"]["finalizers"]
     kubelet.follow(namespace)
     job.wait_gone()
+
+
+def test_a_job_deleted_in_the_foreground_leaves_its_pods_their_time(
+    job: WatchedJob, kubelet: SimulatedKubelet, namespace: str, kubectl: Kubectl
+) -> None:
+    """The garbage collector deletes all pods at once. Working ranks and engines wait for the controller themselves."""
+    job.create().run()
+    kubelet.leave(namespace)
+    kubectl("delete", "rljob", "job", "--cascade=foreground", "--wait=false")
+    eventually(lambda: all("deletionTimestamp" in pod["metadata"] for pod in job.pods.values()), "all to be stopped")
+
+    def keep_their_time() -> bool:
+        return [pod["metadata"].get("deletionGracePeriodSeconds") for pod in job.pods.values()] == [5, 5]
+
+    holds_for(2.0, keep_their_time, "the grace period of the template")
+    assert FINALIZER in job.object["metadata"]["finalizers"]
+    kubelet.follow(namespace)
+    job.wait_gone()
+    eventually(lambda: not kubelet.pods(namespace), "no pods left")
 
 
 def test_a_job_whose_pods_are_not_placed_goes(job: WatchedJob) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
+from rljob_operator.kube.lease import ElectionTimes
 from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE
 from rljob_testing.hostile_tenant import HostileObject, Victim, hostile_objects
 from rljob_testing.operator import manifests
@@ -64,7 +65,62 @@ def test_a_deeply_nested_job_listed_at_the_start_stops_no_other(
     kubectl("delete", "rljob", "hostile", "--timeout=240s")
 
 
+def variables(count: int) -> dict[str, Any]:
+    """A policy template with so many variables; each takes 16 bytes."""
+    return {"template": {"spec": {"containers": [{"env": [{"name": f"V{number:x}"} for number in range(count)]}]}}}
+
+
+LARGE_JOBS: dict[str, dict[str, Any]] = {
+    "too-many-large-pods": {"replicas": 1024, **variables(3_400)},
+    "one-pod-too-large": {"replicas": 16, **variables(45_000)},
+    "as-large-as-allowed": {"replicas": 16, **variables(12_000)},
+}
+
+
+def test_large_templates_with_many_replicas_delay_neither_probes_nor_jobs(
+    job: WatchedJob,
+    api: ApiClient,
+    kubectl: Kubectl,
+    operator: OperatorProcess,
+    namespace: str,
+    control_plane: ControlPlane,
+) -> None:
+    tenant = f"{namespace}-tenant"
+    api.create("namespaces", manifests.namespace(tenant))
+    eventually(lambda: api.find("serviceaccounts", "default", tenant), "the tenant's namespace")
+    process, seconds, stop = operator.process.pid, list[float](), threading.Event()
+
+    def probe() -> None:
+        while not stop.wait(0.05):
+            began = time.monotonic()
+            assert operator.probe("healthz") == 200
+            seconds.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probe)
+        for name, policy in LARGE_JOBS.items():
+            api.create("rljobs", manifests.job(name, policy=policy), tenant)
+        job.create().run()
+        for name in ("too-many-large-pods", "one-pod-too-large"):
+            large = WatchedJob(api, job.kubelet, tenant, name)
+            assert "expected at most" in large.wait_for(ConditionType.STALLED)["message"]
+        eventually(lambda: api.find("pods", "as-large-as-allowed-policy-15", tenant), "all pods of the allowed job")
+        job.complete()
+        stop.set()
+        probing.result()
+    assert operator.process.pid == process, "it has lost its Lease meanwhile"
+    # Through this process's proxy and on a busy machine; bench.programs.operator_large_templates has the figures.
+    assert max(seconds) < ElectionTimes().renew_deadline
+    assert operator.process.memory_info().rss < MEMORY_LIMIT_BYTES
+    run_kubectl(control_plane, "delete", "rljobs", "--all", "--namespace", tenant, "--timeout=240s")
+    api.delete("namespaces", tenant)
+
+
+MEMORY_LIMIT_BYTES = 512 << 20
+"""The chart's."""
+
 HOSTILE_OBJECTS = 500
+KINDS = {"deep", "number", "time", "type", "large", "name", "pod", "replicated", "quantity", "annotations", "sidecars"}
 
 
 def test_a_hostile_tenant_delays_no_honest_job(
@@ -92,7 +148,7 @@ def test_a_hostile_tenant_delays_no_honest_job(
     assert [attempt["number"] for attempt in job.attempts] == [1]
     later = WatchedJob(api, job.kubelet, namespace, "later").create().run()
     later.complete()
-    assert {"deep", "number", "time", "type", "large", "name", "pod"} == stored.keys()
+    assert stored.keys() == KINDS
     assert stored.total() > HOSTILE_OBJECTS / 3, stored
     run_kubectl(control_plane, "delete", "rljobs", "--all", "--namespace", tenant, "--timeout=240s")
     api.delete("namespaces", tenant)

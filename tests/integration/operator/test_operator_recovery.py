@@ -14,7 +14,7 @@ from rljob_operator import labels
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
 from rljob_operator.reconcile.restart_in_place import MAX_RESTARTS_IN_PLACE
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
@@ -196,3 +196,20 @@ def test_a_pod_that_kept_restarting_unobserved_is_replaced(
     assert (job.status["restarts"], job.status.get("adjustments", 0)) == (1, 0)
     assert job.policy_pod()["metadata"]["uid"] != uid
     eventually(lambda: "Restarting" in job.event_reasons(), "the Event", context=job.event_reasons)
+
+
+def test_a_decision_never_reaches_a_report_that_has_replaced_another(
+    job: WatchedJob, api: ApiClient, namespace: str, operator: OperatorProcess
+) -> None:
+    """The writes that the operator would make to either."""
+    job.create().run()
+    operator.kill()
+    report = api.get("stepreports", "job", namespace)
+    content = {"status": {"decision": {"attempt": 1}}}
+    patch = {"metadata": {"resourceVersion": report["metadata"]["resourceVersion"]}, **content}
+    api.delete("stepreports", "job", namespace)
+    replaced = {key: value for key, value in report["metadata"].items() if key in ("name", "namespace")}
+    api.create("stepreports", {**report, "metadata": replaced}, namespace)
+    refused = refusal(api.merge, "stepreports", "job", patch, namespace, "status")
+    assert refused is not None
+    assert refused.status == 409

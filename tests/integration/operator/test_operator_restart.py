@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from rljob_api.conditions import ConditionType
+import json
+
+from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_operator.runtime.unfinished_reconciles import ANNOTATION
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.restarts import (
     KILLED_EFFECT_SECONDS,
+    OPERATOR_NAMESPACE,
     forget_leader,
     killed_after_each_change,
     outcome,
@@ -45,6 +49,27 @@ def test_what_happened_while_the_operator_was_away_is_seen(
     forget_leader(api)
     operator.start()
     job.wait_for(ConditionType.COMPLETE)
+
+
+def test_a_job_over_which_the_process_ended_comes_after_all_others(
+    job: WatchedJob, operator: OperatorProcess, kubelet: SimulatedKubelet, api: ApiClient, namespace: str
+) -> None:
+    operator.stop()
+    deadly = WatchedJob(api, kubelet, namespace, "deadly").create()
+    record = json.dumps({f"{namespace}/deadly": 1})
+    api.merge("leases", LEASE, {"metadata": {"annotations": {ANNOTATION: record}}}, OPERATOR_NAMESPACE)
+    operator.start()
+    job.create().run()
+    condition = deadly.wait_for(ConditionType.FAILED, "False", ConditionReason.RECONCILE_ERROR)
+    assert "the operator's process ended once while it reconciled this job" in condition["message"]
+    assert deadly.pods == {}
+    assert api.get("leases", LEASE, OPERATOR_NAMESPACE)["metadata"]["annotations"][ANNOTATION] == record
+    deadly.delete()
+    deadly.wait_gone()
+    job.complete()
+
+
+LEASE = "rljob-operator"
 
 
 def test_killed_after_each_change_it_makes_it_comes_to_the_same_end(

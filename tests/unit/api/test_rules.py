@@ -43,8 +43,15 @@ ANOTHER = {"image": "registry/trainer:1"}
 EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the field that is named, an invalid job, a valid one beside it
     ("spec.model.uri", job(model={"uri": "pvc:///path"}), job(model={"uri": "pvc://models"})),
+    ("spec.model.uri", job(model={"uri": "hf://org/my name"}), job(model={"uri": "file:///models/my name"})),
     ("spec.model.uri", job(model={"uri": "pvc://Models/path"}), job(model={"uri": "pvc://models/a..b/.c"})),
     ("spec.model.uri", job(model={"uri": "pvc://models/a/.."}), job(model={"uri": "hf://../b"})),
+    ("spec.task.reward", job(task={"reward": "rw.py:f"}), job(task={"reward": "rw.pyx:f"})),
+    (
+        "spec.task.name",
+        job(task={"name": "items.py:load", "reward": "rw:f"}),
+        job(task={"name": "items:load", "reward": "rw:f"}),
+    ),
     ("spec.algorithm.dualClip", job(algorithm={"dualClip": 1.0}), job(algorithm={"dualClip": 0.0})),
     ("spec.algorithm.warmupSteps", job(algorithm={"warmupSteps": 101}), job(algorithm={"warmupSteps": 100})),
     (
@@ -179,6 +186,12 @@ EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         job(checkpoint={"volume": {"emptyDir": {}}, "size": "1Gi"}),
         job(checkpoint={"size": "1Gi", "storageClassName": "fast"}),
     ),
+    (
+        "spec.checkpoint.volume",
+        job(checkpoint={"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}),
+        job(checkpoint={"volume": {"hostPath": {"path": "/data"}}}),
+    ),
+    ("spec.checkpoint.volume", job(checkpoint={"volume": {}}), job(checkpoint={})),
     (
         "spec.checkpoint.retain",
         job(checkpoint={"volume": {"emptyDir": {}}, "retain": True}),

@@ -45,8 +45,8 @@ def test_a_file_gets_one_line_a_step_and_no_control_codes() -> None:
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "0:00  starting Ray …",
-        "step  1/10  reward 0.100  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)  1.0 s",
-        "step  2/10  reward 0.200  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)  1.0 s",
+        "step  1/10  reward 0.100  loss 0.25  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)  1.0 s",
+        "step  2/10  reward 0.200  loss 0.25  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)  1.0 s",
         "warning: the checkpoint of step 10 is not used: [weights] is missing",
     ]
 
@@ -62,7 +62,50 @@ def test_a_terminal_shows_the_progress_of_the_run() -> None:
             display.step(step)
     last = shown(console).splitlines()[-2:]
     assert re.fullmatch(r"digits  ━+[╸╺]? +8/10  0:00  0:02 left\s*", last[0])
-    assert last[1].startswith("reward 0.800 ▁▂▃▄▅▆▇█  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)")
+    assert last[1].rstrip() == (
+        "reward 0.800 ▁▂▃▄▅▆▇█  1.0 s a step  response 3.2 tokens  1,000 tokens/s  peak 2.00 GiB (rollout)"
+    )
+
+
+UNIFORM = {"uniform_groups": 1.0, "reward_errors": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("width", "metrics", "line"),
+    [
+        (80, {}, "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄▅▆▇█  1.0 s a step  response 3.2 tokens  1,000 tokens/s"),
+        (60, {}, "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄  1.0 s a step  response 3.2 tokens"),
+        (40, {}, "reward 0.800 ▁▂▃▄▅▆▇█  1.0 s a step"),
+        (
+            80,
+            {"uniform_groups": 1.0},
+            "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄▅▆  no learning signal: all rewards equal  1.0 s a step",
+        ),
+        (12, {}, "reward 0.80…"),
+    ],
+)
+def test_no_line_is_cut_where_a_part_can_be_left_out(width: int, metrics: dict[str, float], line: str) -> None:
+    console = terminal(width)
+    steps = [step_record(step, reward=(step % 8 + 1) / 10, metrics=metrics) for step in range(8, 8 + 24)]
+    with RunDisplay(console, "digits", total_steps=100, committed=steps):
+        pass
+    shown_line = shown(console).splitlines()[-1].rstrip()
+    assert len(shown_line) <= width
+    assert re.sub("[▁-█]+", "▁", shown_line) == re.sub("[▁-█]+", "▁", line)
+
+
+def test_a_step_shows_its_learning_figures_and_what_it_lacks() -> None:
+    metrics = {"loss": 0.25, "ppo_kl": 0.5, "kl": 0.0123, "grad_norm": float("nan"), **UNIFORM}
+    line = step_line(step_record(1, metrics=metrics), total_steps=1)
+    assert "reward 0.500  no learning signal: all rewards equal  3 failed rewards" in line
+    assert "loss 0.25  KL 0.0123  grad norm nan" in line
+
+
+def test_more_committed_steps_than_requested_are_no_fraction() -> None:
+    console = terminal()
+    with RunDisplay(console, "digits", total_steps=4, committed=STEPS):
+        pass
+    assert "8/4" not in shown(console)
 
 
 def test_a_terminal_shows_the_phase_until_the_next_step() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
+
 from rljob_api.exit_codes import ExitCode
 from rljob_trainer.display.run_display import plain_console
 from rljob_trainer.display.summary_table import print_summary
@@ -30,8 +32,45 @@ def test_it_shows_the_result_of_the_run() -> None:
     assert "runs/digits" in text
 
 
+@pytest.mark.parametrize(
+    ("rewards", "row"),
+    [
+        ([0.3], "0.300  one step"),
+        ([0.171, 0.288, 0.240, 0.248], "0.229 → 0.244  means of 2 steps, within the noise"),
+        ([0.03, 0.13, 0.0], "0.030 → 0.000  single steps, within the noise"),
+        ([0.0, 0.0, 0.9, 0.9], "0.000 → 0.900  means of 2 steps"),
+    ],
+)
+def test_short_runs_show_rewards_of_steps_that_do_not_overlap(rewards: list[float], row: str) -> None:
+    text = printed([step_record(step, reward) for step, reward in enumerate(rewards, start=1)], ExitCode.COMPLETE)
+    [line] = [line for line in text.splitlines() if line.startswith("reward ")]
+    assert line.removeprefix("reward").strip() == row
+
+
+def test_a_run_with_more_steps_than_the_manifest_shows_its_steps() -> None:
+    text = printed([step_record(step) for step in range(1, 21)], ExitCode.COMPLETE)
+    assert "20 committed; algorithm.steps is 12" in text
+
+
 def test_phases_that_took_no_time_are_left_out() -> None:
     assert "checkpoint" not in printed([step_record(1)], ExitCode.COMPLETE)
+
+
+def test_it_shows_lost_work_only_if_there_is_some() -> None:
+    names = (
+        "skipped updates",
+        "dropped tokens",
+        "skipped tokens",
+        "without gradient",
+        "failed rewards",
+        "empty responses",
+    )
+    lost = {"skipped_updates": 1.0, "dropped_tokens": 5000.0, "skipped_tokens": 7.0, "uniform_groups": 1.0}
+    text = printed([step_record(1, metrics=lost | {"reward_errors": 2.0, "empty_responses": 1.0})], ExitCode.COMPLETE)
+    assert all(name in text for name in names), text
+    assert "5,000" in text
+    assert "25% of the responses" in text
+    assert not any(name in printed([step_record(1)], ExitCode.COMPLETE) for name in names)
 
 
 def test_it_shows_attempts_and_replayed_steps() -> None:

@@ -214,3 +214,28 @@ def test_identities_are_compared_as_json(output: OutputDirectory) -> None:
 def test_a_directory_that_cannot_exist_is_refused_with_the_cause() -> None:
     with pytest.raises(OutputUnavailable, match="/dev/null/run could not be written: Not a directory"):
         OutputDirectory(Path("/dev/null/run")).open("", IDENTITY).__enter__()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_model_that_cannot_be_replaced_is_found_at_the_start(
+    output: OutputDirectory, tmp_path: Path, kind: str
+) -> None:
+    with output.open("steps: 10", IDENTITY):
+        pass
+    if kind == "file":
+        output.model.write_text("not a directory")
+    else:
+        output.model.symlink_to(tmp_path)
+    found = pytest.raises(
+        OutputUnavailable, match=r"where the trained model is written, found a .*(file|link); remove it"
+    )
+    with found, output.open("steps: 10", IDENTITY):
+        pass
+
+
+def test_a_directory_in_place_of_the_summary_is_found_at_the_start(output: OutputDirectory) -> None:
+    with output.open("steps: 10", IDENTITY):
+        pass
+    output.summary.mkdir()
+    with pytest.raises(OutputUnavailable, match=r"summary\.json could not be written"), output.open("", IDENTITY):
+        pass

@@ -23,6 +23,13 @@ def test_first_and_last_reward_are_means_of_five_steps() -> None:
     summary = summary_of([step_record(step, reward) for step, reward in enumerate(rewards, start=1)])
     assert summary.first_reward == pytest.approx(0.2)
     assert summary.last_reward == pytest.approx(0.7)
+    assert summary.reward_window_steps == 5
+
+
+def test_one_step_has_one_reward_and_no_trend() -> None:
+    summary = summary_of([step_record(1, 0.3)])
+    assert (summary.first_reward, summary.last_reward, summary.reward_window_steps) == (None, 0.3, 1)
+    assert summary.reward_trend is None
 
 
 def test_tokens_a_second_and_phases_are_of_the_step_loop() -> None:
@@ -90,7 +97,33 @@ def test_a_run_that_died_before_its_first_step_has_a_summary_of_valid_json() -> 
     assert written["exit_code"] == 84
 
 
+def test_a_reason_with_bytes_that_are_no_text_is_written() -> None:
+    reason = "no such file r\udce9sum"
+    summary = summarize([], job="digits", total_steps=1, exit_code=ExitCode.ERROR, exit_reason=reason)
+    assert json.loads(summary.to_json())["exit_reason"] == r"no such file r\udce9sum"
+
+
 def test_each_plan_change_is_listed_once_with_its_effect() -> None:
     records: list[LedgerRecord] = [plan_change_record(2), step_record(1), plan_change_record(2, seconds=3.5)]
     summary = summary_of([*records, plan_change_record(3)])
     assert [(c.generation, c.seconds_to_recover) for c in summary.plan_changes] == [(2, 3.5), (3, None)]
+
+
+def test_lost_work_is_summed_over_the_steps() -> None:
+    lost = {
+        "skipped_updates": 1.0,
+        "dropped_tokens": 5.0,
+        "skipped_tokens": 7.0,
+        "reward_errors": 2.0,
+        "empty_responses": 1.0,
+    }
+    steps: list[LedgerRecord] = [
+        step_record(1, metrics=lost | {"uniform_groups": 1.0}),
+        step_record(2, metrics=lost | {"loss": float("nan"), "uniform_groups": 0.9}),
+        step_record(3, metrics={}),
+    ]
+    summary = summary_of(steps)
+    assert (summary.skipped_updates, summary.dropped_tokens, summary.skipped_tokens) == (2, 10, 14)
+    assert summary.empty_responses == 2
+    assert (summary.reward_errors, summary.steps_without_gradient, summary.truncated_ratio) == (4, 1, 0.25)
+    assert summary_of([]).truncated_ratio is None

@@ -52,6 +52,12 @@ def test_values_of_another_type_are_left_out() -> None:
     assert MemorySample.from_line(line) == MemorySample(allocated_bytes=1)
 
 
+@pytest.mark.parametrize("time", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400])
+def test_a_time_that_is_not_finite_is_left_out(time: str) -> None:
+    line = json.loads(f'{{"allocated_bytes": 1, "time": {time}, "began": {time}}}')
+    assert MemorySample.from_line(line) == MemorySample(allocated_bytes=1)
+
+
 def test_cache_is_unknown_if_only_tensors_were_logged() -> None:
     assert MemorySample(allocated_bytes=5).cache_bytes is None
     assert MemorySample(allocated_bytes=5, reserved_bytes=7).cache_bytes == 2

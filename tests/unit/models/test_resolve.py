@@ -220,3 +220,23 @@ def test_rope_that_policy_and_engine_compute_differently_is_refused(
     else:
         with pytest.raises(BadInput, match=message):
             require_same_rope(model, longest)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("my model", "my model"), ("my model", "my%20model"), ("a%20b", "a%20b")]
+)
+def test_a_directory_with_a_space_is_found_in_both_spellings(model: Path, name: str, written: str) -> None:
+    model.rename(model.with_name(name))
+    assert resolve_model(f"file://{model.with_name(written)}") == model.with_name(name)
+
+
+def test_settings_are_read_as_utf_8_in_any_locale(model: Path) -> None:
+    config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["chat_template"] = "\u95ee{{ messages[0]['content'] }}"
+    (model / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    code = (
+        "import sys, pathlib; from rljob_trainer.models.checkpoint import validate_checkpoint; "
+        "validate_checkpoint(pathlib.Path(sys.argv[1]))"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, model], env=os.environ | locale, check=True)

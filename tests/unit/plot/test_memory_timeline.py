@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,9 @@ from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.records import PlanChangeRecord
 from rljob_trainer.plot import plot_run
 from rljob_trainer.plot.memory_timeline import Level, Timeline, memory_timeline
+from rljob_trainer.plot.style import OTHER_COLOUR, PHASE_COLOURS
 from rljob_trainer.plot.timeline_marks import timeline_marks
+from rljob_trainer.plot.timeline_plot import ROLE_COLOURS, draw_timeline
 from rljob_trainer.telemetry.memory_logs import logged_samples
 from tests.unit.ledger.samples import GIB, step_record
 
@@ -168,7 +171,7 @@ def test_columns_cover_the_time_and_no_size_is_negative_for_any_logs(
         return
     times = [moment.time for moment in timeline.moments]
     assert times == sorted(times)
-    columns = timeline.columns(timeline.begin, timeline.end, 50)
+    columns = timeline.columns([*map(float, np.linspace(timeline.begin, timeline.end, 51))])
     assert len(columns) == 50
     assert max(column.total for column in columns) == timeline.fullest.total
     for moment in timeline.moments:
@@ -229,7 +232,24 @@ def test_a_run_with_steps_has_all_the_pictures(failed_run: Path) -> None:
     with Ledger(failed_run / "ledger.jsonl") as ledger:
         ledger.commit(step_record(1))
     stems = {path.stem for path in plot_run(failed_run)}
-    assert stems == {"reward", "timing", "memory", "memory_timeline"}
+    assert stems == {"reward", "learning", "timing", "memory", "memory_timeline"}
+
+
+@pytest.mark.parametrize("steps", [2, 300])
+def test_a_run_of_any_length_has_the_strip_of_phases(steps: int) -> None:
+    updates = [line(10 + step, "update", began=9 + step, step=step, peak_reserved=9) for step in range(1, steps + 1)]
+    timeline = timeline_of(updates, [])
+    figure = draw_timeline(timeline, [], [])
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        assert [text.get_text() for text in legend.get_texts()] == ["update"]
+        assert axes.get_title(loc="left")
+        assert "step" in axes.get_xlabel()
+
+
+def test_no_colour_means_a_role_and_a_phase() -> None:
+    assert not {*ROLE_COLOURS.values(), OTHER_COLOUR} & {*PHASE_COLOURS.values()}
 
 
 def test_an_empty_ledger_has_nothing_to_draw(tmp_path: Path) -> None:

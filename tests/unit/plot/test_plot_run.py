@@ -21,9 +21,9 @@ def svg(paths: list[Path], name: str) -> str:
     return next(path for path in paths if path.name == f"{name}.svg").read_text()
 
 
-def test_three_pictures_are_drawn_each_as_png_and_svg(run: Path) -> None:
+def test_four_pictures_are_drawn_each_as_png_and_svg(run: Path) -> None:
     paths = plot_run(run)
-    names = [f"{name}.{format}" for name in ("reward", "timing", "memory") for format in ("png", "svg")]
+    names = [f"{name}.{format}" for name in ("reward", "learning", "timing", "memory") for format in ("png", "svg")]
     assert paths == [run / "plots" / name for name in names]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths if path.suffix == ".png")
     assert all("</svg>" in path.read_text() for path in paths if path.suffix == ".svg")
@@ -35,7 +35,7 @@ def test_the_plots_can_be_written_to_another_directory(run: Path) -> None:
 
 def test_titles_state_the_result(run: Path) -> None:
     paths = plot_run(run)
-    assert "Reward rose from 0.10 to 0.85 in 20 steps" in svg(paths, "reward")
+    assert "Reward rose from 0.100 to 0.850 in 20 steps" in svg(paths, "reward")
     assert "A step took 1.00 s; rollout was 60% of it" in svg(paths, "timing")
     assert "Memory peaked at 2.00 GiB, in the rollout" in svg(paths, "memory")
 
@@ -54,7 +54,7 @@ def test_the_same_run_gives_the_same_svg(run: Path) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 400])
 def test_short_and_long_runs_are_drawn(tmp_path: Path, steps: int) -> None:
     write_ledger(tmp_path, [0.5] * steps)
-    assert len(plot_run(tmp_path)) == 6
+    assert len(plot_run(tmp_path)) == 8
 
 
 def test_an_unfinished_run_is_drawn_and_not_modified(run: Path) -> None:

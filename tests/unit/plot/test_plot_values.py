@@ -11,9 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.plot.memory_samples import memory_peaks
+from rljob_trainer.ledger.records import ResponseStatistics
+from rljob_trainer.plot.learning_plot import draw_learning
+from rljob_trainer.plot.memory_plot import draw_memory
+from rljob_trainer.plot.memory_samples import MemoryPeaks, memory_peaks
+from rljob_trainer.plot.memory_timeline import Band, Level, Moment, Timeline
 from rljob_trainer.plot.reward_plot import band, running_mean, running_window
-from rljob_trainer.plot.style import spread
+from rljob_trainer.plot.style import merge_lines, spread
+from rljob_trainer.plot.time_axis import phase_shares, time_axis
 from rljob_trainer.plot.timing_plot import axis_height, bar_edges, cut_bars, draw_timing, seconds_by_phase
 from tests.unit.ledger.samples import GIB, step_record
 
@@ -23,13 +28,13 @@ def test_the_running_mean_is_of_the_last_values_and_of_fewer_at_the_start() -> N
     np.testing.assert_allclose(running_mean(values, window=3), [0.0, 1.5, 3.0, 3.0, 5.0])
 
 
-@given(st.integers(1, 5000))
-def test_the_window_is_between_five_and_fifty_one_steps(steps: int) -> None:
-    assert 5 <= running_window(steps) <= 51
+@pytest.mark.parametrize(("steps", "window"), [(1, 1), (3, 1), (8, 4), (10, 5), (119, 5), (400, 20), (5000, 51)])
+def test_the_line_has_the_window_of_the_trend_or_a_larger_one(steps: int, window: int) -> None:
+    assert running_window(steps) == window
 
 
 def test_the_band_stays_within_the_observed_rewards() -> None:
-    low, high = band(np.array([0.9]), np.array([0.3]), np.array([0.0]), np.array([1.0]))
+    low, high = band(np.array([0.9]), np.array([0.3]), 0.0, 1.0)
     assert low[0] == pytest.approx(0.6)
     assert high[0] == 1.0
 
@@ -72,6 +77,116 @@ def test_labels_keep_their_order_their_distance_and_the_range(heights: list[floa
 
 def test_labels_with_enough_space_stay_at_their_lines() -> None:
     assert spread([0.2, 0.8, 0.5], spacing=0.1, bottom=0.0, top=1.0) == [0.2, 0.8, 0.5]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("lines", "merged"),
+    [
+        ({"a": [1, 1, 1], "b": [1, 1.01, 1], "c": [1, 2, 1]}, [["a", "b"], ["c"]]),
+        ({"a": [1, 1, 1], "at some steps": [NAN, 1, 1]}, [["a", "at some steps"]]),
+        ({"a": [1, 2, 3], "at the first step": [1, NAN, NAN]}, [["a"], ["at the first step"]]),
+        ({"a": [1, NAN, NAN], "b": [NAN, 1, NAN], "nowhere": [NAN, NAN, NAN]}, [["a"], ["b"], ["nowhere"]]),
+    ],
+)
+def test_lines_that_coincide_are_one_line(lines: dict[str, list[float]], merged: list[list[str]]) -> None:
+    arrays = {name: np.array(values, np.float64) for name, values in lines.items()}
+    assert [names for names, _ in merge_lines(arrays, tolerance=0.05)] == merged
+
+
+def test_phases_with_the_same_peaks_have_one_label() -> None:
+    same = {1: GIB, 2: 2 * GIB}
+    figure = draw_memory(MemoryPeaks({"policy": {"update": same, "sync": same, "load": {0: GIB // 2}}}, "host"))
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["update, sync  2.00", "load  0.50"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "GiB")
+
+
+# --- learning curves ---
+
+METRICS = {"loss": 0.5, "ppo_kl": 0.0, "grad_norm": 1.0, "uniform_groups": 0.5, "importance_weight_mean": 1.0}
+
+
+def test_each_metric_of_the_run_has_a_panel_with_title_and_units() -> None:
+    figure = draw_learning([step_record(step, metrics=METRICS | {"kl": 0.1 * step}) for step in (1, 2, 3)])
+    titles = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert titles.keys() == {
+        "loss",
+        "KL divergence",
+        "gradient norm",
+        "response length",
+        "clipped responses",
+        "uniform groups",
+        "importance weights",
+    }, "a metric that the run does not have has no panel"
+    assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in figure.axes)
+    assert [line.get_label() for line in titles["KL divergence"].lines[1:]] == [
+        "within the step",
+        "from the initial model",
+    ]
+
+
+def test_values_that_are_not_finite_are_gaps_with_a_mark() -> None:
+    norms = [1.0, NAN, float("inf"), 2.0]
+    steps = [step_record(step, metrics=METRICS | {"grad_norm": norm}) for step, norm in enumerate(norms, start=1)]
+    figure = draw_learning(steps)
+    [axes] = [axes for axes in figure.axes if axes.get_title(loc="left") == "gradient norm"]
+    marks, line = axes.lines
+    np.testing.assert_array_equal(np.asarray(line.get_ydata(), np.float64), [1.0, NAN, NAN, 2.0])
+    np.testing.assert_array_equal(np.asarray(marks.get_xdata(), np.float64), [2, 3])
+    assert "NaN or infinity in 2" in figure.texts[0].get_text()
+
+
+def test_steps_without_a_learning_signal_are_counted() -> None:
+    steps = [step_record(step, metrics=METRICS | {"uniform_groups": 1.0}) for step in (1, 2)]
+    assert "Learning curves of 2 steps: no learning signal in 2" in draw_learning(steps).texts[0].get_text()
+
+
+def test_rounding_errors_do_not_fill_a_panel() -> None:
+    steps = [step_record(step, metrics=METRICS | {"importance_weight_mean": 1 + 1e-7 * step}) for step in (1, 2)]
+    [axes] = [a for a in draw_learning(steps).axes if a.get_title(loc="left") == "importance weights"]
+    low, high = axes.get_ylim()
+    assert high - low > 0.01
+
+
+def test_a_run_whose_every_value_is_nan_is_drawn() -> None:
+    response = ResponseStatistics(mean_tokens=NAN, max_tokens=0, clipped_ratio=NAN)
+    draw_learning([step_record(1, response=response, metrics=dict.fromkeys(METRICS, NAN))])
+
+
+# --- the time axis ---
+
+
+def bands_of(*bands: tuple[float, float, int, str]) -> tuple[Band, ...]:
+    return tuple(Band(*band) for band in bands)
+
+
+def timeline(bands: tuple[Band, ...], begin: float, end: float) -> Timeline:
+    moments = tuple(Moment(time, 1, "update", {"policy": Level(1, 1)}) for time in (begin, end))
+    return Timeline("host", 0, ("policy",), moments, bands, 0)
+
+
+def test_a_start_up_and_a_pause_are_shortened_on_the_axis() -> None:
+    bands = bands_of((0, 50, 0, "load"), (100, 150, 1, "update"), (5000, 5050, 2, "update"))
+    axis = time_axis(timeline(bands, 0, 5050))
+    assert axis.gaps == [(0, 100), (150, 5000)]
+    np.testing.assert_allclose(np.diff(axis.at([0, 100, 150, 5000, 5050])), [6, 50, 6, 50])
+    np.testing.assert_allclose(axis.times_at(axis.at([20, 120, 700, 5050])), [20, 120, 700, 5050])
+
+
+def test_without_a_step_or_a_long_gap_the_axis_is_the_time() -> None:
+    for bands in (bands_of((0, 50, 0, "load")), bands_of((1, 50, 1, "update"), (51, 90, 1, "sync"))):
+        axis = time_axis(timeline(bands, 0, 90))
+        assert axis.gaps == []
+        np.testing.assert_allclose(axis.at([0, 30, 90]), [0, 30, 90])
+
+
+def test_the_strip_shows_the_share_of_each_phase() -> None:
+    bands = bands_of((0, 2, 1, "sync"), (1, 3, 1, "sync"), (6, 7, 2, "sync"), (3, 4, 1, "update"))
+    np.testing.assert_allclose(phase_shares(bands, "sync", np.array([0.0, 4.0, 8.0])), [0.75, 0.25])
+    np.testing.assert_allclose(phase_shares(bands, "rollout", np.array([0.0, 4.0])), [0.0])
 
 
 def test_peaks_are_the_highest_of_all_ranks_and_micro_batches(tmp_path: Path) -> None:

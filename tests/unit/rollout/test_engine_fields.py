@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rljob_trainer.errors import BadInput
+from rljob_trainer.rollout.config import SET_BY_TRAINER
 from rljob_trainer.rollout.engine_fields import (
     engine_args_problems,
     fields_in,
@@ -26,8 +27,8 @@ class EngineArgs:
     block_size: int | None = None
     swap_space: float = 4
     served_model_name: str | list[str] | None = None
-    quantization: QuantizationMethods | str | None = None
-    runner: RunnerOption = "auto"
+    attention_backend: Backends | str | None = None
+    scheduler: SchedulerOption = "auto"
     mode: Literal["fast", "exact"] | None = None
     overrides: 'dict[str, Any] | Overrides' = None
 
@@ -41,7 +42,7 @@ FIELDS = fields_in(SOURCE)
 def test_the_fields_are_those_of_the_class() -> None:
     assert list(FIELDS) == [
         *("enforce_eager", "block_size", "swap_space", "served_model_name"),
-        *("quantization", "runner", "mode", "overrides"),
+        *("attention_backend", "scheduler", "mode", "overrides"),
     ]
 
 
@@ -53,8 +54,8 @@ def test_the_fields_are_those_of_the_class() -> None:
         ("block_size", None),
         ("swap_space", 4),
         ("served_model_name", ["a", "b"]),
-        ("quantization", "fp8"),
-        ("runner", "anything of a type that only vLLM knows"),
+        ("attention_backend", "fast"),
+        ("scheduler", "anything of a type that only vLLM knows"),
         ("mode", "fast"),
         ("overrides", {"a": 1}),
     ],
@@ -73,9 +74,16 @@ def test_values_of_the_right_type_are_accepted(name: str, value: Any) -> None:
         ("mode", "slow", "expected Literal['fast', 'exact'] | None, found 'slow'"),
         ("enforce_eagerly", True, "is not an engine argument of the installed vLLM: did you mean enforce_eager?"),
         ("zzz", True, "is not an engine argument of the installed vLLM: remove it"),
+        ("dtype", "half", "expected no such argument: the trainer sets it itself; remove it"),
+        (
+            "hf_overrides",
+            {"rope_theta": 1.0},
+            "expected no such argument: only the engine would follow it, not the policy; change the files of the model "
+            "instead, and remove it",
+        ),
     ],
 )
-def test_unknown_names_and_wrong_types_are_found(name: str, value: Any, message: str) -> None:
+def test_unknown_or_refused_names_and_wrong_types_are_found(name: str, value: Any, message: str) -> None:
     assert engine_args_problems({name: value}, FIELDS) == {name: message}
 
 
@@ -98,6 +106,7 @@ def test_the_installed_vllm_is_read() -> None:
     fields = installed_engine_fields()
     assert fields is not None, "the tests' environment has vLLM"
     assert {"enforce_eager", "max_num_seqs", "weight_transfer_config"} <= fields.keys()
+    assert fields.keys() >= SET_BY_TRAINER
     require_engine_args({"enforce_eager": True, "max_num_batched_tokens": 2048})
     with pytest.raises(BadInput, match=r"rollout\.engineArgs\.enforce_eagerly: .* did you mean enforce_eager\?"):
         require_engine_args({"enforce_eagerly": True})

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api.task import TaskSpec
 from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks import prompt_check
@@ -50,7 +51,7 @@ def test_skipped_prompts_are_never_drawn_and_the_others_keep_their_numbers(token
     for step in range(1, 10):
         drawn = checked.task.prompts(step, 2)
         assert sorted((prompt.index, prompt.text) for prompt in drawn) == [(1, "1+1"), (3, "2+2")]
-    try_out(checked.task, ScoringHere(checked.task.reward))
+    assert try_out(checked.task, ScoringHere(checked.task.reward), TaskSpec(name="digits")) == []
 
 
 def test_a_source_with_only_long_prompts_is_refused(tokenizer: Any) -> None:
@@ -84,3 +85,9 @@ def test_a_long_check_shows_its_progress(tokenizer: Any, monkeypatch: pytest.Mon
     shown: list[str] = []
     check_prompts(task_of(tokenizer, "1", "2"), "Fail", shown.append)
     assert shown == ["checking the prompts: 1 of 2", "checking the prompts: 2 of 2"]
+
+
+def test_a_prompt_that_cannot_be_encoded_is_named(tokenizer: Any) -> None:
+    with pytest.raises(BadInput, match=r"^prompt 1 of the task sums: expected text that can be written") as raised:
+        check_prompts(task_of(tokenizer, "1", "\ud83d"), "Fail", ignore)
+    assert raised.value.field == ("spec", "task", "args")

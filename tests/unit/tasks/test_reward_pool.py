@@ -48,6 +48,11 @@ def hang_with_child(answer, record):
     os.rename(record["file"] + ".partial", record["file"])
     child.wait()
 
+def spawned(answer, record):
+    import multiprocessing
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(length, (answer, record))
+
 def modules(answer, record):
     return float("torch" in sys.modules or "vllm" in sys.modules or bool(os.environ.get("CUDA_VISIBLE_DEVICES")))
 """
@@ -202,6 +207,10 @@ def test_a_dropped_step_leaves_no_calls(pool: Any) -> None:
 def test_workers_import_no_torch_and_see_no_gpu(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert results(pool("modules"), ["x"], {}) == [0.0]
+
+
+def test_processes_that_a_function_spawns_find_its_module(pool: Any) -> None:
+    assert results(pool("spawned", timeout=600), ["abc"], {"offset": 1}) == [4.0]
 
 
 def test_a_record_that_cannot_be_sent_is_refused(pool: Any) -> None:

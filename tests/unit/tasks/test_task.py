@@ -163,7 +163,7 @@ class TestPythonTask:
         [
             ("raise OSError('no disk')", "raised OSError: no disk"),
             ("return None", "expected a list of items .* found NoneType"),
-            ("return [{'prompt': 'a'}, {'text': 'b'}]", "expected item 1"),
+            ("return [{'prompt': 'a'}, {'text': 'b'}]", "^item 1 of .* found none in the fields text; return"),
             ("return []", "expected at least one item"),
         ],
     )

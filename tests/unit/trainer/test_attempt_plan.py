@@ -6,15 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.sizes import GIB
 from rljob_trainer.hardware import Machine
 from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.records import PlanChangeRecord
 from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime import free_disk
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.supervision import Supervision
@@ -36,6 +40,11 @@ DIMENSIONS = ModelDimensions(
 )
 
 
+@pytest.fixture(autouse=True)
+def free_disk_of_a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_disk, "free_bytes", lambda _path: 1 << 50)
+
+
 def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
     """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
     machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
@@ -49,6 +58,7 @@ def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
         listener=RunListener(),
         state=state_at_start(ledger, 8, supervised=False),
         _warn_of_host_memory=lambda *_: None,
+        directory=OutputDirectory(ledger.path.parent),
     )
     changes, _, facts = Attempt._plan(cast(Any, attempt), DIMENSIONS, 0, hosts)
     ledger.begin_attempt(0.0, {}, changes.plan.model_dump(by_alias=True), {}, plan_facts=facts)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
@@ -18,6 +20,7 @@ from rich.console import Console
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
+from rljob_api.step_report import TrainingWarning
 from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan, memory_profile
@@ -54,6 +57,12 @@ FIRST_PLAN = memory_plan(micro_batch_tokens=1 << 14, kv_cache_bytes=16 * GIB, sy
 class Echo:
     """Its rewards depend on every token."""
 
+    name = "echo"
+
+    @property
+    def reward(self) -> Any:
+        return SimpleNamespace(name="echo")
+
     def prompts(self, step: int, count: int) -> list[Prompt]:
         return [Prompt(index, [step, index], "") for index in self.items_of_step(step, count)]
 
@@ -68,6 +77,8 @@ def echo(_record: dict[str, Any], completion: Completion) -> float:
 class Listener(RunListener):
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.warnings: list[str | None] = []
+        """Reason of the warning of each step."""
 
     def plan_changed(self, change: PlanChange, plan: Any) -> None:
         self.events.append(("changed", change.generation))
@@ -75,19 +86,21 @@ class Listener(RunListener):
     def recovered(self, change: PlanChange) -> None:
         self.events.append(("recovered", change.generation))
 
+    def training_warning(self, warning: TrainingWarning | None) -> None:
+        self.warnings.append(None if warning is None else warning.reason)
 
-class Disagreeing(SimulatedRoles):
-    """Roles whose engine and policy compute different log-probabilities in one step."""
 
-    def __init__(self, step: int, nats: float) -> None:
+class Measured(SimulatedRoles):
+    """Roles whose updates have other metrics in some steps."""
+
+    def __init__(self, steps: Container[int], **metrics: float) -> None:
         super().__init__({})
-        self._disagreement = (step, nats)
+        self._steps, self._metrics = steps, metrics
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
-        results = super().update(batch)
-        step, nats = self._disagreement
-        metrics = {"logprob_diff_mean": nats if batch.step == step else 0.02}
-        return {name: replace(result, metrics=metrics) for name, result in results.items()}
+        metrics = {"logprob_diff_mean": 0.02, "tokens": 4.0}
+        metrics |= self._metrics if batch.step in self._steps else {}
+        return {name: replace(result, metrics=metrics) for name, result in super().update(batch).items()}
 
 
 class LeakingEngine(SimulatedRoles):
@@ -124,6 +137,7 @@ class Job:
     mode: str = "Auto"
     staleness: Literal[0, 1] = 0
     partial: int = 0
+    reward: Callable[[dict[str, Any], Completion], float] = echo
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
     def attempt(
@@ -164,9 +178,10 @@ class Job:
                     seed=0,
                     max_staleness=self.staleness,
                     partial_rollout_prompts=self.partial,
+                    on_reward_error="Zero",
                 ),
                 task=cast(Task, Echo()),
-                scorer=ScoringHere(cast(Reward, echo)),
+                scorer=ScoringHere(cast(Reward, self.reward)),
                 roles=cast(Any, roles),
                 ledger=ledger,
                 journal=journal,
@@ -443,14 +458,25 @@ def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
     assert isinstance(failure.value, WorkerLost)
 
 
-def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"mean difference of 3\.20 nats"):
-        Job(tmp_path).attempt(Disagreeing(step=1, nats=3.2))
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"logprob_diff_mean": 3.2}, r"mean difference of 3\.20 nats"),
+        ({"logprob_diff_mean": math.nan}, "expected finite log-probabilities in the first step, found .* nan nats"),
+        ({"logprob_diff_mean": math.inf}, "expected finite log-probabilities in the first step, found .* inf nats"),
+        ({"logprob_diff_mean": 0.0, "dropped_tokens": 4.0}, "4 of 4 response tokens without a finite log-probability"),
+    ],
+)
+def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(
+    tmp_path: Path, metrics: dict[str, float], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        Job(tmp_path).attempt(Measured([1], **metrics))
     assert Job(tmp_path).rewards == []
 
 
 def test_a_disagreement_after_step_1_is_left_to_its_metric(tmp_path: Path) -> None:
-    Job(tmp_path).attempt(Disagreeing(step=2, nats=3.2))
+    Job(tmp_path).attempt(Measured([2], logprob_diff_mean=3.2))
     assert len(Job(tmp_path).rewards) == STEPS
 
 

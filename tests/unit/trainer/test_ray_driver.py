@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +85,22 @@ def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: py
     assert services.get_node is patient, "once is enough"
     assert services.get_node("127.0.0.1:1", "n") == {"node_id": "n"}
     assert not answers
+
+
+@pytest.mark.usefixtures("starting")
+@pytest.mark.parametrize("before", [None, "", "1"])
+def test_ray_imports_nothing_from_the_working_directory(
+    before: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if before is None:
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONSAFEPATH", before)
+    given: list[Any] = []
+    monkeypatch.setattr(ray, "init", lambda job_config, **_: given.extend([job_config, os.environ["PYTHONSAFEPATH"]]))
+    ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
+    assert given[1] == "1"
+    assert os.environ.get("PYTHONSAFEPATH") == before
+    monkeypatch.setattr(sys, "path", ["/own"])
+    given[0]._py_driver_sys_path.extend([str(tmp_path), "/own"])
+    assert given[0]._py_driver_sys_path == ["/own"]

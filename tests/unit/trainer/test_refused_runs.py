@@ -12,8 +12,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.manifest import load_manifest
+from rljob_memory.recovery import GiveUp, GiveUpReason
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.durable_files import disk_full_message
+from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models.random_model import resolve
-from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+from rljob_trainer.runtime.job_run import JobRun, identity
+from rljob_trainer.runtime.run_command import LocalPlacement, RunOptions, run_manifest
+from tests.unit.ledger.samples import write_ledger
 
 MANIFEST = """
 apiVersion: rljob.dev/v1alpha1
@@ -36,6 +44,91 @@ def test_unknown_engine_arguments_are_refused_first(tmp_path: Path, capsys: pyte
         "engineArgs.enforce_eagerly: is not an engine argument of the installed vLLM: did you mean enforce_eager? Logs:"
         in (printed)
     )
+
+
+@pytest.mark.parametrize(("status", "is_kept"), [("Complete", True), ("Stopped", False), ("Failed", False)])
+def test_a_refused_resume_keeps_the_summary_of_a_complete_run(status: str, is_kept: bool, tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    run, job = OutputDirectory(tmp_path / "run"), load_manifest(manifest)
+    with run.open(MANIFEST, identity(job)):
+        write_ledger(run.path, [0.5] * 4)
+        run.summary.write_text(before := json.dumps({"status": status}))
+    assert run_manifest(manifest, RunOptions(output=run.path)) is ExitCode.BAD_INPUT
+    assert (run.summary.read_text() == before) is is_kept
+
+
+def test_a_complete_run_of_more_steps_than_the_manifest_keeps_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    run = OutputDirectory(tmp_path / "run")
+    with run.open(MANIFEST, identity(load_manifest(manifest))):
+        write_ledger(run.path, [0.5] * 20)
+        run.model.mkdir()
+        run.summary.write_text(before := json.dumps({"status": "Complete", "total_steps": 20}))
+    assert run_manifest(manifest, RunOptions(output=run.path)) is ExitCode.COMPLETE
+    assert run.summary.read_text() == before
+    assert "20 committed; algorithm.steps is 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("committed", "hint"), [(3, "To resume at step 4, run"), (8, "To write the model, run")])
+def test_a_full_disk_has_one_advice_about_the_next_command(committed: int, hint: str, tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    with Ledger(write_ledger(tmp_path / "run", [0.5] * committed)) as ledger:
+        run = JobRun(load_manifest(manifest), tmp_path, OutputDirectory(tmp_path / "run"), LocalPlacement("cpu"))
+        full = OutputUnavailable(disk_full_message(tmp_path, 100))
+        message = run._failed(ledger, full, GiveUp(GiveUpReason.LEFT_TO_SUPERVISOR, "")).message
+    assert f"Free some space. {hint} the same command again. Logs: " in message
+    assert message.count("the same command") == 1
+
+
+def test_a_failed_run_without_plots_keeps_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", plot=True)) is ExitCode.BAD_INPUT
+    assert "nothing to draw yet" in capsys.readouterr().err
+
+
+def test_plots_that_could_not_be_drawn_are_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    run = RunOptions(output=tmp_path / "run", plot=True)
+    assert run_manifest(manifest, run) is ExitCode.INVALID_MANIFEST
+    assert "--plot: expected the package matplotlib, found none" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_job_of_another_trainer_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST + "  trainer: {image: trl:1}\n")
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.INVALID_MANIFEST
+    printed = capsys.readouterr()
+    assert (
+        f"{manifest}:10: spec.trainer: expected RLJob's own trainer, found another, which runs on a cluster only: "
+        f"kubectl apply -f {manifest}\n" == printed.err
+    )
+    assert printed.out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_fields_that_a_run_ignores_are_reported_with_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST + "  queueName: gpus\n  memory: {policyOffload: Enabled}\n")
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run", device="cpu")) is ExitCode.BAD_INPUT
+    assert capsys.readouterr().err.splitlines() == [
+        f"{manifest}:11: warning: spec.memory.policyOffload: has no effect without GPUs",
+        f"{manifest}:10: note: spec.queueName: rljob run ignores it: it is for pods on a cluster",
+    ]
 
 
 def test_8_bits_without_a_gpu_are_refused_before_the_model_is_read(

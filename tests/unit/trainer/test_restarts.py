@@ -83,6 +83,20 @@ def test_a_run_that_is_given_up_reports_why(
     assert why in reason
 
 
+def test_a_failure_after_the_last_step_names_the_missing_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(_run: JobRun, ledger: Ledger, *_: object) -> Outcome:
+        for _step in range(8):
+            ledger.commit(step_record(ledger.next_step))
+        raise OutputUnavailable("the disk is full")
+
+    monkeypatch.setattr(JobRun, "_attempt", attempt)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(MANIFEST)
+    assert run_manifest(manifest, RunOptions(output=tmp_path / "run")) is ExitCode.OUTPUT_UNAVAILABLE
+    reason = json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"]
+    assert reason.startswith("the disk is full. To write the model, run the same command again.")
+
+
 @pytest.mark.parametrize(
     "failure", [LOST, TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")]
 )

@@ -99,3 +99,34 @@ def test_inputs_that_were_not_recorded_do_not_count() -> None:
     assert changed_inputs({}, {"data": {"items": 1, "sha256": "x"}}) == []
     recorded = {"data": {"items": 1_000, "sha256": "x"}}
     assert changed_inputs(recorded, {"data": {"items": 999, "sha256": "y"}}) == ["data (1,000 items, now 999)"]
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("# checked\ndef reward(answer,  record):\n    return (1)  # always\n", []),
+        ("def reward(answer, record):\n    return 2\n", ["reward code (commented_reward.py)"]),
+        ('"""Rewards."""\ndef reward(answer, record):\n    return 1\n', ["reward code (commented_reward.py)"]),
+        ("def reward(answer, record)\n", ["reward code (commented_reward.py)"]),
+    ],
+)
+def test_comments_and_formatting_of_the_reward_do_not_count(source: str, changes: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "commented_reward.py"
+    file.write_text("def reward(answer, record):\n    return 1\n")
+    spec = TaskSpec.model_validate({"name": "digits", "reward": "commented_reward:reward"})
+    task_source = RewardSource(spec, tmp_path, 0)
+    task = Task("digits", items("a"), task_source.load(), PromptFormat(Tokenizer()), 8, 0)
+    before = run_inputs(task, task_source, model(tmp_path / "model"))
+    file.write_text(source)
+    after = run_inputs(task, task_source, tmp_path / "model")
+    assert changed_inputs(before, after) == changes
+    earlier_version = {name: digests for name, digests in before.items() if name != "reward syntax"}
+    assert changed_inputs(earlier_version, after) == ["reward code (commented_reward.py)"]
+
+
+def test_records_that_json_cannot_express_have_a_digest() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    records: list[dict[str, Any]] = [{"x": deep}, {"x": 10**5000}, {"x": "\ud83d"}, {"x": float("nan")}]
+    assert data_digest([Item("a\ud83d", record) for record in records])["items"] == 4

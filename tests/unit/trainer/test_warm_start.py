@@ -33,7 +33,7 @@ _REPORT = """
 import json, os, signal, sys
 print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv, "input": sys.stdin.read(), "main": __name__,
-    "directory": os.getcwd(), "environment": dict(os.environ), "path": sys.path[0],
+    "directory": os.getcwd(), "environment": dict(os.environ), "path": sys.path,
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "descriptors": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
 }))
@@ -148,14 +148,18 @@ def test_a_server_that_has_threads_forks_nothing(
     threaded.end()
 
 
-def test_servers_end_with_the_process_that_started_them() -> None:
+def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     program = (
         "import os; from rljob_trainer.roles.warm import start\n"
         f"start._SERVE = {_SERVE!r}\n"
         "print(start.WarmStart(['policy'], 'cpu', os.environ).processes[0].pid, flush=True); input()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert process.stdout is not None
     server = int(process.stdout.readline())

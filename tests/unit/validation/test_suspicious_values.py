@@ -34,6 +34,25 @@ def warnings(**spec: Any) -> dict[str, str]:
             "a prompt and a response can have (768",
         ),
         ({"rollout": {"maxConcurrentSequences": 999}}, "spec.rollout.maxConcurrentSequences", "has (128 responses)"),
+        ({"memory": {"kvCache": "0.9"}}, "spec.memory.kvCache", "did you mean 0.9Gi?"),
+        (
+            {"algorithm": {"promptsPerStep": 3, "groupSize": 4, "updatesPerStep": 7}},
+            "spec.algorithm.updatesPerStep",
+            "the 12 responses of a step (promptsPerStep x groupSize) are split into unequal parts of 1 or 2: write a "
+            "divisor of 12, such as 6",
+        ),
+        ({"algorithm": {"groupSize": None}}, "spec.algorithm.groupSize", "has no value: the default 8 applies"),
+        (
+            {"rollout": {"engineArgs": {"gpu_memory_utilization": 0.5}}},
+            "spec.rollout.engineArgs.gpu_memory_utilization",
+            "has no effect on the KV cache",
+        ),
+        ({"recovery": None}, "spec.recovery", "has no value"),
+        (
+            {"algorithm": {"learningRate": 0.02}, "policy": {"lora": {}}},
+            "spec.algorithm.learningRate",
+            "0.02 is high for adapters of a pretrained model",
+        ),
         ({"algorithm": {"learningRate": 0.01}}, "spec.algorithm.learningRate", "high for a pretrained model"),
         ({"checkpoint": {"everySteps": 50}}, "spec.checkpoint.everySteps", "no checkpoint is written before the end"),
         ({"checkpoint": {"volume": {"emptyDir": {}}}}, "spec.checkpoint.volume", "deleted with its pod"),
@@ -58,6 +77,9 @@ def test_a_suspicious_value_is_questioned(spec: dict[str, Any], field: str, mess
         {"memory": {"kvCache": 4294967296}},
         {"algorithm": {"learningRate": 0.003}, "model": {"uri": "random://qwen3"}},
         {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]},
+        {"algorithm": {"learningRate": 0.003}, "model": {"uri": "file:///models/tiny"}},
+        {"algorithm": {"learningRate": 0.003}, "policy": {"lora": {}}},
+        {"rollout": {"engineArgs": {"seed_offset": None}}},
         {"env": [{"name": "HF_ENDPOINT", "value": "https://hub.example.com"}]},
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
         "def share(answer, record):\n    return 0.5\n"
         "def trl(completions, **others):\n    return 0.5\n"
         "def raising(answer, record):\n    return record['anwser']\n"
-        "def leaving(answer, record):\n    raise SystemExit(7)\n"
+        "def leaving(answer, record):\n    import os; os._exit(7)\n"
     )
     (tmp_path / "on_policy.py").write_text("from rewards import share\nMAX_STALENESS = 0\n")
     (tmp_path / "job.yaml").write_text(JOB)
@@ -66,9 +67,41 @@ def change(folder: Path, before: str, after: str) -> Path:
 
 def test_a_job_that_would_run_is_valid(folder: Path) -> None:
     result = validate(folder / "job.yaml")
-    note, valid = result.output.splitlines()
-    assert (result.exit_code, valid) == (0, f"{folder}/job.yaml: valid")
-    assert note.startswith(f"{folder}/job.yaml:5: note: spec.policy: predicted on a GPU: host memory 5.75 GiB a worker")
+    assert (result.exit_code, result.output) == (0, f"{folder}/job.yaml: valid\n")
+
+
+def test_the_memory_of_a_model_of_ordinary_size_is_predicted(folder: Path) -> None:
+    uri = "random://qwen3?hidden=512&layers=8&heads=8&kvHeads=4&headDim=64&intermediate=2048&vocabulary=100000"
+    entries: list[dict[str, Any]] = []
+    change(folder, "random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32", uri)
+    change(folder, "steps: 3", "steps: 3\n    learningRate: 0.01")
+    inspection = Inspection(load_manifest(folder / "job.yaml"), folder, entries.append)
+    inspection._memory(None)
+    found = {dotted(entry["field"]): entry["message"] for entry in entries if "severity" in entry}
+    assert found["spec.policy"].startswith("predicted on a GPU: host memory ")
+    assert found["spec.algorithm.learningRate"] == "0.01 is high for a pretrained model; 1e-6 is the default"
+
+
+def test_no_problem_hides_another(folder: Path) -> None:
+    """Neither one of the schema, nor one of the lengths, nor a missing function hides a missing file."""
+    change(folder, "prompts.jsonl", "absent.jsonl")
+    change(folder, "rewards:share", "rewards:absent")
+    change(folder, "Tokens: 4", "Tokens: 900000")
+    manifest = change(folder, "promptsPerStep: 2", "num_generations: 2")
+    result = validate(manifest)
+    assert result.exit_code == 2
+    for message in (
+        "did you mean groupSize?",
+        "absent.jsonl",
+        "expected a function absent",
+        "the maximum length of the",
+    ):
+        assert message in result.stderr, message
+
+
+def test_no_error_of_a_replaced_value_is_reported(folder: Path) -> None:
+    result = validate(change(folder, "name: jsonl", "name: json"))
+    assert [line.split(": ")[1] for line in result.stderr.splitlines()] == ["spec.task.name"]
 
 
 def test_a_memory_limit_below_the_prediction_is_a_warning(folder: Path) -> None:
@@ -126,6 +159,28 @@ def test_failures_of_the_job_are_found_before_it_starts(
     assert len(found) == 1, found
     assert found[0][0] == f"spec.{field}"
     assert message in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("template", "severity", "field"),
+    [
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}",
+            "error",
+            "spec.task.systemPrompt",
+        ),
+        ("{{ strftime_now('%d') }}{{ messages[0].content }}", "warning", "spec.task.chatTemplate"),
+    ],
+)
+def test_a_chat_template_is_tried_out(folder: Path, template: str, severity: str, field: str) -> None:
+    model = shutil.copytree(resolve_model("random://qwen3?hidden=32&layers=1"), folder / "model")
+    (model / "chat_template.jinja").write_text(template + "{{ messages[-1].content }}")
+    change(folder, '"random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32"', f'"file://{model}"')
+    change(folder, "name: jsonl", "name: jsonl\n    systemPrompt: Be brief.")
+    change(folder, "maxPromptTokens: 8", "maxPromptTokens: 64")
+    entries: list[dict[str, Any]] = []
+    Inspection(load_manifest(folder / "job.yaml"), folder, entries.append).run()
+    assert field in [dotted(each["field"]) for each in entries if each.get("severity") == severity], entries
 
 
 def test_8_bits_that_this_machine_cannot_compute_are_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

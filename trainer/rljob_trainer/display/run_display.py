@@ -18,9 +18,14 @@ from rich.text import Text
 
 from rljob_trainer.display.numbers import clock, gibibytes, short_seconds, sparkline
 from rljob_trainer.ledger.records import StepRecord
+from rljob_trainer.ledger.reward_trend import reward_text
 
 _SPARKLINE_WIDTH = 20
+_SHORTEST_SPARKLINE = 8
 _PACE_WINDOW_STEPS = 10
+_NO_SIGNAL = "no learning signal: all rewards equal"
+_LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm",)}
+"""In the line of a step: the first of these metrics that the step has."""
 
 
 def plain_console(file: TextIO | None = None) -> Console:
@@ -127,7 +132,7 @@ class RunDisplay:
     def _lines(self) -> RenderableType:
         lines: list[RenderableType] = [self._progress_line()]
         if self._steps:
-            lines.append(_latest_line(self._steps))
+            lines.append(_latest_line(self._steps, self._console.width))
         if self._spinner:
             lines.append(self._spinner)
         return Group(*lines)
@@ -142,7 +147,8 @@ class RunDisplay:
         line.add_row(
             Text(self._job, "bold"),
             ProgressBar(total=self._total_steps, completed=done, complete_style="cyan", finished_style="green"),
-            Text.assemble((str(done), "bold"), f"/{self._total_steps}"),
+            # A manifest may ask for fewer steps than are committed.
+            Text.assemble((str(done), "bold"), f"/{self._total_steps}" if done <= self._total_steps else ""),
             Text(f"{clock(self._elapsed_seconds)}{left}", "dim"),
         )
         return line
@@ -151,9 +157,12 @@ class RunDisplay:
 def step_line(record: StepRecord, total_steps: int) -> str:
     """One line of text for a committed step."""
     digits = len(str(total_steps))
+    found = {name: [record.metrics[key] for key in keys if key in record.metrics] for name, keys in _LEARNING.items()}
     parts = [
         f"step {record.step:>{digits}}/{total_steps}",
-        f"reward {record.reward.mean:.3f}",
+        f"reward {reward_text(record.reward.mean)}",
+        *_remarks(record),
+        *(f"{name} {values[0]:.3g}" for name, values in found.items() if values),
         f"response {record.response.mean_tokens:.1f} tokens",
         f"{record.tokens_per_second:,.0f} tokens/s",
         *_peak(record),
@@ -168,18 +177,32 @@ def remaining_seconds(steps: Sequence[StepRecord], total_steps: int) -> float:
     return (total_steps - steps[-1].step) * sum(recent) / len(recent)
 
 
-def _latest_line(steps: Sequence[StepRecord]) -> Text:
+def _latest_line(steps: Sequence[StepRecord], width: int) -> Text:
+    """The latest step within `width` columns: what does not fit is left out, the least important first."""
     latest = steps[-1]
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append("reward ").append(f"{latest.reward.mean:.3f} ", "bold green")
-    line.append(sparkline([step.reward.mean for step in steps], _SPARKLINE_WIDTH), "green")
-    parts = [
+    reward, remarks = reward_text(latest.reward.mean), "".join(f"  {remark}" for remark in _remarks(latest))
+    others = ""
+    room = width - len(f"reward {reward} {remarks}") - _SHORTEST_SPARKLINE
+    for part in (
+        f"{short_seconds(latest.total_seconds)} a step",
         f"response {latest.response.mean_tokens:.1f} tokens",
         f"{latest.tokens_per_second:,.0f} tokens/s",
         *_peak(latest),
-    ]
-    line.append("  " + "  ".join(parts))
-    return line
+    ):
+        if len(f"{others}  {part}") > room:
+            break
+        others += f"  {part}"
+    width = max(1, min(_SPARKLINE_WIDTH, _SHORTEST_SPARKLINE + room - len(others)))
+    bars = sparkline([step.reward.mean for step in steps], width)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append("reward ").append(f"{reward} ", "bold green").append(bars, "green")
+    return line.append(remarks, "yellow").append(others)
+
+
+def _remarks(record: StepRecord) -> list[str]:
+    """Facts about a step that should not be overlooked."""
+    failed = record.metrics.get("reward_errors", 0.0)
+    return [_NO_SIGNAL] * record.has_no_signal + [f"{failed:.0f} failed rewards"] * (failed > 0)
 
 
 def _peak(record: StepRecord) -> list[str]:

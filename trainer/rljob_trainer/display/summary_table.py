@@ -10,9 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from rljob_api.plan_change import PlanChange
+from rljob_api.storable_text import storable
 from rljob_memory.recovery import messages
 from rljob_trainer.display.numbers import gibibytes, short_seconds
-from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS, Summary
+from rljob_trainer.ledger.reward_trend import reward_text
+from rljob_trainer.ledger.summary import Summary
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}
@@ -33,20 +35,33 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
     table.add_column()
     for name, value in _rows(summary):
         table.add_row(name, value)
-    table.add_row("files", escape(str(output)))
+    table.add_row("files", escape(storable(str(output))))
     console.print(table)
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield "steps", f"[bold]{summary.steps}[/] of {summary.total_steps}{_history(summary)}"
-    if summary.first_reward is not None and summary.last_reward is not None:
-        window = min(REWARD_WINDOW_STEPS, summary.steps)
-        means = f"means of {window} steps" if window > 1 else "one step"
-        yield "reward", f"{summary.first_reward:.3f} → [bold]{summary.last_reward:.3f}[/]  [dim]{means}[/]"
+    of, lowered = f"of {summary.total_steps}", ""
+    if summary.steps > summary.total_steps:
+        of, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
+    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}{lowered}"
+    if summary.last_reward is not None:
+        yield "reward", _reward(summary, summary.last_reward)
     if summary.skipped_prompts:
         yield "skipped prompts", f"{summary.skipped_prompts:,}  [dim]longer than algorithm.maxPromptTokens[/]"
     if summary.reward_errors:
         yield "failed rewards", f"{summary.reward_errors:,}  [dim]counted as 0 (task.onRewardError)[/]"
+    if summary.skipped_updates:
+        yield "skipped updates", f"{summary.skipped_updates:,}  [dim]their gradient was not finite[/]"
+    if summary.dropped_tokens:
+        yield "dropped tokens", f"{summary.dropped_tokens:,}  [dim]without a finite log-probability from the engine[/]"
+    if summary.steps_without_gradient:
+        yield "without gradient", f"{summary.steps_without_gradient:,} steps  [dim]equal rewards in each group[/]"
+    if summary.skipped_tokens:
+        yield "skipped tokens", f"{summary.skipped_tokens:,}  [dim]their advantage is 0[/]"
+    if summary.empty_responses:
+        yield "empty responses", f"{summary.empty_responses:,}"
+    if summary.truncated_ratio:
+        yield "truncated", f"{summary.truncated_ratio:.0%} of the responses  [dim]at algorithm.maxResponseTokens[/]"
     if summary.step_seconds:
         yield "speed", f"{summary.tokens_per_second:,.0f} tokens/s, {short_seconds(summary.step_seconds.mean)} a step"
         yield from _phase_rows(summary, summary.step_seconds.sum)
@@ -55,6 +70,15 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield from _plan_change_rows(summary)
     for role, peak in sorted(summary.peak_memory.items()):
         yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}[/]"
+
+
+def _reward(summary: Summary, last: float) -> str:
+    """`0.060 → 0.996  means of 5 steps`, or the reward of the only step."""
+    window = summary.reward_window_steps
+    means = f"means of {window} steps" if window > 1 else "one step" if summary.first_reward is None else "single steps"
+    noise = ", within the noise" if summary.reward_trend == "stayed" else ""
+    first = "" if summary.first_reward is None else f"{reward_text(summary.first_reward)} → "
+    return f"{first}[bold]{reward_text(last)}[/]  [dim]{means}{noise}[/]"
 
 
 def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, str]]:

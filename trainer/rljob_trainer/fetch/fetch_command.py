@@ -20,7 +20,7 @@ from rljob_memory.sizes import human_bytes
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.fetch.archive import IncompleteArchive, extract, require_free
 from rljob_trainer.fetch.reader_pod import RunFiles, image_of, is_ready, reader_pod, start_obstacle
-from rljob_trainer.kubectl import ClusterError, Kubectl
+from rljob_trainer.kubectl import ClusterError, Kubectl, explain_failure
 from rljob_trainer.models.checkpoint import validate_checkpoint
 
 _START_SECONDS = 300.0
@@ -106,7 +106,10 @@ def _copy(kubectl: Kubectl, pod: dict[str, Any], files: RunFiles, path: str, out
         print(f"fetching {path} of {files.job}", flush=True)
         size = _stream(kubectl, name, files, path, output)
     finally:
-        kubectl.run("delete", "pod", name, "--ignore-not-found", "--now", "--wait=false")
+        try:
+            kubectl.run("delete", "pod", name, "--ignore-not-found", "--now", "--wait=false")
+        except ClusterError as error:  # it must not replace the failure that is being reported
+            print(f"rljob: pod {name} was not deleted: {error}", file=sys.stderr)
     if path == "model":
         validate_checkpoint(output)
     print(f"{human_bytes(size)} in {output}")
@@ -145,7 +148,8 @@ def _stream(kubectl: Kubectl, pod: str, files: RunFiles, path: str, output: Path
     shutil.rmtree(output, ignore_errors=True)
     if "No such file" in stderr:
         raise ClusterError(_absent(path, files))
-    raise ClusterError(f"cannot fetch {path} of {files.job}: {stderr or problem}; try again")
+    why = explain_failure(f"exec {pod}", stderr) if stderr else problem
+    raise ClusterError(f"cannot fetch {path} of {files.job}: {why}")
 
 
 def _absent(path: str, files: RunFiles) -> str:

@@ -68,10 +68,7 @@ def is_disk_full(path: Path) -> bool:
 
 def disk_full_message(path: Path, needed_bytes: int | None = None) -> str:
     needed = f"{path} needs {needed_bytes:,} bytes" if needed_bytes is not None else f"{path} could not be written"
-    return (
-        f"the disk is full: {needed}, {free_bytes(path):,} are free. "
-        "Committed steps are safe. Free some space and run the same command again."
-    )
+    return f"the disk is full: {needed}, {free_bytes(path):,} are free. Committed steps are safe. Free some space."
 
 
 def _explain(error: OSError, path: Path, needed_bytes: int | None) -> str:

@@ -43,6 +43,7 @@ class OutputDirectory:
         self.model = path / "model"
         self.memory = path / "memory"
         self.logs = path / "logs"
+        self.failure = path / ".failure.json"
         self.controller_log = self.logs / "controller.log"
 
     @contextmanager
@@ -75,6 +76,7 @@ class OutputDirectory:
             with writing(self.path):
                 for directory in (self.checkpoints, self.journal, self.memory, self.logs):
                     directory.mkdir(exist_ok=True)
+            self._require_replaceable_results()
             yield
         finally:
             os.close(lock)
@@ -91,6 +93,21 @@ class OutputDirectory:
             raise OutputUnavailable(
                 f"expected an empty directory, or that of a run, found {shown} in {self.path}; give another --output"
             )
+
+    def _require_replaceable_results(self) -> None:
+        """Raise `OutputUnavailable` if model or summary of an earlier run could not be replaced at the end."""
+        if self.model.is_symlink() or (self.model.exists() and not self.model.is_dir()):
+            found = "a symbolic link" if self.model.is_symlink() else "a file"
+            raise OutputUnavailable(
+                f"expected a directory or nothing at {self.model}, where the trained model is written, found {found}; "
+                "remove it, or give another --output"
+            )
+        with writing(self.summary):
+            if self.summary.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with writing(self.model):
+            if self.model.exists() and not os.access(self.model, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def _lock(self, pod: str | None, wait_seconds: float) -> int:
         """Lock the directory. Closing the returned descriptor unlocks it. Child processes do not inherit it."""
@@ -178,6 +195,7 @@ class OutputDirectory:
         """Remove the plan changes, rollouts, checkpoints and memory samples of a run without committed steps."""
         with writing(self.path):
             self.ledger.unlink(missing_ok=True)
+            self.failure.unlink(missing_ok=True)
             for directory in (self.journal, self.checkpoints, self.memory):
                 if directory.exists():
                     shutil.rmtree(directory)

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from rljob_api.fault_injection import FaultClass, FaultPhase
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 
 PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
 """The phases of a step, in order."""
@@ -25,6 +26,8 @@ def role_of(actor: str) -> str:
 class _Record(BaseModel):
     # JSON has no NaN, but a line with a diverged loss must remain valid for other readers.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _storable = model_validator(mode="before")(storable)
 
 
 class AttemptRecord(_Record):
@@ -170,6 +173,11 @@ class StepRecord(_Record):
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.total_seconds
+
+    @property
+    def has_no_signal(self) -> bool:
+        """True if each group has equal rewards, and therefore no advantage."""
+        return self.metrics.get("uniform_groups", 0.0) >= 1.0
 
     @property
     def peak_memory_bytes(self) -> dict[str, int]:

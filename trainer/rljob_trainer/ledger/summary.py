@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.plan_change import PlanChange
+from rljob_api.storable_text import storable
 from rljob_trainer.ledger.records import (
     PHASES,
     LedgerRecord,
@@ -19,14 +20,16 @@ from rljob_trainer.ledger.records import (
     plan_change_records,
     step_records,
 )
+from rljob_trainer.ledger.reward_trend import Verdict, reward_trend
 
-REWARD_WINDOW_STEPS = 5
 _GIB = 2**30
 _STOPPED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
 
 class _SummaryPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _storable = model_validator(mode="before")(storable)
 
 
 class DurationStatistics(_SummaryPart):
@@ -69,14 +72,39 @@ class Summary(_SummaryPart):
     reward_errors: int
     """Responses whose reward is 0 because the reward function failed (task.onRewardError: Zero)."""
 
+    skipped_updates: int
+    """Updates that were not applied because their gradient was not finite."""
+
+    dropped_tokens: int
+    """Response tokens that were left out of the loss because the engine's log-probability was not finite."""
+
+    skipped_tokens: int
+    """Response tokens that no update processed because their advantage is 0: their rewards equal those of their
+    group."""
+
+    steps_without_gradient: int
+    """Steps in which the responses to each prompt had equal rewards."""
+
+    empty_responses: int
+    """Responses with no token but that of the end of the sequence."""
+
+    truncated_ratio: float | None
+    """Fraction of all responses that were cut at the token limit, 0 to 1; null without a step."""
+
     replayed_steps: int
     """Updates that were replayed from the journal, over all attempts."""
 
     first_reward: float | None
-    """Mean of the mean rewards of the first five steps; null without a step."""
+    """Mean of the mean rewards of the first `reward_window_steps` steps; null below two steps."""
 
     last_reward: float | None
-    """The same of the last five steps."""
+    """The same of the last ones; null without a step."""
+
+    reward_window_steps: int
+    """Five, or half of the steps if there are fewer than ten; 0 without a step."""
+
+    reward_trend: Verdict | None
+    """`stayed` if the difference is within two standard errors; null below two steps."""
 
     tokens: int
     """Prompt and response tokens of all committed steps."""
@@ -108,7 +136,7 @@ def summarize(
 ) -> Summary:
     """The summary of a ledger's records. `exit_reason`: a message for people; default: the meaning of the exit code."""
     steps = step_records(records)
-    rewards = [step.reward.mean for step in steps]
+    trend = reward_trend([step.reward for step in steps])
     seconds = [step.total_seconds for step in steps]
     tokens = sum(step.tokens for step in steps)
     attempts = attempt_records(records)
@@ -116,15 +144,24 @@ def summarize(
         job=job,
         status=_status(exit_code),
         exit_code=exit_code,
-        exit_reason=exit_reason or exit_code.meaning,
+        # A path may have bytes that are no text; as JSON they would fail.
+        exit_reason=(exit_reason or exit_code.meaning).encode("utf-8", "backslashreplace").decode(),
         steps=len(steps),
         total_steps=total_steps,
         attempts=len(attempts),
         skipped_prompts=attempts[-1].skipped_prompts if attempts else 0,
-        reward_errors=int(sum(step.metrics.get("reward_errors", 0.0) for step in steps)),
+        reward_errors=_total(steps, "reward_errors"),
+        skipped_updates=_total(steps, "skipped_updates"),
+        dropped_tokens=_total(steps, "dropped_tokens"),
+        skipped_tokens=_total(steps, "skipped_tokens"),
+        steps_without_gradient=sum(step.has_no_signal for step in steps),
+        empty_responses=_total(steps, "empty_responses"),
+        truncated_ratio=fmean(step.response.clipped_ratio for step in steps) if steps else None,
         replayed_steps=sum(record.replayed_steps for record in records if isinstance(record, RestoreRecord)),
-        first_reward=fmean(rewards[:REWARD_WINDOW_STEPS]) if rewards else None,
-        last_reward=fmean(rewards[-REWARD_WINDOW_STEPS:]) if rewards else None,
+        first_reward=trend.first if trend else None,
+        last_reward=trend.last if trend else None,
+        reward_window_steps=trend.window_steps if trend else 0,
+        reward_trend=trend.verdict if trend else None,
         tokens=tokens,
         tokens_per_second=tokens / sum(seconds) if seconds else 0.0,
         startup_seconds=_startup_seconds(records),
@@ -133,6 +170,10 @@ def summarize(
         peak_memory=_peak_memory(steps),
         plan_changes=[record.change for record in plan_change_records(records)],
     )
+
+
+def _total(steps: Sequence[StepRecord], metric: str) -> int:
+    return int(sum(step.metrics.get(metric, 0.0) for step in steps))
 
 
 def _status(exit_code: ExitCode) -> Literal["Complete", "Stopped", "Failed"]:

@@ -7,14 +7,29 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import BadInput
 
+ADVICE = "use a dense model of the Qwen, Llama or Mistral kind"
+
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = "adapter_config.json"
+_TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "smollm3"})
+"""Kinds (`model_type`) whose class in transformers ties the output layer if `tie_word_embeddings` is absent."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256},
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256},
+    "mistral": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "smollm3": {"num_key_value_heads": 4},
+}
+"""Settings that the classes of transformers 5.19 have if a model leaves them out. Otherwise they follow from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +83,42 @@ def described_dimensions(directory: Path) -> ModelDimensions:
 
 def _dimensions(directory: Path, parameters: int) -> ModelDimensions:
     config = read_config(directory)
+    defaults = _DEFAULTS.get(str(config.get("model_type")), {})
     try:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
         return ModelDimensions(
             parameters=parameters,
-            layers=config["num_hidden_layers"],
+            layers=_count(config, "num_hidden_layers"),
             hidden=hidden,
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate=config["intermediate_size"],
-            vocabulary=config["vocab_size"],
-            max_positions=config["max_position_embeddings"],
-            tied=bool(config.get("tie_word_embeddings", False)),
+            kv_heads=config.get("num_key_value_heads", defaults.get("num_key_value_heads")) or heads,
+            head_dim=config.get("head_dim", defaults.get("head_dim")) or hidden // heads,
+            intermediate=_count(config, "intermediate_size"),
+            vocabulary=_count(config, "vocab_size"),
+            max_positions=_count(config, "max_position_embeddings"),
+            tied=is_tied(config),
         )
     except KeyError as error:
         raise BadInput(
-            f"expected the settings of a decoder-only language model in {directory / 'config.json'}, found no {error}"
+            f"expected the settings of a decoder-only language model in {directory / 'config.json'}, found no {error}; "
+            f"{ADVICE}"
         ) from error
+    except TypeError as error:
+        raise BadInput(f"{error} in {directory / 'config.json'}; copy the file again from its source") from error
+
+
+def _count(config: dict[str, Any], name: str) -> int:
+    """A setting that is a positive integer. Raises `KeyError` without it, `TypeError` if it is anything else."""
+    value = config[name]
+    if not isinstance(value, int) or value < 1:
+        raise TypeError(f"expected a positive integer as {name}, found {value!r:.100}")
+    return value
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """True if the output layer shares its weight with the embedding, by the settings of a model."""
+    given = config.get("tie_word_embeddings")
+    return config.get("model_type") in _TIED_BY_DEFAULT if given is None else bool(given)
 
 
 def described_positions(directory: Path) -> int:
@@ -106,27 +139,36 @@ def require_same_rope(directory: Path, longest: int) -> None:
     RoPE has two sets of factors: transformers selects by the batch, vLLM by its maximum length; both use the short ones
     if no sequence exceeds the original length.
     """
-    config = read_config(directory)
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type")
-    if kind == "dynamic":
-        raise BadInput(
-            f"expected a rotary embedding that does not depend on the length in {directory / 'config.json'}, found "
-            "rope_scaling of the type dynamic; use a model without it"
-        )
-    original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    if kind in ("longrope", "su") and (original is None or longest > original):
-        raise BadInput(
-            "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
-            f"original_max_position_embeddings ({original or 'not set'}) for a model with rope_scaling of the type "
-            f"{kind}, found {longest}: policy and engine would compute different embeddings of longer sequences. "
-            "Lower them"
-        )
+    config, file = read_config(directory), directory / "config.json"
+    for rope in ropes_of(config):
+        kind = rope.get("rope_type") or rope.get("type")
+        if kind == "dynamic":
+            raise BadInput(
+                f"expected a rotary embedding that does not depend on the length in {file}, found rope_scaling of the "
+                "type dynamic; use a model without it"
+            )
+        original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        if kind in ("longrope", "su") and (not isinstance(original, int) or longest > original):
+            raise BadInput(
+                "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most "
+                f"original_max_position_embeddings ({original or 'not set'}) for a model with rope_scaling of the type "
+                f"{kind}, found {longest}: policy and engine would compute different embeddings of longer sequences. "
+                "Lower them"
+            )
+
+
+def ropes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The settings of the rotary embeddings: one, or one for each kind of layer. Raises `BadInput` if they are no
+    object."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise BadInput(f"expected an object as rope_parameters or rope_scaling in config.json, found {given!r:.100}")
+    return [each for each in given.values() if isinstance(each, dict)] or [given]
 
 
 def policy_weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the trained weights by checkpoint name, without buffers and without a tied output layer."""
-    tied = bool(read_config(directory).get("tie_word_embeddings", False))
+    tied = is_tied(read_config(directory))
     return {
         name: shape
         for name, shape in weight_shapes(directory).items()
@@ -151,13 +193,16 @@ def files_of_weights(directory: Path) -> dict[str, Path]:
 
 def has_only_bfloat16(directory: Path) -> bool:
     """True if all weights are stored in bfloat16, so reading them as bfloat16 is exact."""
-    from safetensors import safe_open
+    return set(stored_types(directory).values()) <= {"BF16"}
 
+
+def stored_types(directory: Path) -> dict[str, str]:
+    """Data types of all tensors by name, as safetensors spells them, such as `BF16`. Raises `BadInput` as
+    `weight_shapes`."""
+    types: dict[str, str] = {}
     for file in weight_files(directory):
-        with safe_open(file, framework="numpy") as tensors:
-            if any(tensors.get_slice(name).get_dtype() != "BF16" for name in tensors.keys()):  # noqa: SIM118
-                return False
-    return True
+        types |= {name: kind for name, (_, kind) in _headers_in(file).items()}
+    return types
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -189,11 +234,17 @@ def _weight_map(directory: Path) -> dict[str, str]:
 
 
 def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, (shape, _) in _headers_in(file).items()}
+
+
+def _headers_in(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and data type of the tensors by name."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
         raise BadInput(
             f"cannot read the weights in {file}, it is truncated or not a safetensors file: {error}"
@@ -203,9 +254,19 @@ def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
 def read_config(directory: Path) -> dict[str, Any]:
     """The settings of the model in `directory`. Raises `BadInput` if they are missing or unreadable."""
     config = _read_json(directory / "config.json")
-    if not config.get("architectures"):
-        raise BadInput(f"expected architectures in {directory / 'config.json'}, found none")
+    architectures = config.get("architectures")
+    if not (isinstance(architectures, list) and architectures and all(isinstance(each, str) for each in architectures)):
+        raise BadInput(
+            f'expected architectures in {directory / "config.json"}, such as ["Qwen3ForCausalLM"], found '
+            f"{architectures or 'none'}; copy the file again from its source"
+        )
     return config
+
+
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """The settings in `generation_config.json`; empty without that file. Raises `BadInput` if it is unreadable."""
+    file = directory / "generation_config.json"
+    return _read_json(file) if file.exists() else {}
 
 
 def _validate_tokenizer(directory: Path) -> None:
@@ -223,10 +284,16 @@ def _validate_tokenizer(directory: Path) -> None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if (file.parent / _ADAPTER).is_file():
+            raise BadInput(
+                f"expected {file.name} in the model directory {file.parent}, found {_ADAPTER}: it holds low-rank "
+                "adapters without their model. Merge them (merge_and_unload of peft, or policy.lora.export: Merged), "
+                "and save the tokenizer beside the model"
+            ) from error
         raise BadInput(f"expected {file.name} in the model directory {file.parent}, found none") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {file}: {error}") from error
     if not isinstance(content, dict):
         raise BadInput(f"expected a JSON object in {file}, found {type(content).__name__}")

@@ -73,7 +73,7 @@ def _write_atomically(model: RandomModel, directory: Path, accept: Callable[[Pat
 
 
 def _write_description(model: RandomModel, directory: Path) -> None:
-    (directory / "config.json").write_text(json.dumps(_config(model), indent=2))
+    (directory / "config.json").write_text(json.dumps(_config(model), indent=2), encoding="utf-8")
     write_character_tokenizer(directory, vocabulary=model.vocabulary, max_positions=model.max_positions)
 
 
@@ -162,4 +162,4 @@ def write_character_tokenizer(directory: Path, *, vocabulary: int, max_positions
         "model_max_length": max_positions,
         **{f"{token.strip('<>')}_token": token for token in SPECIAL_TOKENS},
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -37,7 +37,7 @@ def write_bfloat16_weights(
             for shape in of_layer.values():
                 _write_values(stream, shape, drawn, int(random.integers(_DRAWN_NUMBERS)))
     index = {"metadata": {}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def _layer_of(name: str) -> str:

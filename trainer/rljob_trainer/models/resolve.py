@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import unquote
 
 from rljob_trainer.errors import BadInput
 from rljob_trainer.models import hub, random_model
@@ -76,6 +77,9 @@ def _cached_image(location: str, cache_directory: Path) -> Path:
 def _resolve_file(location: str, _cache_directory: Path, _accept: Accept) -> Path:
     """`file://`: a directory on this machine."""
     directory = Path(location)
+    # A URI may spell a space as %20, and a directory may have %20 in its name.
+    if not directory.is_dir() and (decoded := Path(unquote(location))).is_dir():
+        directory = decoded
     if not directory.is_absolute():
         raise BadInput(f"expected an absolute path, file:///path/to/model, found file://{location}")
     if not directory.is_dir():

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import read_config, weight_shapes
-
-ADVICE = "use a dense model of the Qwen, Llama or Mistral kind"
+from rljob_trainer.models.checkpoint import ADVICE, read_config, weight_shapes
+from rljob_trainer.models.consistency import require_complete_weights, require_known_kind, require_same_reading
 
 _SCALED_HEAD_SETTINGS = (
     "final_logit_softcapping",
@@ -36,6 +35,7 @@ def require_trainable(directory: Path) -> None:
         raise _mixture_of_experts(directory, kind, experts)
     if "lm_head.bias" in shapes:
         raise _biased_head(directory, kind)
+    require_complete_weights(directory)
 
 
 def require_trainable_settings(directory: Path) -> None:
@@ -53,6 +53,8 @@ def require_trainable_settings(directory: Path) -> None:
             raise _mixture_of_experts(directory, kind, f"{name}: {count} in config.json")
     if kind in _KINDS_WITH_BIASED_HEAD:
         raise _biased_head(directory, kind)
+    require_known_kind(directory)
+    require_same_reading(directory)
 
 
 def scaled_head_settings(config: Mapping[str, Any]) -> list[str]:

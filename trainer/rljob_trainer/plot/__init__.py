@@ -1,4 +1,4 @@
-"""Plots of a run: reward, timing by phase, memory by phase and over time."""
+"""Plots of a run: reward, learning curves, timing by phase, memory by phase and over time."""
 
 from rljob_trainer.plot.run_plots import plot_run
 

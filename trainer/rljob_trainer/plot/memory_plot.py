@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import textwrap
+
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rljob_trainer.ledger.records import PHASES
 from rljob_trainer.plot.memory_samples import MemoryPeaks
-from rljob_trainer.plot.style import GIB, INK, draw_limit, label_right, phase_colour, step_axis, titled_figure
+from rljob_trainer.plot.style import (
+    GIB,
+    INK,
+    MUTED,
+    draw_limit,
+    label_right,
+    merge_lines,
+    phase_colour,
+    step_axis,
+    titled_figure,
+)
 
 _ROLE_ORDER = ("policy", "rollout", "controller")
 _COUNTED = {
     "device": "reserved by torch's allocator on one GPU",
     "host": "resident host memory of one process",
 }
+_SAME_LINE = 0.005
+"""Of the height of the axis."""
+_LABEL_WIDTH = 16
 
 
 def draw_memory(peaks: MemoryPeaks) -> Figure:
-    """One line per phase, in GiB; the size of the GPU is drawn if the lines come near it."""
+    """One line per phase, in GiB, or per group of phases with the same peaks. The size of the GPU is drawn if the lines
+    come near it."""
     roles = sorted(peaks.by_role, key=lambda role: (role not in _ROLE_ORDER, role))
     highest, role, phase = max(
         (max(by_step.values()), role, phase) for role in roles for phase, by_step in peaks.by_role[role].items()
     )
     figure, panels = titled_figure(
-        f"Memory peaked at {_shown(highest / GIB)} GiB, in the {role}'s {phase} phase",
+        f"Memory peaked at {_shown(highest / GIB)} GiB, in the {role} process during {phase}",
         f"Peak of each phase in each step: {_COUNTED[peaks.counts]}, the highest rank. Numbers: latest.",
         panels=len(roles),
     )
@@ -34,20 +51,33 @@ def draw_memory(peaks: MemoryPeaks) -> Figure:
         _draw_role(axes, peaks.by_role[name])
         if near_limit:
             draw_limit(axes, "the GPU", peaks.device_total_bytes / GIB)
-    panels[0].set_ylabel("GiB")
+        axes.set_ylabel("GiB")
     return figure
 
 
 def _draw_role(axes: Axes, phases: dict[str, dict[int, int]]) -> None:
+    steps = sorted({step for by_step in phases.values() for step in by_step})
+    lines = {
+        phase: np.array([phases[phase].get(step, np.nan) for step in steps]) / GIB
+        for phase in sorted(phases, key=_phase_order)
+    }
     labels = []
-    for phase in sorted(phases, key=_phase_order):
-        steps = sorted(phases[phase])
-        gib = [phases[phase][step] / GIB for step in steps]
-        # A lone step has no line.
-        axes.plot(steps, gib, color=phase_colour(phase), linewidth=2, marker="o" if len(steps) == 1 else None)
-        labels.append((f"{phase}  {_shown(gib[-1])}", gib[-1], phase_colour(phase)))
-    every_step = [step for by_step in phases.values() for step in by_step]
-    step_axis(axes, min(every_step), max(every_step))
+    for names, gib in merge_lines(lines, _SAME_LINE * axes.get_ylim()[1]):
+        colour = phase_colour(names[0]) if len(names) == 1 else MUTED
+        measured = np.isfinite(gib)  # a checkpoint is not in every step
+        points = int(measured.sum())
+        axes.plot(
+            np.array(steps)[measured],
+            gib[measured],
+            color=colour,
+            linewidth=2,
+            marker="o" if points == 1 else None,  # a lone step has no line
+            clip_on=False,
+        )
+        latest = float(gib[measured][-1])
+        label = textwrap.fill(", ".join(names), _LABEL_WIDTH)
+        labels.append((f"{label}  {_shown(latest)}", latest, colour))
+    step_axis(axes, steps[0], steps[-1])
     label_right(axes, labels)
 
 

@@ -88,10 +88,9 @@ class Timeline:
     def fullest(self) -> Moment:
         return max(self.moments, key=lambda moment: moment.total)
 
-    def columns(self, begin: float, end: float, count: int) -> list[Moment]:
-        """The fullest moment of each of `count` equal stretches of time."""
+    def columns(self, edges: Sequence[float]) -> list[Moment]:
+        """The fullest moment of each stretch of time between two `edges`."""
         times = [moment.time for moment in self.moments]
-        edges = [*(begin + (end - begin) * number / count for number in range(count)), end]
         columns = []
         for left, right in pairwise(edges):
             first = max(bisect_right(times, left) - 1, 0)

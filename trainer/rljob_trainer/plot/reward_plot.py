@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from rljob_trainer.ledger.records import StepRecord
-from rljob_trainer.ledger.summary import REWARD_WINDOW_STEPS
-from rljob_trainer.plot.style import label_right, step_axis, titled_figure
+from rljob_trainer.ledger.reward_trend import RewardTrend, reward_text, reward_trend, window_steps
+from rljob_trainer.plot.style import Values, dot_size, label_right, step_axis, titled_figure
 
 _COLOUR = "#0072b2"
 _LONGEST_WINDOW_STEPS = 51
 
-Values = npt.NDArray[np.float64]
 
+def draw_reward(steps: Sequence[StepRecord]) -> Figure | None:
+    """Mean reward of each step as dots, running mean as a line, and mean ± std of the same steps as a band.
 
-def draw_reward(steps: Sequence[StepRecord]) -> Figure:
-    """Mean reward of each step as dots, running mean as a line, and mean ± std within min and max as a band."""
-    numbers = np.array([step.step for step in steps])
-    mean, std, low, high = _columns(steps)
-    window = running_window(len(steps))
+    None if no step has a finite reward.
+    """
+    rewards = [step.reward for step in steps]
+    trend = reward_trend(rewards)
+    if trend is None:
+        return None
+    finite = [step for step in steps if math.isfinite(step.reward.mean)]
+    numbers = np.array([step.step for step in finite])
+    mean, std, low, high = _columns(finite)
+    window = running_window(len(finite))
     smooth = running_mean(mean, window)
 
+    line = f"Line: mean of the last {window} steps. " if window > 1 else ""
     figure, (axes,) = titled_figure(
-        _title(mean),
-        f"Dots: mean of a step. Line: mean of the last {window} steps. "
-        "Band: ± one standard deviation of the rewards of a step.",
+        reward_title(trend, len(steps)),
+        f"Dots: steps. {line}Band: ± mean standard deviation of a step, cut at min and max.",
     )
-    band_low, band_high = (running_mean(edge, window) for edge in band(mean, std, low, high))
-    axes.fill_between(numbers, band_low, band_high, color=_COLOUR, alpha=0.12, linewidth=0)
-    axes.plot(numbers, mean, "o", color=_COLOUR, alpha=0.45, markersize=dot_size(len(steps)), markeredgewidth=0)
+    edges = band(smooth, running_mean(std, window), low.min(), high.max())
+    if len(finite) == 1:  # an area needs two steps
+        axes.vlines(numbers, *edges, color=_COLOUR, alpha=0.12, linewidth=12)
+    axes.fill_between(numbers, *edges, color=_COLOUR, alpha=0.12, linewidth=0)
+    axes.plot(numbers, mean, "o", color=_COLOUR, alpha=0.45, markersize=dot_size(len(finite)), markeredgewidth=0)
     axes.plot(numbers, smooth, color=_COLOUR, linewidth=2.4)
-    step_axis(axes, numbers[0], numbers[-1])
+    step_axis(axes, steps[0].step, steps[-1].step)
     axes.set_ylabel("reward")
-    label_right(axes, [(f"{smooth[-1]:.2f}", smooth[-1], _COLOUR)])
+    label_right(axes, [(reward_text(trend.last), trend.last, _COLOUR)])
     return figure
 
 
 def running_window(steps: int) -> int:
-    """About a tenth of the run, but 5 to 51 steps."""
-    return max(REWARD_WINDOW_STEPS, min(_LONGEST_WINDOW_STEPS, steps // 10))
+    """The window of the trend; in long runs a twentieth of the run, but at most 51 steps."""
+    return max(window_steps(steps), min(_LONGEST_WINDOW_STEPS, steps // 20))
 
 
 def running_mean(values: Values, window: int) -> Values:
@@ -54,29 +62,24 @@ def running_mean(values: Values, window: int) -> Values:
     return means
 
 
-def band(mean: Values, std: Values, low: Values, high: Values) -> tuple[Values, Values]:
+def band(mean: Values, std: Values, low: float, high: float) -> tuple[Values, Values]:
     """Mean ± std, limited to the lowest and highest reward."""
     return np.maximum(mean - std, low), np.minimum(mean + std, high)
 
 
-def dot_size(steps: int) -> float:
-    """In points: large for ten steps, small for thousands."""
-    return float(np.clip(28 / np.sqrt(steps), 1.5, 5.5))
+def reward_title(trend: RewardTrend, steps: int) -> str:
+    """`Reward rose from 0.060 to 0.996 in 60 steps`."""
+    last = reward_text(trend.last)
+    if trend.first is None:
+        return f"Reward was {last} in the only step"
+    first = reward_text(trend.first)
+    if trend.verdict == "stayed":
+        between = f"at {last}" if first == last else f"within the noise, from {first} to {last},"
+        return f"Reward stayed {between} in {steps} steps"
+    return f"Reward {trend.verdict} from {first} to {last} in {steps} steps"
 
 
 def _columns(steps: Sequence[StepRecord]) -> tuple[Values, Values, Values, Values]:
     rewards = [step.reward for step in steps]
     rows = np.array([(r.mean, r.std, r.min, r.max) for r in rewards], np.float64)
     return rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
-
-
-def _title(mean: Values) -> str:
-    if len(mean) == 1:
-        return f"Reward was {mean[0]:.2f} in the first step"
-    first, last = mean[:REWARD_WINDOW_STEPS].mean(), mean[-REWARD_WINDOW_STEPS:].mean()
-    if len(mean) < 2 * REWARD_WINDOW_STEPS:
-        first, last = mean[0], mean[-1]
-    change = "rose" if last - first > 0.005 else "fell" if first - last > 0.005 else "stayed"
-    if change == "stayed":
-        return f"Reward stayed at {last:.2f} over {len(mean)} steps"
-    return f"Reward {change} from {first:.2f} to {last:.2f} in {len(mean)} steps"

@@ -17,6 +17,7 @@ from rljob_trainer.ledger.records import (
     plan_change_records,
     step_records,
 )
+from rljob_trainer.plot.learning_plot import draw_learning
 from rljob_trainer.plot.memory_plot import draw_memory
 from rljob_trainer.plot.memory_samples import memory_peaks
 from rljob_trainer.plot.memory_timeline import memory_timeline
@@ -31,7 +32,7 @@ _FORMATS = ("png", "svg")
 
 
 def plot_run(directory: Path, output: Path | None = None) -> list[Path]:
-    """Draw `reward`, `timing`, `memory` and `memory_timeline`, each as `.png` and `.svg`. Returns their paths.
+    """Draw `reward`, `learning`, `timing`, `memory` and `memory_timeline`, as `.png` and `.svg`. Returns their paths.
 
     `output`: directory for the plots; default: `directory/plots`. Plots without data are left out: a run that failed in
     its first step has only the memory timeline.
@@ -62,9 +63,14 @@ def _ledger_records(directory: Path) -> list[LedgerRecord]:
 def _step_figures(directory: Path, steps: list[StepRecord]) -> dict[str, Figure]:
     if not steps:
         return {}
-    figures = {"reward": draw_reward(steps), "timing": draw_timing(steps)}
     peaks = memory_peaks(directory / "memory", steps)
-    return figures | ({"memory": draw_memory(peaks)} if peaks.by_role else {})
+    figures = {
+        "reward": draw_reward(steps),
+        "learning": draw_learning(steps),
+        "timing": draw_timing(steps),
+        "memory": draw_memory(peaks) if peaks.by_role else None,
+    }
+    return {name: figure for name, figure in figures.items() if figure}
 
 
 def _timeline_figure(directory: Path, records: list[LedgerRecord]) -> dict[str, Figure]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -12,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 INK = "#1f2933"
 MUTED = "#66727f"
 GRID = "#e4e7eb"
+FAILURE_COLOUR = "#b00020"
 
 PHASE_COLOURS = {
     "rollout": "#0072b2",
@@ -19,10 +23,13 @@ PHASE_COLOURS = {
     "update": "#d55e00",
     "sync": "#009e73",
     "checkpoint": "#e0a100",
+    "load": "#56b4e9",
 }
 """Distinguishable with colour blindness. Source: Okabe and Ito, Color Universal Design (2008); yellow darkened."""
 OTHER_COLOUR = "#8a949e"
 GIB = 2**30
+
+Values = npt.NDArray[np.float64]
 
 STYLE: dict[str, Any] = {
     "figure.figsize": (9.0, 4.8),
@@ -47,6 +54,8 @@ STYLE: dict[str, Any] = {
     "ytick.color": MUTED,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
+    # Far enough that the first label does not touch the lowest one of the other axis.
+    "xtick.major.pad": 8,
     "lines.solid_capstyle": "round",
     # Text stays text in the SVG: searchable, and in the reader's own font.
     "svg.fonttype": "none",
@@ -60,39 +69,77 @@ def phase_colour(phase: str) -> str:
 
 def titled_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with `panels` side by side that share the y axis, with a title and a subtitle."""
-    figure = _with_title(Figure(layout="constrained"), title, subtitle)
-    return figure, list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+    return _figure(title, subtitle, 1, panels, sharey=True)
 
 
 def stacked_figure(title: str, subtitle: str, rows: int) -> tuple[Figure, list[Axes]]:
     """A figure with `rows` of panels below each other, with a title and a subtitle."""
+    return _figure(title, subtitle, rows, 1, relative_height=1 + 0.6 * (rows - 1))
+
+
+def grid_figure(title: str, subtitle: str, panels: int) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels` small panels in rows of three, with a title and a subtitle."""
+    rows = -(-panels // 3)
+    figure, axes = _figure(title, subtitle, rows, 3, relative_height=0.2 + 0.48 * rows)
+    for unused in axes[panels:]:
+        unused.remove()
+    return figure, axes[:panels]
+
+
+def _figure(
+    title: str, subtitle: str, rows: int, columns: int, *, relative_height: float = 1.0, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure with both texts above the panels, in a space of fixed height."""
     figure = Figure(layout="constrained")
-    figure.set_figheight(figure.get_figheight() * (1 + 0.6 * (rows - 1)))
-    _with_title(figure, title, subtitle)
-    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
-
-
-def _with_title(figure: Figure, title: str, subtitle: str) -> Figure:
-    """Add both above the panels, in a space of fixed height."""
-    height = figure.get_figheight()
+    height = relative_height * figure.get_figheight()
+    figure.set_figheight(height)
     figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 1 - 0.86 / height), w_pad=0.1)  # type: ignore[union-attr, call-arg]
     figure.text(0.022, 1 - 0.216 / height, title, fontsize=15, fontweight="bold", va="top")
     figure.text(0.022, 1 - 0.552 / height, subtitle, fontsize=10.5, color=MUTED, va="top")
-    return figure
+    return figure, list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
 
 
-def step_axis(axes: Axes, first: int, last: int) -> None:
+def merge_lines(lines: Mapping[str, Values], tolerance: float) -> list[tuple[list[str], Values]]:
+    """The lines, [steps] with NaN for a step without a value. Those that nobody could tell apart are one line.
+
+    They differ by at most `tolerance` at every step that both have, and in their latest values. Returns the names and
+    the values of each line.
+    """
+    merged: list[tuple[list[str], Values]] = []
+    for name, values in lines.items():
+        for index, (names, drawn) in enumerate(merged):
+            differences = np.append(np.abs(drawn - values), abs(_latest(drawn) - _latest(values)))
+            if np.isfinite(differences[:-1]).any() and np.nanmax(differences) <= tolerance:
+                merged[index] = ([*names, name], np.where(np.isnan(drawn), values, drawn))
+                break
+        else:
+            merged.append(([name], values))
+    return merged
+
+
+def _latest(values: Values) -> float:
+    present = values[~np.isnan(values)]
+    return float(present[-1]) if len(present) else math.nan
+
+
+def dot_size(steps: int) -> float:
+    """In points: large for ten steps, small for thousands."""
+    return float(np.clip(28 / np.sqrt(steps), 1.5, 5.5))
+
+
+def step_axis(axes: Axes, first: int, last: int, most_ticks: int = 8) -> None:
     """An x axis of whole steps, from `first` to `last`."""
     axes.set_xlim(first - 0.5, last + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_xlabel("step")
 
 
 def label_right(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
     """Write each `(text, y, colour)` right of the axes at height `y`, moved apart if they would overlap."""
+    lines = max((text.count("\n") + 1 for text, _, _ in labels), default=1)
     bottom, top = axes.get_ylim()
     height_points = axes.get_position().height * axes.figure.get_figheight() * 72  # type: ignore[union-attr]
-    spacing = 14 / height_points * (top - bottom)
+    spacing = 14 * lines / height_points * (top - bottom)
     for (text, _, colour), y in zip(labels, spread([y for _, y, _ in labels], spacing, bottom, top), strict=True):
         axes.annotate(
             text,

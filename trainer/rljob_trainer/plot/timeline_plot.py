@@ -12,28 +12,33 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rljob_trainer.ledger.records import PHASES
 from rljob_trainer.plot.memory_timeline import Band, Moment, Timeline
 from rljob_trainer.plot.style import (
+    FAILURE_COLOUR,
     GIB,
+    INK,
     MUTED,
     OTHER_COLOUR,
+    PHASE_COLOURS,
+    Values,
     draw_limit,
     label_right,
     phase_colour,
     stacked_figure,
 )
+from rljob_trainer.plot.time_axis import TimeAxis, phase_shares, time_axis
 
 _COLUMNS = 900
-_ROLE_COLOURS = {"policy": "#d55e00", "rollout": "#0072b2"}
-_FAILURE_COLOUR = "#b00020"
-_PREVENTION_COLOUR = "#00695c"
+ROLE_COLOURS = {"policy": "#6a51a3", "rollout": "#8c6d31"}
+"""None of them is the colour of a phase."""
 _CLOSE_UP_STEPS = 3
 _FEW_STEPS = 6
 """A run of at most this many steps needs no close-up."""
 _WORTH_A_LABEL = 0.015
-_MOST_BANDS = 150
-"""More would not be legible."""
+_STRIP_BOTTOM = 0.955
+_MOST_BANDS = 200
+"""More would not be legible one by one."""
+_STRIP_COLUMNS = 100
 _TICK_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 _TICK_ROOM = 0.045
 _LEGEND: dict[str, Any] = {
@@ -44,7 +49,7 @@ _LEGEND: dict[str, Any] = {
     "columnspacing": 1.1,
 }
 _COUNTED = {
-    "device": "GPU {rank}: memory held by torch for each role (dark: in tensors, light: cached) and by others.",
+    "device": "Held by torch for each role (dark: in tensors, light: cached), and by others.",
     "host": "Resident host memory of rank {rank}'s processes.",
 }
 
@@ -67,7 +72,7 @@ class _Layer:
     name: str
     colour: str
     alpha: float
-    gib: np.ndarray[tuple[int], np.dtype[np.float64]]
+    gib: Values
 
 
 def draw_timeline(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[float]) -> Figure:
@@ -77,23 +82,29 @@ def draw_timeline(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[
     close_up = _close_up(timeline, marks) if len(steps) > _FEW_STEPS else None
     figure, rows = stacked_figure(
         _title(timeline, fullest),
-        _COUNTED[timeline.counts].format(rank=timeline.rank) + " On top: phases.",
+        _COUNTED[timeline.counts].format(rank=timeline.rank) + " Strip: phases, by share of time.",
         rows=2 if close_up else 1,
     )
     near_limit = fullest.total > 0.5 * timeline.limit_bytes > 0
     height = 1.12 * max(fullest.total, timeline.limit_bytes if near_limit else 0) / GIB
-    windows = [(timeline.begin, timeline.end), *([close_up] if close_up else [])]
-    for axes, (begin, end) in zip(rows, windows, strict=True):
+    time = time_axis(timeline)
+    windows = [("whole run", timeline.begin, timeline.end)]
+    if close_up:
+        windows.append(("around the last mark" if marks else f"last {_CLOSE_UP_STEPS} steps", *close_up))
+    for axes, (name, begin, end) in zip(rows, windows, strict=True):
+        axes.set_title(name, loc="left", fontsize=11, color=INK)
         axes.set_ylim(0, height)
-        axes.set_xlim(begin, end)
+        axes.set_xlim(*time.at([begin, end]))
         axes.set_ylabel("GiB")
-        _draw_layers(axes, timeline, begin, end)
-        _draw_bands(axes, timeline, begin, end)
-        _draw_attempts(axes, [time for time in attempts if begin < time < end])
-        _draw_marks(axes, [mark for mark in marks if begin <= mark.time <= end], height)
+        axes.set_xlabel("time; a number is at the start of its step")
+        edges = np.linspace(*axes.get_xlim(), _COLUMNS + 1)
+        _draw_layers(axes, timeline.columns([*map(float, time.times_at(edges))]), timeline.roles, edges)
+        _draw_strip(axes, timeline.bands, time, edges)
+        _draw_gaps(axes, time, begin, end)
+        _draw_attempts(axes, time, [attempt for attempt in attempts if begin < attempt < end])
+        _draw_marks(axes, time, [mark for mark in marks if begin <= mark.time <= end], height)
         if near_limit:
             draw_limit(axes, "the GPU" if timeline.counts == "device" else "the limit", timeline.limit_bytes / GIB)
-    rows[-1].set_xlabel("step")
     return figure
 
 
@@ -121,9 +132,8 @@ def _close_up(timeline: Timeline, marks: Sequence[Mark]) -> tuple[float, float]:
 # --- parts of the plot ---
 
 
-def _draw_layers(axes: Axes, timeline: Timeline, begin: float, end: float) -> None:
-    edges = np.linspace(begin, end, _COLUMNS + 1)
-    layers = _layers(timeline, timeline.columns(begin, end, _COLUMNS))
+def _draw_layers(axes: Axes, columns: Sequence[Moment], roles: Sequence[str], edges: Values) -> None:
+    layers = _layers(columns, roles)
     top = np.zeros(_COLUMNS)
     labels = []
     for layer in layers:
@@ -135,45 +145,84 @@ def _draw_layers(axes: Axes, timeline: Timeline, begin: float, end: float) -> No
     label_right(axes, labels)
 
 
-def _layers(timeline: Timeline, columns: Sequence[Moment]) -> list[_Layer]:
+def _layers(columns: Sequence[Moment], roles: Sequence[str]) -> list[_Layer]:
     """The layers from bottom to top. The cache of a role is above its tensors."""
     layers = []
-    for role in timeline.roles:
+    for role in roles:
         levels = [column.levels.get(role) for column in columns]
         in_use = np.array([level.in_use if level else 0 for level in levels]) / GIB
         cached = np.array([level.held - level.in_use if level else 0 for level in levels]) / GIB
-        colour = _ROLE_COLOURS.get(role, OTHER_COLOUR)
+        colour = ROLE_COLOURS.get(role, OTHER_COLOUR)
         layers += [_Layer(role, colour, 0.85, in_use), _Layer(f"{role}, cached", colour, 0.35, cached)]
     others = np.array([column.others for column in columns]) / GIB
     return [layer for layer in [*layers, _Layer("others", OTHER_COLOUR, 0.6, others)] if layer.gib.any()]
 
 
-def _draw_bands(axes: Axes, timeline: Timeline, begin: float, end: float) -> None:
-    """Draw the phases as a strip along the top, and the step numbers."""
-    bands = [band for band in timeline.bands if band.end > begin and band.begin < end]
-    _step_ticks(axes, bands)
-    if len(bands) > _MOST_BANDS:
-        return
-    for band in bands:
-        axes.axvspan(band.begin, band.end, ymin=0.955, ymax=1, color=phase_colour(band.phase), alpha=0.9, linewidth=0)
-    phases = [phase for phase in (*PHASES, "load") if any(band.phase == phase for band in bands)]
+def _draw_strip(axes: Axes, bands: Sequence[Band], time: TimeAxis, edges: Values) -> None:
+    """Draw the phases as a strip along the top, and the step numbers. Phases that are too short share a column."""
+    shown = [band for band in bands if band.end > time.times_at(edges)[0] and band.begin < time.times_at(edges)[-1]]
+    if len(shown) > _MOST_BANDS:
+        edges = np.linspace(*axes.get_xlim(), _STRIP_COLUMNS + 1)
+    times = time.times_at(edges)
+    _step_ticks(axes, shown, time)
+    phases = sorted({band.phase for band in shown}, key=[*PHASE_COLOURS, *(band.phase for band in shown)].index)
+    shares = [phase_shares(shown, phase, times) for phase in phases]
+    # Phases may overlap: with stale rollouts, one step is generated while another is learned from.
+    whole = np.maximum(1.0, np.sum(shares, axis=0))
+    top = np.full(len(edges) - 1, _STRIP_BOTTOM)
+    for phase, share in zip(phases, shares, strict=True):
+        base, top = top, top + (1 - _STRIP_BOTTOM) * share / whole
+        colour, transform = phase_colour(phase), axes.get_xaxis_transform()
+        axes.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0, transform=transform)
     axes.legend(
         handles=[Patch(color=phase_colour(phase), label=phase) for phase in phases],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
-        ncols=len(phases),
+        ncols=max(1, len(phases)),
         fontsize=9,
         labelcolor=MUTED,
         **_LEGEND,
     )
 
 
-def _step_ticks(axes: Axes, bands: Sequence[Band]) -> None:
+def _draw_gaps(axes: Axes, time: TimeAxis, begin: float, end: float) -> None:
+    """Fade the shortened gaps, and state how long they were."""
+    for gap in time.gaps:
+        left, right = time.at(gap)
+        if gap[1] <= begin or gap[0] >= end:
+            continue
+        axes.axvspan(left, right, ymax=_STRIP_BOTTOM, color="white", alpha=0.6, linewidth=0)
+        name = "loading" if gap[0] == time.times[0] else "no step for"
+        axes.text(
+            (max(left, axes.get_xlim()[0]) + min(right, axes.get_xlim()[1])) / 2,
+            0.04,
+            f"{name} {_duration(gap[1] - gap[0])}",
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            ha="center",
+            va="bottom",
+            color=INK,
+            fontsize=9,
+        )
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h"
+    )
+
+
+def _step_ticks(axes: Axes, bands: Sequence[Band], time: TimeAxis) -> None:
     """Label round step numbers at the start of their steps, as many as fit."""
     begins: dict[int, float] = {}
     for band in bands:
         if band.step:
-            begins[band.step] = min(begins.get(band.step, band.begin), band.begin)
+            at = float(time.at(band.begin))
+            begins[band.step] = min(begins.get(band.step, at), at)
     begin, end = axes.get_xlim()
     shown = [step for step in sorted(begins) if begin <= begins[step] <= end]
     room = _TICK_ROOM * (end - begin)
@@ -184,23 +233,24 @@ def _step_ticks(axes: Axes, bands: Sequence[Band]) -> None:
     axes.set_xticks([begins[step] for step in ticks], [str(step) for step in ticks])
 
 
-def _draw_attempts(axes: Axes, attempts: Sequence[float]) -> None:
-    for time in attempts:
-        axes.axvline(time, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+def _draw_attempts(axes: Axes, time: TimeAxis, attempts: Sequence[float]) -> None:
+    for attempt in attempts:
+        axes.axvline(float(time.at(attempt)), color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark], height: float) -> None:
+def _draw_marks(axes: Axes, time: TimeAxis, marks: Sequence[Mark], height: float) -> None:
     """Draw failures as crosses and preventive changes as triangles, with their texts below each other."""
     begin, end = axes.get_xlim()
     for number, mark in enumerate(marks):
-        colour = _FAILURE_COLOUR if mark.failure else _PREVENTION_COLOUR
+        colour = FAILURE_COLOUR if mark.failure else INK
+        x = float(time.at(mark.time))
         y = height * (0.8 - 0.07 * (number % 4))
-        axes.axvline(mark.time, color=colour, linewidth=1, alpha=0.7)
-        axes.plot([mark.time], [y], marker="X" if mark.failure else "v", color=colour, markersize=8, clip_on=False)
-        on_the_left = mark.time > (begin + end) / 2
+        axes.axvline(x, color=colour, linewidth=1, alpha=0.7)
+        axes.plot([x], [y], marker="X" if mark.failure else "v", color=colour, markersize=8, clip_on=False)
+        on_the_left = x > (begin + end) / 2
         axes.annotate(
             mark.text,
-            xy=(mark.time, y),
+            xy=(x, y),
             xytext=(-8 if on_the_left else 8, 0),
             textcoords="offset points",
             ha="right" if on_the_left else "left",

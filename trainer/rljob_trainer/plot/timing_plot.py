@@ -30,7 +30,7 @@ def draw_timing(steps: Sequence[StepRecord]) -> Figure:
     figure, (axes,) = titled_figure(
         f"A step took {step_seconds:.2f} s; {longest} was {means[longest] / step_seconds:.0%} of it",
         ("Seconds of each step by phase, stacked." if width == 1 else f"Mean seconds of {width} steps each, by phase.")
-        + f" Shares are of all {len(steps)} steps.",
+        + (f" Shares are of all {len(steps)} steps." if len(steps) > 1 else ""),
     )
     top = np.zeros(len(edges) - 1)
     for phase, values in seconds.items():

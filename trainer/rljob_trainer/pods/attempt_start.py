@@ -53,7 +53,7 @@ def start_attempt(environment: PodEnvironment) -> AttemptSettings:
     for file in (environment.ready_file, environment.controller_ended_file):
         file.unlink(missing_ok=True)
     settings = _wait_for_settings(environment, required)
-    environment.attempt_file.write_text(str(settings.attempt))
+    environment.attempt_file.write_text(str(settings.attempt), encoding="utf-8")
     environment.restart_file.unlink(missing_ok=True)
     return settings
 
@@ -70,9 +70,9 @@ def required_attempt(environment: PodEnvironment) -> RequiredAttempt:
     """
     number, plan_generation = environment.attempt, environment.plan_generation
     if environment.attempt_file.exists():
-        number = max(number, int(environment.attempt_file.read_text()) + 1)
+        number = max(number, int(environment.attempt_file.read_text(encoding="utf-8")) + 1)
     if environment.restart_file.exists():
-        announced = RequiredAttempt.model_validate_json(environment.restart_file.read_text())
+        announced = RequiredAttempt.model_validate_json(environment.restart_file.read_text(encoding="utf-8"))
         number, plan_generation = max(number, announced.number), max(plan_generation, announced.plan_generation)
     return RequiredAttempt(number=number, plan_generation=plan_generation)
 
@@ -81,7 +81,7 @@ def announce_restart(environment: PodEnvironment, attempt: RequiredAttempt) -> N
     """Record that the containers of this pod are to be restarted in place for `attempt`. Complete or absent: a renamed
     file."""
     draft = environment.restart_file.with_suffix(".draft")
-    draft.write_text(attempt.model_dump_json())
+    draft.write_text(attempt.model_dump_json(), encoding="utf-8")
     draft.rename(environment.restart_file)
 
 
@@ -108,7 +108,7 @@ def _read(environment: PodEnvironment) -> AttemptSettings:
     """One read of one file: Kubernetes replaces the files of a volume at once, so that none is half written."""
     file = environment.attempt_settings
     try:
-        return AttemptSettings.model_validate_json(file.read_text())
+        return AttemptSettings.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise InvalidEnvironment(
             f"expected the settings of an attempt in {file} (RLJOB_ATTEMPT_SETTINGS), found: {error}; check whether "

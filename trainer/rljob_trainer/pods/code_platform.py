@@ -46,7 +46,7 @@ def this_platform() -> CodePlatform:
     gpus = {f"{gpu.name} {gpu.capability[0]}.{gpu.capability[1]}" for gpu in visible_gpus()}
     return CodePlatform(
         machine=platform.machine(),
-        cpu_flags=flags_digest(_CPUINFO.read_text() if _CPUINFO.exists() else ""),
+        cpu_flags=flags_digest(_CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""),
         gpus=tuple(sorted(gpus)),
         versions=tuple(_versions(_PACKAGES)),
     )

@@ -46,7 +46,7 @@ def run_controller(variables: Mapping[str, str]) -> ExitCode:
         print(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}", flush=True)
         directory = OutputDirectory(environment.output)
         pod = f"{environment.namespace}/{os.uname().nodename}"
-        manifest = environment.manifest.read_text()
+        manifest = environment.manifest.read_text(encoding="utf-8")
         with directory.open(
             manifest,
             identity(job),
@@ -81,6 +81,7 @@ def _attempt(
             allocator_environments=settings.allocator_environments,
         ),
         resume_hint="The next attempt resumes at step {step}.",
+        export_hint="The next attempt writes the model.",
     ).run()
     if outcome.evidence is not None:
         listener.failed(outcome.evidence)

@@ -19,11 +19,17 @@ import psutil
 from rljob_trainer.errors import TrainerError, WorkerLost
 from rljob_trainer.hardware import Bundle
 from rljob_trainer.pods.ray_start import EXIT_DIED
-from rljob_trainer.roles.ray_driver import RAY_ENVIRONMENT, change_start_of_raylets, start_only_what_is_used
+from rljob_trainer.roles.ray_driver import (
+    RAY_ENVIRONMENT,
+    SAFE_PATH,
+    change_start_of_raylets,
+    start_only_what_is_used,
+)
 
 GCS_RECONNECT_SECONDS = 10
 
 _ENVIRONMENT = RAY_ENVIRONMENT | {
+    SAFE_PATH: "1",
     # Otherwise the lines of both streams would be out of order in a file.
     "PYTHONUNBUFFERED": "1",
     "RAY_START_HOOK": "rljob_trainer.pods.ray_node.before_start",
@@ -145,7 +151,7 @@ def before_start(parameters: Any, head: bool) -> None:
 def require_started(exit_code: int, log: Path) -> None:
     """Raise an error with the last line of the log if `ray start` failed: `WorkerLost` if a process of Ray has died."""
     if exit_code != 0:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        last = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
         failure = WorkerLost if exit_code == EXIT_DIED else TrainerError
         raise failure(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
 

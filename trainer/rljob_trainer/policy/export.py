@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight
+from rljob_trainer.errors import BadInput
+from rljob_trainer.ledger.durable_files import writing
+from rljob_trainer.models.checkpoint import read_config
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.weight_loading import require_finite
+
+_WEIGHTS = frozenset(
+    ".safetensors .bin .pt .pth .ckpt .gguf .ggml .h5 .msgpack .ot .onnx .onnx_data .tflite .npz .nemo".split()  # noqa: SIM905
+)
+"""Ends of the names of files with the initial weights, in the formats of all libraries."""
+
+_MORE_TEMPLATES = "additional_chat_templates"
+"""Directory of the tokenizer's other chat templates."""
 
 
 @torch.no_grad()
@@ -55,24 +70,73 @@ def weights_digest(optimizer: MasterAdamW) -> str:
 
 
 def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, directory: Path) -> None:
-    """Write the model in `dtype` to `directory`: safetensors, configuration, and the tokenizer files of `source_dir`.
+    """Write the model in `dtype` to `directory`: safetensors, and the other files of `source_dir`.
 
-    Collective; rank 0 writes.
+    Collective; rank 0 writes. Raises `BadInput` if a weight is not finite.
     """
     writes = dist.get_rank() == 0
     # The other ranks keep nothing: each parameter is gathered and dropped.
     parameters = {name: tensor.cpu() for name, tensor in full_parameters(model, dtype) if writes}
+    require_finite(parameters)
     if writes:
-        directory.mkdir(parents=True, exist_ok=True)
-        _copy_companions(source_dir, directory)
-        model.causal_lm.config.dtype = dtype
-        model.causal_lm.save_pretrained(directory, state_dict=parameters)
+        with writing(directory):
+            write_description(source_dir, directory, dtype)
+            _write_weights(parameters, directory)
     dist.barrier()
 
 
-def _copy_companions(source_dir: Path, directory: Path) -> None:
-    """Copy the other files: tokenizer, chat template, generation settings, licence."""
+def _write_weights(parameters: dict[str, Tensor], directory: Path) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(parameters, directory, metadata={"format": "pt"})
+
+
+def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> None:
+    """Write everything but the weights: the files of `source_dir` as they are, and the data type in `config.json`.
+
+    The trained weights have the names and shapes of `source_dir`. transformers does not write its settings: it refuses
+    to save some of those that it reads.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
     for file in source_dir.iterdir():
-        weights = file.suffix in {".safetensors", ".bin", ".pt", ".pth", ".gguf"} or file.name.endswith(".index.json")
-        if file.is_file() and not weights:
-            shutil.copyfile(file, directory / file.name)
+        if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
+            _copy(file, directory / file.name)
+    if (templates := source_dir / _MORE_TEMPLATES).is_dir():
+        shutil.copytree(templates, directory / _MORE_TEMPLATES, copy_function=_copy)
+    config = read_config(source_dir)
+    names = {"dtype", "torch_dtype"} & config.keys() or {"dtype"}
+    config |= dict.fromkeys(names, str(dtype).removeprefix("torch."))
+    (directory / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _copy(source: str | Path, target: str | Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        if str(error.filename) != str(source):
+            raise
+        raise BadInput(
+            f"cannot read {source}: {error.strerror}; make it readable for this user, or remove it"
+        ) from error
+
+
+def rehearse_output(config: PolicyConfig, rank: int) -> None:
+    """Write and remove what a rank can write before the first step: a failure after the last one comes too late.
+
+    A directory among the checkpoints; on rank 0, which writes the model, also the model, with a weight of one element.
+    Raises `OutputUnavailable` if this rank, which may be on a machine of its own, cannot write them.
+    """
+    checkpoints, lora = config.output_dir / "checkpoints", config.lora
+    with writing(checkpoints):
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=checkpoints):
+            pass
+    if rank > 0:
+        return
+    # With a prefix that the export of a later attempt removes.
+    with writing(config.output_dir), tempfile.TemporaryDirectory(prefix="model.partial-", dir=config.output_dir) as at:
+        if lora is not None and lora.export == "Adapter":
+            write_adapter_description(lora, Path(at))
+        else:
+            write_description(config.model_dir, Path(at), getattr(torch, config.dtype))
+            _write_weights({"rehearsal": torch.zeros(1)}, Path(at))

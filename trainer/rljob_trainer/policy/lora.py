@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rljob_trainer.errors import BadInput
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.policy.config import LoraConfig
+from rljob_trainer.policy.weight_loading import require_finite
 
 _ADAPTER = "default"
 """Name of the only adapter, in peft."""
@@ -102,7 +104,10 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> None:
-    """Write the adapters to `directory`, in the format of peft. Collective; rank 0 writes."""
+    """Write the adapters to `directory`, in the format of peft. Collective; rank 0 writes.
+
+    Raises `BadInput` if a weight is not finite.
+    """
     from safetensors.torch import save_file
 
     tensors = {
@@ -111,13 +116,20 @@ def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> N
         for name, parameter in causal_lm.named_parameters()
         if is_adapter(name)
     }
+    require_finite(tensors)
     if dist.get_rank() == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        config = _peft_config(lora)
-        config.inference_mode = True
-        config.save_pretrained(str(directory))
-        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        with writing(directory):
+            write_adapter_description(lora, directory)
+            save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     dist.barrier()
+
+
+def write_adapter_description(lora: LoraConfig, directory: Path) -> None:
+    """Write everything but the adapters' weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = _peft_config(lora)
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
 
 
 def _peft_config(lora: LoraConfig) -> Any:

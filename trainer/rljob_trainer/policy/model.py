@@ -14,8 +14,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from rljob_trainer.algorithm.logprobs import chunked_logprobs
 from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import files_of_weights, policy_weight_shapes
-from rljob_trainer.models.trainable import ADVICE, scaled_head_settings
+from rljob_trainer.models.checkpoint import ADVICE, files_of_weights, policy_weight_shapes, read_config
+from rljob_trainer.models.trainable import scaled_head_settings
 from rljob_trainer.policy import packed_attention
 from rljob_trainer.policy.float32_masters import split
 from rljob_trainer.policy.interrupted_pass import initialize
@@ -122,23 +122,30 @@ def build_policy_model(
     `packs`: it takes packed sequences. Raises `BadInput` if the model cannot be read, or if its head is not a single
     matrix.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     packed_attention.register()
     try:
-        config = AutoConfig.from_pretrained(model_dir)
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         for name, value in config.to_dict().items():
             # With dropout, the log-probabilities of policy and engine would differ.
             if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
                 setattr(config, name, 0.0)
         with parameters_on_meta():
             causal_lm = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=packed_attention.NAME if packs else "sdpa"
+                config,
+                dtype=dtype,
+                attn_implementation=packed_attention.NAME if packs else "sdpa",
+                trust_remote_code=False,
             )
-        if (model_dir / "generation_config.json").is_file():  # exported with the model
-            causal_lm.generation_config = GenerationConfig.from_pretrained(model_dir)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise BadInput(f"cannot read a causal language model from {model_dir}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers checks a configuration with any type of exception
+        raise BadInput(
+            f"cannot build a causal language model from {model_dir / 'config.json'}: "
+            f"{type(error).__name__}: {error}; correct the file, or {ADVICE}"
+        ) from error
+    _require_kind_of_engine(causal_lm, model_dir)
     _require_plain_head(causal_lm, model_dir)
     _require_weights_of_checkpoint(causal_lm, model_dir)
     _require_tied_head(causal_lm, model_dir)
@@ -195,6 +202,17 @@ def keep_on_host(model: PolicyModel, mesh: DeviceMesh) -> None:
     for layer in model.decoder_layers:
         fully_shard(layer, mesh=mesh, offload_policy=offload)
     fully_shard(model, mesh=mesh, offload_policy=offload)
+
+
+def _require_kind_of_engine(causal_lm: Any, model_dir: Path) -> None:
+    """Raise `BadInput` unless the class that transformers derives from `model_type` is the one that vLLM looks up."""
+    name, architectures = type(causal_lm).__name__, read_config(model_dir)["architectures"]
+    if name.casefold() not in {each.casefold() for each in architectures}:  # LLaMAForCausalLM is an old spelling
+        raise BadInput(
+            f'expected architectures: ["{name}"] in {model_dir / "config.json"}, as its model_type '
+            f"{causal_lm.config.model_type} requires, found {', '.join(architectures)}: policy and engine would build "
+            f"different models; correct the file, or {ADVICE}"
+        )
 
 
 def _require_plain_head(causal_lm: Any, model_dir: Path) -> None:

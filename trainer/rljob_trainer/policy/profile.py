@@ -36,4 +36,4 @@ def profiled(step: int, rank: int, output_dir: Path) -> Iterator[None]:
     name = f"update-step-{step}-policy-{rank}"
     taken.export_chrome_trace(str(directory / f"{name}.json.gz"))
     by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
-    (directory / f"{name}.txt").write_text(taken.key_averages().table(sort_by=by, row_limit=_ROWS))
+    (directory / f"{name}.txt").write_text(taken.key_averages().table(sort_by=by, row_limit=_ROWS), encoding="utf-8")

@@ -85,7 +85,9 @@ class PolicyRank:
         self._membership.join(master_address, master_port)
 
     def load(self) -> ModelInfo:
-        """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used."""
+        """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used,
+        and `OutputUnavailable` if this rank cannot write to the output directory."""
+        export.rehearse_output(self.config, self.rank)
         model, remainders = self._trained_model()
         if self.config.memory.activation_checkpointing:
             checkpoint_activations(model, enabled=True)

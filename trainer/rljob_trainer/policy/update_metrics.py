@@ -36,6 +36,8 @@ class UpdateMetrics:
         """
         sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
         maxima = torch.cat([maxima, torch.tensor(list(counts.values()), dtype=maxima.dtype, device=maxima.device)])
+        # A maximum over ranks may drop NaN, but not infinity.
+        maxima = torch.where(maxima.isnan(), torch.inf, maxima)
         dist.all_reduce(sums, dist.ReduceOp.SUM)
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
         values = torch.cat([sums / updates, maxima]).tolist()

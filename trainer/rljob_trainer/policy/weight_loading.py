@@ -6,7 +6,8 @@ and filled in pieces. This takes host memory for a few pieces, regardless of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def load_weights(
 
     `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
     of float32 masters whose parameters are bfloat16 (`float32_masters`); replaced by the remainders, in host memory.
-    Not collective. Raises `BadInput` if a file cannot be read.
+    Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
     """
     remainders = {} if remainders is None else remainders
     files = files_of_weights(model_dir)
@@ -134,11 +135,33 @@ def _first_row(parameter: Tensor) -> int:
 
 
 def fill_piece(piece: Piece) -> None:
-    """Read a piece to its place. Raises `BadInput` if the file cannot be read."""
+    """Read a piece to its place. Raises `BadInput` if the file cannot be read, or has NaN or infinite weights."""
     values = rows_of(piece.file, piece.weight, piece.first, piece.first + len(piece.target))
+    if not is_finite(values):
+        raise BadInput(
+            f"expected finite weights, found NaN or infinity in {piece.weight} of {piece.file}: copy the file again, "
+            "or use another model"
+        )
     if piece.remainder is None:
         piece.target.copy_(values)
     else:
         weights, remainders = split(values.to(torch.float32))
         piece.target.copy_(weights)
         piece.remainder.copy_(remainders)
+
+
+def is_finite(values: Tensor) -> bool:
+    """True if no value is NaN or infinite. One pass, without a copy."""
+    if not values.numel() or values.dtype.itemsize == 1:  # torch has no extremes of float8 on a CPU
+        return True
+    return all(map(math.isfinite, values.aminmax()))
+
+
+def require_finite(trained: Mapping[str, Tensor]) -> None:
+    """Raise `BadInput` if a trained weight is NaN or infinite."""
+    if found := [name for name, values in trained.items() if not is_finite(values)]:
+        raise BadInput(
+            f"expected a trained model with finite weights, found NaN or infinity in {len(found)} of {len(trained)} "
+            f"tensors, such as {found[0]}: the training has diverged. Start over in another output directory with a "
+            "lower algorithm.learningRate"
+        )

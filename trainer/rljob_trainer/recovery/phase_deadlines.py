@@ -81,7 +81,7 @@ def with_stacks(
     explained = PhaseDeadlineExceeded(f"{failure}{_place(dumps, failure.actor)}")
     if dumps:
         file = logs / f"stacks-step-{step}-{phase or 'start'}.txt"
-        file.write_text("".join(f"=== {actor}\n{dump}\n" for actor, dump in dumps.items()))
+        file.write_text("".join(f"=== {actor}\n{dump}\n" for actor, dump in dumps.items()), encoding="utf-8")
         explained = PhaseDeadlineExceeded(f"{explained}. Stacks of {', '.join(dumps)}: {file}")
     explained.actor = failure.actor
     return explained

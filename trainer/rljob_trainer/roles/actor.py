@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from rljob_memory.evidence.failure import FailureKind
 from rljob_memory.evidence.log_lines import time_mark
 from rljob_memory.evidence.signatures import match_signature
 from rljob_trainer.errors import (
+    BadInput,
     DeviceOutOfMemory,
     HostOutOfMemory,
     OutOfMemory,
@@ -38,6 +40,19 @@ _SHARED_MEMORY = {
 }
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "inline_container.cc")
 """The last one is torch's writer of archives, which reports a short write by a position in its file."""
+_ORDINARY = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(NotImplementedError, RecursionError, TypeError, ValueError),
+)
+_MAY_PASS = re.compile(
+    r"cuda|cublas|cudnn|nccl|gloo|\bhip\b|driver|device|peer|process group|connect|socket|\b(tcp)?store\b|rendezvous|"
+    r"closed|timed? ?-?out|broken pipe|temporarily|interrupted|killed|worker|engine core|memory",
+    re.IGNORECASE,
+)
+"""Words of errors that another attempt may not meet, whatever their type."""
+_READING = frozenset({"__init__", "load", "start", "export_pretrained"})
+"""Calls that read the model and the settings, or write the model. vLLM's assertions in `start` may be about memory that
+other processes free meanwhile."""
 _NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.LOST, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR}
 
 
@@ -63,7 +78,7 @@ class RoleActor:
         """Create the role's object. Returns the process id."""
         module, _, name = self._class_name.partition(":")
         try:
-            with _readable_failures(self._name):
+            with _readable_failures(self._name, "__init__"):
                 with long_imports():
                     role = getattr(importlib.import_module(module), name)
                 self._role = role(*arguments)
@@ -74,7 +89,7 @@ class RoleActor:
 
     def call(self, seconds: float | None, method: str, *arguments: Any) -> Any:
         """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks."""
-        with _readable_failures(self._name), stacks_written_after(seconds):
+        with _readable_failures(self._name, method), stacks_written_after(seconds):
             if self._construct_failure is not None:  # nobody has waited for it
                 raise self._construct_failure
             if fault := next((fault for fault in self._faults if fault.method == method), None):
@@ -119,15 +134,15 @@ def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHa
 
 
 @contextmanager
-def _readable_failures(actor: str) -> Iterator[None]:
-    """Convert known failures of the block to a `TrainerError` that names the actor."""
+def _readable_failures(actor: str, method: str) -> Iterator[None]:
+    """Convert known failures of the block, a call of `method`, to a `TrainerError` that names the actor."""
     try:
         yield
     except TrainerError as error:
         # Ray wraps an error of another actor in a class that cannot be raised again here.
         raise (_of_another_actor(error) or error.of(error.actor or actor)) from None
     except Exception as error:
-        known = known_failure(error)
+        known = known_failure(error) or refused_input(error, method)
         if known is None:
             raise
         with suppress(OSError):  # the log may lie on a full disk
@@ -162,6 +177,28 @@ def known_failure(error: Exception) -> TrainerError | None:
         known = SharedMemoryExhausted(text) if kind in _SHARED_MEMORY else DeviceOutOfMemory(text)
     known.out_of_memory = failure_of_exception(error)
     return known
+
+
+def refused_input(error: Exception, method: str) -> BadInput | None:
+    """The `BadInput` for an exception with which a library refuses model or settings while a role starts, or while it
+    exports the model; None for other errors."""
+    if method not in _READING or not is_repeatable(error) or isinstance(error, AssertionError):
+        return None
+    if type(error) is RuntimeError:  # also of drivers and kernels, whose words are not all known
+        return None
+    kind, said = type(error).__name__, str(error) or "no message"
+    if "trust_remote_code" in said:  # RLJob has no such setting
+        said = "the model needs code of its own, which RLJob never runs"
+    failure = BadInput(f"{kind}: {said}; the same model and settings fail again: change them")
+    failure.raised = kind
+    return failure
+
+
+def is_repeatable(error: BaseException) -> bool:
+    """True for an ordinary Python exception, which the same work raises again. False for errors of devices, networks
+    and files, which may pass: torch, NCCL and gloo raise `RuntimeError`, and classes that are derived from it."""
+    ordinary = isinstance(error, _ORDINARY) or type(error) is RuntimeError
+    return ordinary and not _MAY_PASS.search(str(error))
 
 
 def _last_line(text: str) -> str:

@@ -9,7 +9,15 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rljob_memory.evidence.exception import failure_of_exception
-from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.errors import (
+    BadInput,
+    HostOutOfMemory,
+    PhaseDeadlineExceeded,
+    SharedMemoryExhausted,
+    TrainerError,
+    WorkerLost,
+)
+from rljob_trainer.roles.actor import is_repeatable
 from rljob_trainer.roles.time_limit import GRACE_SECONDS, current_limit
 
 Calls = dict[str, Any]
@@ -106,7 +114,7 @@ def all_returned(calls: Calls, *, within_seconds: float) -> bool:
 
 
 def _names_no_cause(failure: TrainerError) -> bool:
-    return type(failure) is TrainerError
+    return type(failure) is TrainerError or failure.raised is not None
 
 
 def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) -> None:
@@ -132,9 +140,17 @@ def result_of(reference: Any, name: str, doing: str) -> Any:
     try:
         return ray.get(reference)
     except exceptions.RayTaskError as error:
+        if isinstance(error.cause, BadInput) and error.cause.raised:
+            told = BadInput(f"{name} failed while {doing}: {error.cause}").of(error.cause.actor or name)
+            told.raised = error.cause.raised
+            raise told from None
         if isinstance(error.cause, TrainerError):
             raise error.cause.of(error.cause.actor or name) from None
-        failure = TrainerError(f"{name} failed while {doing}: {type(error.cause).__name__}: {error.cause}")
+        kind = type(error.cause).__name__
+        failure = TrainerError(f"{name} failed while {doing}: {kind}: {error.cause}")
+        if is_repeatable(error.cause):
+            said = f": {error.cause}" if kind == "RuntimeError" else ""  # many causes have this type
+            failure.raised = f"{kind} while {doing}{said}"
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
         low = HostOutOfMemory(f"Ray killed {name} while {doing}, because its machine ran low on memory")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rljob_trainer.errors import WorkerLost
@@ -16,6 +19,9 @@ STARTS = 3
 _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Set for Ray's processes: they and their children import nothing from the working directory."""
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -111,13 +117,14 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     start_only_what_is_used()
     for start in range(1, STARTS + 1):
         try:
-            return connect(
-                "local",
-                num_cpus=cpus,
-                num_gpus=gpus,
-                object_store_memory=object_store_bytes,
-                include_dashboard=False,
-            )
+            with _safe_path():
+                return connect(
+                    "local",
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    object_store_memory=object_store_bytes,
+                    include_dashboard=False,
+                )
         except RayDied as error:
             if start == STARTS:
                 raise WorkerLost(
@@ -133,12 +140,37 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
             ) from None
 
 
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Set `SAFE_PATH` in the block: programs that the user's code starts later import as usual."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]
+        if before is not None:
+            os.environ[SAFE_PATH] = before
+
+
+class _OwnImportPath(list[str]):
+    """Directories that Ray puts before all others on the import path of its workers: only those of this process.
+
+    Ray adds the working directory, where a user's `numbers.py` would replace the module of the standard library.
+    """
+
+    def extend(self, paths: Iterable[str]) -> None:
+        super().extend(path for path in paths if path in sys.path)
+
+
 def connect(address: str, **options: Any) -> None:
     """Connect to Ray at `address`. Afterwards this process sees no GPU, and has its own signal handlers again."""
     import ray
 
     on_termination = signal.getsignal(signal.SIGTERM)
-    ray.init(address=address, log_to_driver=False, configure_logging=False, **options)
+    config = ray.job_config.JobConfig()
+    config._py_driver_sys_path = _OwnImportPath()
+    ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=config, **options)
     # Ray has installed a handler that exits at once.
     signal.signal(signal.SIGTERM, on_termination)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

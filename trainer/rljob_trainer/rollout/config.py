@@ -61,21 +61,48 @@ class RolloutConfig:
 _START_CHECK_FRACTION = 0.01
 
 
+SET_BY_TRAINER = frozenset(
+    """
+    distributed_executor_backend dtype enable_sleep_mode kv_cache_dtype kv_cache_memory_bytes load_format logprobs_mode
+    max_model_len model quantization seed tensor_parallel_size weight_transfer_config
+    """.split()  # noqa: SIM905
+)
+"""Arguments of `vllm.LLM` with values that other settings of the manifest determine."""
+
+OF_THE_MODEL = frozenset(
+    """
+    code_revision config_format convert generation_config hf_config_path hf_overrides logits_processors
+    override_generation_config revision runner skip_tokenizer_init tokenizer tokenizer_mode tokenizer_revision
+    trust_remote_code
+    """.split()  # noqa: SIM905
+)
+"""Arguments that change what the engine reads from the model's files, or its distribution. The policy, the prompts and
+the exported model would not follow."""
+
+
+def refused_argument(name: str) -> str | None:
+    """The reason that `rollout.engineArgs` must not contain `name`; None if it may."""
+    if name in SET_BY_TRAINER:
+        return "the trainer sets it itself; remove it"
+    if name in OF_THE_MODEL:
+        return "only the engine would follow it, not the policy; change the files of the model instead, and remove it"
+    return None
+
+
 def engine_arguments(config: RolloutConfig, vllm_arguments: Collection[str]) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`, without the weight-transfer configuration.
 
     `vllm_arguments`: names that the installed vLLM accepts. Raises `BadInput` if `config.engine_args` contains another
-    name, or one that the trainer sets itself.
+    name, or a refused one.
     """
-    fixed = _fixed_arguments(config)
     for name in config.engine_args:
-        if name in fixed or name in ("weight_transfer_config", "distributed_executor_backend"):
-            raise BadInput(f"rollout.engineArgs: expected no {name}, since the trainer sets it itself; remove it")
+        if reason := refused_argument(name):
+            raise BadInput(f"rollout.engineArgs: expected no {name}: {reason}")
         if name not in vllm_arguments:
             raise BadInput(
                 f"rollout.engineArgs: expected engine arguments of the installed vLLM, found {name}; remove it"
             )
-    return _default_arguments(config) | config.engine_args | fixed
+    return _default_arguments(config) | config.engine_args | _fixed_arguments(config)
 
 
 def _fixed_arguments(config: RolloutConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.errors import TrainerError
-from rljob_trainer.models.checkpoint import policy_weight_shapes
+from rljob_trainer.models.checkpoint import policy_weight_shapes, read_config
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
 from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
@@ -290,7 +289,7 @@ def register_model_class(model_dir: Path) -> None:
     """
     from vllm import ModelRegistry
 
-    for architecture in json.loads((model_dir / "config.json").read_text()).get("architectures") or []:
+    for architecture in read_config(model_dir)["architectures"]:
         if model := ModelRegistry.models.get(architecture):
             with suppress(Exception):
                 ModelRegistry.register_model(architecture, model.load_model_cls())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rljob_trainer.errors import BadInput
+from rljob_trainer.rollout.config import refused_argument
 
 Found = TypeVar("Found")
 
@@ -70,13 +71,15 @@ def fields_in(source: str) -> dict[str, str]:
 
 
 def engine_args_problems(args: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
-    """Message by name for arguments that are unknown, or whose value has another type.
+    """Message by name for arguments that are refused or unknown, or whose value has another type.
 
     Types other than numbers, texts, booleans, lists and objects are left to vLLM.
     """
     found = {}
     for name, value in args.items():
-        if name not in fields:
+        if reason := refused_argument(name):
+            found[name] = f"expected no such argument: {reason}"
+        elif name not in fields:
             close = get_close_matches(name, fields, n=2)
             hint = f"did you mean {' or '.join(close)}?" if close else "remove it"
             found[name] = f"is not an engine argument of the installed vLLM: {hint}"
@@ -86,7 +89,7 @@ def engine_args_problems(args: Mapping[str, Any], fields: Mapping[str, str]) -> 
 
 
 def require_engine_args(args: Mapping[str, Any]) -> None:
-    """Raise `BadInput` for arguments that the installed vLLM does not have, or of another type."""
+    """Raise `BadInput` for arguments that are refused, that the installed vLLM does not have, or of another type."""
     fields = installed_engine_fields()
     if args and fields is not None and (problems := engine_args_problems(args, fields)):
         raise BadInput("; ".join(f"rollout.engineArgs.{name}: {message}" for name, message in problems.items()))

@@ -32,6 +32,7 @@ from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
 from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -40,6 +41,7 @@ from rljob_trainer.models.checkpoint import (
     load_tokenizer,
     model_dimensions,
 )
+from rljob_trainer.models.consistency import vocabulary_rows
 from rljob_trainer.models.files_in_memory import is_in_memory
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
@@ -61,6 +63,7 @@ from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
+from rljob_trainer.runtime.free_disk import require_free_disk
 from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.role_settings import (
@@ -73,7 +76,7 @@ from rljob_trainer.runtime.run_inputs import RunInputs, changed_inputs, run_inpu
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.tasks.build import build_task
-from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
+from rljob_trainer.tasks.prompt_check import PROMPTS_WITH_DATE, CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Scorer, ScoringHere
@@ -129,12 +132,14 @@ class Attempt:
                     spec.algorithm.max_prompt_tokens,
                     self.task_directory,
                     spec.algorithm.seed,
+                    vocabulary_rows(model_dir),
                 )
                 inputs = self._inputs(task, model_dir)
                 # Its first process loads the reward function while the prompts are checked.
                 scorer = stack.enter_context(self._scorer(task))
                 prompts = self._prompts(task)
-                try_out(prompts.task, scorer)
+                for text in try_out(prompts.task, scorer, spec.task):
+                    self.display.warning(text)
             with clock.part("ray"):
                 hosts = self.placement.survey(spec, self.display, self.stop)
                 _require_supported(self.job, hosts)
@@ -282,6 +287,8 @@ class Attempt:
                 f"{algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
                 f"the longest has {checked.longest_tokens}"
             )
+        if task.prompt_format.depends_on_date:
+            self.display.warning(PROMPTS_WITH_DATE)
         log.info(
             "prompts checked",
             checked=checked.checked,
@@ -322,6 +329,7 @@ class Attempt:
         prediction = predict(spec, model, plan, hosts.device, copies)
         profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
         self._warn_of_host_memory(prediction, hardware)
+        require_free_disk(spec, prediction.disk, self.directory, self.ledger.last_step, self.display.warning)
         changes = PlanChanges(self.ledger, replace(state, plan=plan))
         self.listener.memory_profile_found(profile, changes.own)
         self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
@@ -343,8 +351,9 @@ class Attempt:
         # A rank of an attempt that is over may still be writing, on a node that nobody reaches.
         partial_model = self.directory.model.with_name(f"model.partial-{secrets.token_hex(4)}")
         roles.export_pretrained(partial_model.absolute())
-        shutil.rmtree(self.directory.model, ignore_errors=True)
-        partial_model.rename(self.directory.model)
+        with writing(self.directory.model):
+            shutil.rmtree(self.directory.model, ignore_errors=True)
+            partial_model.rename(self.directory.model)
 
 
 def _construct(roles: Roles, deadlines: PhaseDeadlines, kills: KernelKills) -> dict[str, int]:

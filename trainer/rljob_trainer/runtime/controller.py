@@ -38,9 +38,10 @@ from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime.agreement import require_agreement
+from rljob_trainer.runtime.agreement import require_agreement, require_same_updates
 from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.response_lengths import ResponseLengths
+from rljob_trainer.runtime.step_health import findings, is_power_of_two, require_learning
 from rljob_trainer.runtime.step_record import memory_by_phase, step_record
 from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, StepRollouts
 from rljob_trainer.runtime.stop_request import StopRequest
@@ -110,7 +111,20 @@ class Controller:
         self.ledger.commit(record)
         self.display.step(record)
         self.listener.step_committed(record, memory)
+        self._look_at_health()
         self._until_done(step, partial(self.early_warning.look, step, memory, engines_sleep=asleep))
+
+    def _look_at_health(self) -> None:
+        """Warn of problems of the last committed step. Raises `BadInput` if they repeat too often."""
+        found = findings(self.ledger.steps, responses_may_end=self.settings.responses_may_end)
+        for finding in found:
+            if finding.is_due:
+                self.display.warning(finding.message)
+        self.listener.training_warning(found[0].warning() if found else None)
+        self._require_learning()
+
+    def _require_learning(self) -> None:
+        require_learning(self.ledger.steps, self.settings.max_steps_without_learning, self.settings.steps)
 
     # --- start and finish ---
 
@@ -126,6 +140,7 @@ class Controller:
         clock = PhaseClock(partial(self._phase_began, max(last, 1)))
         self._do(max(last, 1), "checkpoint", clock, partial(self.checkpointing.close, last), policy_at=last)
         if last >= self.settings.steps:
+            self._require_learning()  # also in an attempt that commits no step
             self.display.phase("writing the model")
             self._do(last, "checkpoint", clock, self.export, policy_at=last)
 
@@ -188,7 +203,8 @@ class Controller:
         prompts, completions = generated.prompts, generated.completions
         results = generated.rewards.results(stop_at_failure=on_error == "Fail")
         scored = step_rewards(self.task, prompts, completions, results, on_error)
-        if scored.failures:
+        with_failures = sum(record.metrics.get("reward_errors", 0) > 0 for record in self.ledger.steps) + 1
+        if scored.failures and is_power_of_two(with_failures):
             self.display.warning(
                 f"step {step}: {scored.failures} of {len(completions)} rewards are 0, since {scored.first_failure}"
             )
@@ -282,7 +298,9 @@ class Controller:
                 self.display.phase(f"replaying step {replay} of {policy_at} from the journal")
                 self._phase_began(step, "update")
                 with self._part("replay"), self.deadlines.limited("update"):
-                    self.roles.update(batch := self.journal.load(replay))
+                    updates = self.roles.update(batch := self.journal.load(replay))
+                if replay <= self.ledger.last_step:
+                    require_same_updates(self.ledger.steps[replay - 1], updates)
                 self._observe_lengths(batch)
                 self.deadlines.done("update")
                 replayed += 1

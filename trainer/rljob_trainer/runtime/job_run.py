@@ -6,6 +6,7 @@ reports (`RunListener`), and who starts attempts (`Supervision`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.grown_job import grown_job
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import storable
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
 from rljob_memory.recovery.growth import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
@@ -30,6 +32,7 @@ from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.ledger.summary import Summary, summarize
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, failure_report
+from rljob_trainer.recovery.repeated_failures import require_new_failure
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.placement import Placement
@@ -101,6 +104,9 @@ class Outcome:
     evidence: Evidence | None = None
     """Set if that error was an out-of-memory failure."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", storable(self.message))  # it quotes paths and errors
+
 
 @dataclass(slots=True)
 class JobRun:
@@ -122,28 +128,44 @@ class JobRun:
     resume_hint: str = "To resume at step {step}, run the same command again."
     """Tells people how a stopped run resumes. Contains `{step}`."""
 
+    export_hint: str = "To write the model, run the same command again."
+    """The same if all steps are committed."""
+
     def run(self) -> Outcome:
-        """Run until the job is complete, a signal stops it, or it fails for good. Always writes a summary."""
+        """Run until the job is complete, a signal stops it, or it fails for good.
+
+        Writes a summary. That of a complete run stays if nothing was added to the run, as by a command that is refused.
+        """
         with Ledger(self.directory.ledger) as ledger:
+            records_before = len(ledger.records)
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
                 console = plain_console(terminal.stdout)
                 if self._is_finished(ledger):
-                    outcome = Outcome(
-                        ExitCode.COMPLETE,
-                        "already complete; raise algorithm.steps to train further",
-                        steps=ledger.last_step,
-                    )
+                    further = f"raise algorithm.steps above {ledger.last_step} to train further"
+                    outcome = Outcome(ExitCode.COMPLETE, f"already complete; {further}", steps=ledger.last_step)
                 else:
                     console.print(f"library logs: {self.directory.logs}", style="dim", markup=False)
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
                     with display, stop_on_signals(display.note) as stop:
                         outcome = self._attempts(ledger, display, stop)
-            try:
-                write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
-            except OutputUnavailable as error:
-                if outcome.exit_code == ExitCode.COMPLETE:
-                    outcome = Outcome(error.exit_code, str(error), ledger.last_step, error)
+            if len(ledger.records) > records_before or not self._has_complete_summary():
+                outcome = self._write_summary(ledger, outcome)
             print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
+        return outcome
+
+    def _has_complete_summary(self) -> bool:
+        try:
+            return bool(json.loads(self.directory.summary.read_bytes())["status"] == "Complete")
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+
+    def _write_summary(self, ledger: Ledger, outcome: Outcome) -> Outcome:
+        """Write `summary.json`. Returns the outcome, which a write that fails changes if all else was complete."""
+        try:
+            write_atomically(self.directory.summary, self._summary(ledger, outcome).to_json())
+        except OutputUnavailable as error:
+            if outcome.exit_code == ExitCode.COMPLETE:
+                return Outcome(error.exit_code, str(error), ledger.last_step, error)
         return outcome
 
     def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
@@ -190,20 +212,25 @@ class JobRun:
             if type(error) in (TrainerError, WorkerLost) and is_disk_full(self.directory.path):
                 raise self._disk_full(error) from error
             error.evidence = attempt.evidence_of(error)
+            require_new_failure(error, self.directory.failure, ledger.next_step)
             raise
         except NewAttempt:
             if not stop:
                 raise
-        except KeyboardInterrupt:  # StopNow
-            pass
-        except Exception as error:
-            if is_disk_full(self.directory.path):
-                raise self._disk_full(error) from error
-            log.exception("the attempt failed unexpectedly")
-            return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
+        except BaseException as error:
+            if not (stop and isinstance(error, KeyboardInterrupt)):  # StopNow
+                if is_disk_full(self.directory.path):
+                    raise self._disk_full(error) from error
+                log.exception("the attempt failed unexpectedly")
+                return Outcome(ExitCode.ERROR, crash_report(error, self.directory.controller_log), ledger.last_step)
         if stop.exit_code is not None and not self._is_finished(ledger):
             return Outcome(stop.exit_code, self._resume_hint(ledger, stop.exit_code), ledger.last_step)
-        return Outcome(ExitCode.COMPLETE, ExitCode.COMPLETE.meaning, ledger.last_step)
+        message = ExitCode.COMPLETE.meaning
+        if ledger.last_step > (steps := self.job.spec.algorithm.steps):
+            message += (
+                f"; no step was trained, because algorithm.steps ({steps}) is below the {ledger.last_step} committed"
+            )
+        return Outcome(ExitCode.COMPLETE, message, ledger.last_step)
 
     def _recovery_state(self, ledger: Ledger) -> RecoveryState:
         """The state at the start of an attempt. A grown policy shrinks if the job does not allow its size any more."""
@@ -224,7 +251,7 @@ class JobRun:
         hint = f"Logs: {self.directory.logs}." if error.given_up else self._resume_hint(ledger, error.exit_code)
         return Outcome(error.exit_code, f"{message}{end} {hint}", ledger.last_step, error, error.evidence)
 
-    def _disk_full(self, cause: Exception) -> OutputUnavailable:
+    def _disk_full(self, cause: BaseException) -> OutputUnavailable:
         """The explanation of a failure whose own message does not name the full disk."""
         log.error("the disk is full", cause=f"{type(cause).__name__}: {cause}")
         full = OutputUnavailable(disk_full_message(self.directory.path))
@@ -247,4 +274,6 @@ class JobRun:
         logs = f"Logs: {self.directory.logs}."
         if not code.retry:
             return logs
-        return f"{self.resume_hint.format(step=ledger.next_step)} {logs}"
+        is_last = ledger.last_step >= self.job.spec.algorithm.steps
+        hint = self.export_hint if is_last else self.resume_hint.format(step=ledger.next_step)
+        return f"{hint} {logs}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from rljob_trainer.tasks.step_rewards import OnRewardError
 
@@ -17,8 +16,12 @@ class LoopSettings:
     group_size: int
     scale_advantages: bool
     seed: int
-    max_staleness: Literal[0, 1] = 0
+    max_staleness: int = 0
     """1: the rollouts of the next step are generated while the policy learns from those of the present one."""
     partial_rollout_prompts: int = 0
     """Groups that a step may leave for the next one, beyond those that it completes."""
     on_reward_error: OnRewardError = "Fail"
+    responses_may_end: bool = True
+    """False if every response has full length (`algorithm.ignoreEndOfSequence`)."""
+    max_steps_without_learning: int = 0
+    """As in `RecoverySpec`; 0: no limit."""

@@ -12,6 +12,7 @@ from rljob_api.yaml_document import Path as FieldPath
 from rljob_trainer.errors import BadInput
 from rljob_trainer.models.block_sizes import require_whole_blocks
 from rljob_trainer.models.checkpoint import described_positions, require_same_rope
+from rljob_trainer.models.consistency import require_same_window
 from rljob_trainer.models.lora_targets import require_adaptable
 from rljob_trainer.models.sharding import require_shardable
 
@@ -78,3 +79,4 @@ def _require_lengths(algorithm: AlgorithmSpec, directory: Path) -> None:
             f"{positions}, the maximum length of the model, found {longest}; lower them"
         )
     require_same_rope(directory, longest)
+    require_same_window(directory, longest)

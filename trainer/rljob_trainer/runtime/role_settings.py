@@ -45,6 +45,8 @@ def loop_settings(spec: RLJobSpec) -> LoopSettings:
         max_staleness=algorithm.max_staleness,
         partial_rollout_prompts=algorithm.partial_rollout_prompts,
         on_reward_error=spec.task.on_reward_error,
+        responses_may_end=not algorithm.ignore_end_of_sequence,
+        max_steps_without_learning=spec.recovery.max_steps_without_learning,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +17,14 @@ from pydantic import ValidationError
 from rljob_api.exit_codes import ExitCode
 from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest import ManifestError, dotted, load_manifest
+from rljob_api.manifest import ManifestDocument, ManifestError, dotted, only_job, read_text
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
+from rljob_api.unread_fields import unread_fields
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import BadInput, TrainerError
-from rljob_trainer.hardware import this_machine, torch_may_compile, torch_version
+from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torch_version
+from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.warm.start import start_warm
@@ -69,11 +73,15 @@ class RunOptions:
 def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
     """Run the job on this machine, print how it went, and return the exit code."""
     try:
-        job = _with_faults(load_manifest(manifest), options.faults)
+        if options.plot:
+            _require_plots()
+        document = only_job(manifest)
+        job = _with_faults(_own_job(document, manifest), options.faults)
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
+        _print_unread_fields(document, job.spec, options.device)
         with directory.open(
-            manifest.read_text(), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
+            read_text(manifest), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
         ):
             outcome = JobRun(
                 job,
@@ -82,15 +90,34 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
                 LocalPlacement(options.device),
                 supervision=supervision,
             ).run()
-            if options.plot:
-                _plot(directory)
+            not_drawn = _plot(directory) if options.plot else ExitCode.COMPLETE
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
     except TrainerError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code
-    return outcome.exit_code
+    return outcome.exit_code or not_drawn
+
+
+def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
+    """The job of the manifest. Raises `ManifestError`, also for a job of another trainer."""
+    job = document.load()
+    if job.spec.trainer is not None:
+        message = (
+            f"expected RLJob's own trainer, found another, which runs on a cluster only: kubectl apply -f {manifest}"
+        )
+        raise ManifestError([document.problem(("spec", "trainer"), message)])
+    return job
+
+
+def _print_unread_fields(document: ManifestDocument, spec: RLJobSpec, choice: DeviceChoice) -> None:
+    """Prints the fields that have no effect in this run."""
+    device: Device | None = None
+    with suppress(TrainerError):  # the placement reports it
+        device = this_machine(gpus=choice != "cpu").choose_device(choice)
+    for severity, field, message in unread_fields(spec, document.document.data["spec"], device):
+        print(document.problem(field, message, severity), file=sys.stderr)
 
 
 def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
@@ -198,8 +225,25 @@ class LocalPlacement:
         return host_memory().oom_kills
 
 
-def _plot(directory: OutputDirectory) -> None:
+def _require_plots() -> None:
+    """Raise `InvalidCommandLine` if the plots could not be drawn when the run ends."""
+    try:
+        found = importlib.util.find_spec("matplotlib")
+    except ValueError:  # another module has removed it from this process
+        found = None
+    if found is None:
+        raise InvalidCommandLine("--plot: expected the package matplotlib, found none; install it, or omit --plot")
+
+
+def _plot(directory: OutputDirectory) -> ExitCode:
+    """Draw the plots and print their paths. A failed run may have nothing to draw: its own exit code counts more."""
     from rljob_trainer.plot import plot_run  # importing matplotlib takes seconds
 
-    for picture in plot_run(directory.path):
-        print(picture)
+    try:
+        with writing(directory.path / "plots"):
+            for picture in plot_run(directory.path):
+                print(picture)
+    except TrainerError as error:
+        print(f"rljob: {error}", file=sys.stderr)
+        return error.exit_code
+    return ExitCode.COMPLETE

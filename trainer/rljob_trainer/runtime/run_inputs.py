@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import sys
@@ -15,7 +16,10 @@ from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.task import Item, ItemSource, Task
 
 RunInputs = dict[str, dict[str, Any]]
-"""`data`: number of items and their SHA-256. `reward code`, `model`: SHA-256 by file. JSON values."""
+"""`data`: number of items and their SHA-256. `reward code`, `model`: SHA-256 by file. `reward syntax`: SHA-256 of the
+syntax trees of the reward code, in which comments and formatting do not count. JSON values."""
+
+_SYNTAX = "reward syntax"
 
 _COMPUTED_ITEMS = 100
 """Items that are compared of a source that computes them on access."""
@@ -27,9 +31,11 @@ _SAMPLE_BYTES = 1 << 16
 
 def run_inputs(task: Task, source: RewardSource, model_dir: Path) -> RunInputs:
     """The digests. Reads all items of a list, and a few MiB of the model."""
+    code = _reward_code(source)
     return {
         "data": data_digest(task.items),
-        "reward code": _code_digests(source),
+        "reward code": {name: _sha256([content]) for name, content in code.items()},
+        _SYNTAX: {name: _syntax_digest(content) for name, content in code.items()},
         "model": model_digests(model_dir),
     }
 
@@ -57,33 +63,50 @@ def changed_inputs(recorded: RunInputs, given: RunInputs) -> list[str]:
     changes = []
     for name, before in recorded.items():
         now = given.get(name, {})
-        if before == now:
+        if before == now or name == _SYNTAX:
             continue
         if name == "data":
             changes.append(f"data ({before['items']:,} items, now {now['items']:,})")
         else:
             files = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
+            if name == "reward code":
+                files = [file for file in files if not _is_same_syntax(file, recorded, given)]
+            if not files:
+                continue
             changes.append(f"{name} ({', '.join(files[:3])}{', …' if len(files) > 3 else ''})")
     return changes
 
 
-def _code_digests(source: RewardSource) -> dict[str, str]:
-    """SHA-256 of the module of the reward function, and of the other imported modules of the task's directory."""
+def _is_same_syntax(file: str, recorded: RunInputs, given: RunInputs) -> bool:
+    before = recorded.get(_SYNTAX, {}).get(file)
+    return before is not None and before == given.get(_SYNTAX, {}).get(file)
+
+
+def _syntax_digest(source: bytes) -> str:
+    """SHA-256 of the syntax tree, docstrings included; that of `source` if it is no Python."""
+    try:
+        return _sha256([ast.dump(ast.parse(source)).encode("utf-8", "surrogatepass")])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _sha256([source])
+
+
+def _reward_code(source: RewardSource) -> dict[str, bytes]:
+    """The module of the reward function, and the other imported modules of the task's directory, by file."""
     if not source.spec.reward:
         return {}
     own_module = source.spec.reward.partition(":")[0]
     directory = source.manifest_directory.resolve()
-    digests = {}
+    code = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or not Path(file).is_file():
             continue
         path = Path(file)  # not resolved: a mounted ConfigMap has links to a directory whose name changes
         if name == own_module or path.parent == directory:
-            digests[path.name] = _sha256([path.read_bytes()])
+            code[path.name] = path.read_bytes()
         elif path.is_relative_to(directory) and ".venv" not in path.parts and "site-packages" not in path.parts:
-            digests[path.relative_to(directory).as_posix()] = _sha256([path.read_bytes()])
-    return dict(sorted(digests.items()))
+            code[path.relative_to(directory).as_posix()] = path.read_bytes()
+    return dict(sorted(code.items()))
 
 
 def _samples(weights: Path) -> Iterable[bytes]:
@@ -110,7 +133,7 @@ def _sha256(parts: Iterable[bytes]) -> str:
 def _text(item: Item) -> str:
     try:
         return json.dumps([item.question, item.record], default=_type_name, skipkeys=True)
-    except ValueError:  # a record that contains itself
+    except Exception:  # a record that contains itself, is too deep, has too long an integer or a class of the user
         return json.dumps(item.question)
 
 

@@ -46,6 +46,7 @@ def step_record(
             **next(iter(updates.values())).metrics,
             "uniform_groups": uniform,
             "reward_errors": batch.reward_errors,
+            "empty_responses": int(((lengths == 0) | ((lengths == 1) & batch.finished)).sum()),
             "continued_responses": len(batch.continued),
             "continued_tokens": sum(batch.continued),
             **(asleep if engines_sleep else {}),

@@ -40,7 +40,7 @@ class ApiServer:
         try:
             # Read each time: the token is replaced before it expires.
             headers = {
-                "Authorization": f"Bearer {self._token.read_text().strip()}",
+                "Authorization": f"Bearer {self._token.read_text(encoding='utf-8').strip()}",
                 "Accept": "application/json",
                 "Content-Type": content_type,
             }

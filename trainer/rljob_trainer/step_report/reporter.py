@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReportStatus
+from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReportStatus, TrainingWarning
 from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.run_listener import RunListener
@@ -93,6 +93,9 @@ class StepReporter(RunListener):
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
         self._set(memory_pressure=pressure)
+
+    def training_warning(self, warning: TrainingWarning | None) -> None:
+        self._set(training_warning=warning)
 
     def close(self, timeout_seconds: float) -> None:
         """Try to send the last state, for at most `timeout_seconds`."""

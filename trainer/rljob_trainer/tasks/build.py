@@ -15,8 +15,17 @@ from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.task import ItemSource, PromptFormat, Task
 
 
-def build_task(spec: TaskSpec, tokenizer: Any, max_prompt_tokens: int, manifest_directory: Path, seed: int) -> Task:
+def build_task(
+    spec: TaskSpec,
+    tokenizer: Any,
+    max_prompt_tokens: int,
+    manifest_directory: Path,
+    seed: int,
+    vocabulary: int | None = None,
+) -> Task:
     """The task that `spec` describes. Files and Python modules are relative to `manifest_directory`.
+
+    `vocabulary`: as of `PromptFormat`.
 
     Raises `BadInput` if the task is empty, or if its files, functions or arguments cannot be used.
     """
@@ -24,7 +33,7 @@ def build_task(spec: TaskSpec, tokenizer: Any, max_prompt_tokens: int, manifest_
         name=spec.name,
         items=build_items(spec, tokenizer, manifest_directory, seed),
         reward=RewardSource(spec, manifest_directory, seed).load(),
-        prompt_format=PromptFormat(tokenizer, spec.prompt_template, spec.system_prompt, spec.chat_template),
+        prompt_format=PromptFormat(tokenizer, spec.prompt_template, spec.system_prompt, spec.chat_template, vocabulary),
         max_prompt_tokens=max_prompt_tokens,
         seed=seed,
     )

@@ -3,38 +3,153 @@
 from __future__ import annotations
 
 import json
+import math
+import stat
 from pathlib import Path
 from typing import Any
 
 from rljob_api.task_args import JsonlArgs
 from rljob_trainer.errors import BadInput
+from rljob_trainer.tasks.item_fields import question_of, require_storable
 from rljob_trainer.tasks.task import Item
+from rljob_trainer.tasks.user_code import shown
+
+_MOST_DIGITS = 4300
+"""Python converts no longer text to an integer (sys.set_int_max_str_digits)."""
+
+_MOST_LEVELS = 100
+
+_EXPORT = "export it as JSON Lines, for example with pandas.DataFrame.to_json(orient='records', lines=True)"
+_UTF_16 = "save the file as UTF-8"
+
+_OTHER_FORMATS = (
+    (b"PAR1", "a Parquet file", _EXPORT),
+    (b"ARROW1", "an Arrow file", _EXPORT),
+    (b"SQLite format 3", "an SQLite database", _EXPORT),
+    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"unpack it, or {_EXPORT}"),
+    (b"\x1f\x8b", "a gzip file", "unpack it with gunzip"),
+    (b"BZh", "a bzip2 file", "unpack it with bunzip2"),
+    (b"\xfd7zXZ", "an xz file", "unpack it with unxz"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard file", "unpack it with unzstd"),
+    (b"\xff\xfe", "UTF-16 text", _UTF_16),
+    (b"\xfe\xff", "UTF-16 text", _UTF_16),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file with git lfs pull"),
+)
+"""First bytes, name and advice of files that are mistaken for JSON Lines."""
 
 
 def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
     """All items of the file. A record is the object of the line, with the answer field, if any, as `answer`.
 
-    Skips empty lines. Raises `BadInput`, with the line number, for a line that is not a JSON object with a prompt.
+    The file is UTF-8, with or without a byte order mark. Skips empty lines. Raises `BadInput`, with the line number,
+    for a line that is not a JSON object with a prompt.
     """
     file = manifest_directory / args.path
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other line separators
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the prompts of the task jsonl in {file}: {error}") from error
-    return [_item(line, f"{file}, line {number}", args) for number, line in enumerate(lines, 1) if line.strip()]
+    data = _content(file).removeprefix(b"\xef\xbb\xbf")
+    for magic, name, advice in _OTHER_FORMATS:
+        if data.startswith(magic):
+            raise BadInput(f"{file}, line 1: expected one JSON object per line, found {name}; {advice}")
+    items = []
+    for number, line in enumerate(data.split(b"\n"), 1):  # JSON strings may hold other line separators
+        if line.strip():
+            try:
+                items.append(_item(line, f"{file}, line {number}", args))
+            except BadInput:
+                _require_lines(data, file)
+                raise
+    return items
 
 
-def _item(line: str, where: str, args: JsonlArgs) -> Item:
+def _content(file: Path) -> bytes:
     try:
-        record: Any = json.loads(line)
-    except ValueError as error:
-        raise BadInput(f"{where}: expected one JSON object, found something else: {error}") from error
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):  # reading a FIFO would wait
+            kind = "a directory" if stat.S_ISDIR(mode) else "a FIFO, socket or device"
+            raise BadInput(f"task.args.path: expected a file with prompts in {file}, found {kind}; name a file")
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"task.args.path: expected a file with prompts in {file}, found none; correct the path"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        cause = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(
+            f"task.args.path: cannot read the prompts in {file}: {cause}; correct the path, or make the "
+            "file readable for this user"
+        ) from error
+
+
+def _require_lines(data: bytes, file: Path) -> None:
+    """Raise `BadInput` if the whole file is one JSON value."""
+    try:
+        whole = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if b"\n" in data.strip() or isinstance(whole, list):
+        objects = ".[]" if isinstance(whole, list) else "."
+        raise BadInput(
+            f"{file}: expected one JSON object per line, found one JSON {_kind(whole)} as the whole file; "
+            f"write each object on a line of its own, for example with jq -c '{objects}'"
+        )
+
+
+def _item(line: bytes, where: str, args: JsonlArgs) -> Item:
+    record = _parsed(line, where)
     if not isinstance(record, dict):
-        raise BadInput(f"{where}: expected a JSON object, found {type(record).__name__}")
-    question = record.get(args.prompt_field)
-    if not isinstance(question, str):
-        found = "none" if question is None else type(question).__name__
-        raise BadInput(f"{where}: expected the prompt as text in the field {args.prompt_field!r}, found {found}")
+        raise BadInput(f'{where}: expected a JSON object, found {_kind(record)}; write {{"prompt": …}}')
+    for field, value in record.items():
+        if problem := _problem(value):
+            raise BadInput(f"{where}: {problem} in the field {shown(field)}; correct or remove it")
+    question = question_of(record, args.prompt_field, where)
     if args.answer_field in record:
         record["answer"] = record[args.answer_field]
+        if isinstance(record["answer"], str):
+            require_storable(record["answer"], args.answer_field, where)
     return Item(question, record)
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"), parse_int=_integer)
+    except UnicodeDecodeError as error:
+        if b"\0" in line:
+            found = "zero bytes, as in UTF-16 text or in a binary file"
+        else:
+            found = f"the byte 0x{line[error.start]:02x} at position {error.start + 1} of the line"
+        raise BadInput(f"{where}: expected UTF-8 text, found {found}; save the file as UTF-8") from error
+    except RecursionError as error:
+        raise BadInput(
+            f"{where}: expected at most {_MOST_LEVELS} levels of lists and objects, found more; simplify the object"
+        ) from error
+    except ValueError as error:
+        if b"\0" in line:
+            raise BadInput(f"{where}: expected UTF-8 text, found a zero byte; save the file as UTF-8") from error
+        beginning = shown(line[:40].decode("utf-8", "replace"))
+        raise BadInput(
+            f"{where}: expected one JSON object, found something else: {error}; the line begins with {beginning}"
+        ) from error
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits):,} digits: write it as text")
+    return int(digits)
+
+
+def _problem(value: Any) -> str | None:
+    """Numbers that JSON lacks and Python reads, and depths at which other functions of Python fail."""
+    below = [(value, 1)]
+    while below:
+        each, level = below.pop()
+        if level > _MOST_LEVELS:
+            return f"expected at most {_MOST_LEVELS} levels of lists and objects, found more"
+        if isinstance(each, float) and not math.isfinite(each):
+            return f"expected finite numbers, found {each}"
+        if isinstance(each, dict | list):
+            below += [(part, level + 1) for part in (each.values() if isinstance(each, dict) else each)]
+    return None
+
+
+def _kind(value: Any) -> str:
+    names = {list: "list", dict: "object", str: "text", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

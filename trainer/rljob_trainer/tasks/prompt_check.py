@@ -20,6 +20,11 @@ _MOST_ITEMS_TO_SKIP_FROM = 1_000_000
 
 _PROGRESS_SECONDS = 2.0
 
+PROMPTS_WITH_DATE = (
+    "The chat template of the tokenizer writes the date into prompts: those of a resumed run differ from those of an "
+    "earlier day. For the same prompts on all days, write a fixed date into the template"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompts:

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterable
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sized
+from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rljob_trainer.errors import BadInput
+from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.task import Item
+from rljob_trainer.tasks.task_modules import load_module
+from rljob_trainer.tasks.user_code import called, raised, shown, user_code
+
+_MOST_GENERATED_ITEMS = 2_000_000
+"""Most items of a generator, which may be endless. A list is as long as it is."""
 
 
 def call_for_items(reference: str, args: dict[str, Any], manifest_directory: Path) -> list[Item]:
     """Items from `function(**args)`, which returns an iterable of dicts with a `prompt`. A record is the whole dict.
 
-    The function must return the same items in the same order in every attempt.
+    The function must return the same items in the same order in every attempt. Raises `BadInput`.
     """
     function = load_function(reference, manifest_directory)
-    try:
-        records = function(**args)
-        records = list(records) if isinstance(records, Iterable) else records
-    except Exception as error:  # user code may raise anything
-        raise BadInput(f"the task function {reference} raised {type(error).__name__}: {error}") from error
-    if not isinstance(records, list):
-        raise BadInput(f"expected a list of items from the task function {reference}, found {type(records).__name__}")
-    return [_item(record, index, reference) for index, record in enumerate(records)]
-
-
-def _item(record: Any, index: int, reference: str) -> Item:
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+    with user_code(f"the task function {reference}"):
+        records = called(function, **args)
+        if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
+            raise BadInput(
+                f"expected a list of items from the task function {reference}, found {type(records).__name__}; "
+                "return a list of dicts with a 'prompt'"
+            )
+        items = list(records if isinstance(records, Sized) else islice(records, _MOST_GENERATED_ITEMS + 1))
+    if not isinstance(records, Sized) and len(items) > _MOST_GENERATED_ITEMS:
         raise BadInput(
-            f"expected item {index} of the task function {reference} to be a dict with a text called 'prompt', "
-            f"found {record!r:.200}"
+            f"expected at most {_MOST_GENERATED_ITEMS:,} items from the generator of the task function {reference}, "
+            "found more; end it, or return a list"
         )
-    return Item(record["prompt"], record)
+    return [_item(record, f"item {index} of the task function {reference}") for index, record in enumerate(items)]
+
+
+def _item(record: Any, where: str) -> Item:
+    if not isinstance(record, dict):
+        raise BadInput(f"expected {where} to be a dict with a text called 'prompt', found {shown(record)}")
+    with user_code(where):
+        question = question_of(record, "prompt", where, advice="return the text under the key 'prompt'")
+    try:
+        pickle.dumps(record)
+    except BaseException as error:
+        raise BadInput(
+            f"{where}: expected a record that can be pickled, since rewards are computed in other processes, found one "
+            f"that {raised(error)}; use numbers, texts, lists and dicts"
+        ) from error
+    return Item(question, record)
 
 
 def require_reward_signature(function: Callable[..., Any], reference: str) -> None:
@@ -56,32 +73,11 @@ def require_reward_signature(function: Callable[..., Any], reference: str) -> No
 
 
 def load_function(reference: str, directory: Path) -> Callable[..., Any]:
-    """The function of `reference` ("module:function"). Modules in `directory` take precedence."""
+    """The function of `reference` ("module:function"), whose module is in `directory` or an installed package."""
     function_name = reference.partition(":")[2]
     module = load_module(reference, directory)
-    function = getattr(module, function_name, None)
+    with user_code(f"the module {module.__name__}"):
+        function = getattr(module, function_name, None)
     if not callable(function):
         raise BadInput(f"expected a function {function_name} in {module.__file__}, found none")
     return function  # type: ignore[no-any-return]
-
-
-def load_module(reference: str, directory: Path) -> ModuleType:
-    """The module of `reference` ("module:function"). Modules in `directory` take precedence.
-
-    `directory` stays on the import path, since the module may import others from it later.
-    """
-    module_name = reference.partition(":")[0]
-    path = str(directory.resolve())
-    if path not in sys.path:
-        sys.path.insert(0, path)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # user code may raise anything
-        advice = "correct that module"
-        if isinstance(error, ModuleNotFoundError):
-            missing = error.name or module_name
-            advice = f"expected {missing.replace('.', '/')}.py in {directory} or an installed module"
-        raise BadInput(
-            f"cannot import {module_name} for {reference}: {type(error).__name__}: {error}; {advice}"
-        ) from error

@@ -11,22 +11,27 @@ from typing import Any
 from rljob_api.task import AnswerSpec
 from rljob_api.task_args import ReasoningGymArgs
 from rljob_trainer.errors import BadInput
+from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.rewards import AnswerReward
 from rljob_trainer.tasks.task import Item
+from rljob_trainer.tasks.user_code import is_stop, raised, shown, user_code
 
 
 class ReasoningGymItems:
     """Items of one data set, generated on access from the data set's seed and the index."""
 
     def __init__(self, args: ReasoningGymArgs, seed: int) -> None:
+        self._name = args.dataset
         self.dataset = _create(args, seed)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Item:
-        record: dict[str, Any] = self.dataset[index]
-        return Item(record["question"], record)
+        where = f"item {index} of the reasoning-gym data set {self._name}"
+        with user_code(where):
+            record: dict[str, Any] = self.dataset[index]
+            return Item(question_of(record, "question", where, advice="use another data set"), record)
 
 
 def verifier(items: ReasoningGymItems, answer_spec: AnswerSpec | None) -> AnswerReward:
@@ -52,8 +57,15 @@ def _create(args: ReasoningGymArgs, seed: int) -> Any:
     settings = {"seed": seed, **args.dataset_settings}
     try:
         return reasoning_gym.create_dataset(args.dataset, size=args.size, **settings)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise BadInput(f"cannot create the reasoning-gym data set {args.dataset} with {settings}: {error}") from error
+    except BaseException as error:  # it checks its settings little
+        if is_stop(error):
+            raise
+        cause = (
+            str(error) if isinstance(error, AssertionError | TypeError | ValueError) and str(error) else raised(error)
+        )
+        raise BadInput(
+            f"cannot create the reasoning-gym data set {args.dataset} with {shown(settings)}: {cause}"
+        ) from error
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -20,6 +20,7 @@ from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.reward_worker import Progress
 from rljob_trainer.tasks.scoring import RewardFailure
+from rljob_trainer.tasks.user_code import raised
 
 LOAD_SECONDS = 300.0
 """Time limit of a process's imports."""
@@ -71,6 +72,7 @@ class RewardProcess:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "rljob_trainer.tasks.reward_worker",
                     *map(str, (its.fileno(), shared, os.getpid())),
@@ -81,7 +83,13 @@ class RewardProcess:
                 stderr=output,
                 # Its own group, so that processes that the function has started end with it.
                 start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                # What the function prints must not make it fail, whatever the locale.
+                env={
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONIOENCODING": "utf-8:backslashreplace",
+                    **os.environ,
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
             )
         finally:
             its.close()
@@ -103,10 +111,10 @@ class RewardProcess:
         self.progress.begin(0)
         try:
             data = pickle.dumps([(call.record, call.completion) for call in calls])
-        except Exception as error:  # classes of the user
+        except BaseException as error:  # classes of the user
             raise BadInput(
                 "expected records that can be pickled, since rewards are computed in other processes, found one that "
-                f"cannot: {type(error).__name__}: {error}; use numbers, texts, lists and dicts"
+                f"{raised(error)}; use numbers, texts, lists and dicts"
             ) from error
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died, which the next `recv` finds
             self.connection.send_bytes(data)

@@ -13,7 +13,9 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+from rljob_trainer.errors import BadInput
 from rljob_trainer.tasks.scoring import RewardFailure, compute_reward
+from rljob_trainer.tasks.user_code import raised
 
 _PR_SET_PDEATHSIG = 1
 
@@ -45,9 +47,12 @@ def serve(connection: Connection, progress: Progress) -> None:
     Sends None, or the message of a failure, once the function is loaded; then the results of each batch.
     """
     try:
-        reward = connection.recv().load()
-    except Exception as error:  # user code may raise anything
-        connection.send(str(error) or type(error).__name__)
+        source = connection.recv()
+        reward = source.load()
+        # For processes that the function starts with multiprocessing, which have this import path.
+        sys.path.append(str(source.manifest_directory.resolve()))
+    except BaseException as error:  # user code may raise anything
+        connection.send(str(error) if isinstance(error, BadInput) else raised(error))
         return
     connection.send(None)
     while True:
@@ -56,8 +61,8 @@ def serve(connection: Connection, progress: Progress) -> None:
             calls = connection.recv()
         except EOFError:
             return
-        except Exception as error:  # classes of the user
-            connection.send(RewardFailure(f"could not get the record: {type(error).__name__}: {error}"))
+        except BaseException as error:  # classes of the user
+            connection.send(RewardFailure(f"could not get the record, which {raised(error)}"))
             continue
         for position, (record, completion) in enumerate(calls):
             progress.begin(position)

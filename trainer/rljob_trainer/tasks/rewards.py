@@ -11,11 +11,12 @@ from typing import Any
 from rljob_api.task import AnswerSpec
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.python_functions import load_function, require_reward_signature
+from rljob_trainer.tasks.user_code import called
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReward:
-    """Rewards a completion with `function(answer, record)`."""
+    """Rewards a completion with `function(answer, record)`, which may be an `async def`."""
 
     name: str
     """For messages."""
@@ -26,7 +27,7 @@ class AnswerReward:
     """Extracts the answer from the response. An answer may be empty."""
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any:
-        return self.function(extract_answer(completion.text, self.answer_spec), record)
+        return called(self.function, extract_answer(completion.text, self.answer_spec), record)
 
 
 def reward_from_manifest(reference: str, answer_spec: AnswerSpec | None, manifest_directory: Path) -> AnswerReward:
@@ -47,3 +48,13 @@ def extract_answer(response: str, spec: AnswerSpec | None) -> str:
     if not matches:
         return ""
     return str(matches[0] if spec.match == "First" else matches[-1]).strip()
+
+
+def response_with(answer: str, spec: AnswerSpec | None) -> str | None:
+    """A response from which `extract_answer` extracts `answer`; None if the pattern tells of none."""
+    candidates = [answer]
+    if spec is not None:
+        filled = re.sub(r"(?<!\\)\((?!\?).*(?<!\\)\)", lambda _: "\0", spec.pattern, count=1, flags=re.DOTALL)
+        around = re.sub(r"\\s[*+?]*|[\^$]", "", filled)
+        candidates.append(re.sub(r"\\(\W)", r"\1", around).replace("\0", answer))
+    return next((text for text in candidates if extract_answer(text, spec) == answer.strip() != ""), None)

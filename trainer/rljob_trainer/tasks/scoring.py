@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.tasks.user_code import is_stop, last_frames, raised, shown
 
-_LAST_FRAMES = 5
+_LARGEST = 1e38
+"""Advantages are differences of rewards, and are float32, which ends at 3.4e38."""
 
 
 class Reward(Protocol):
@@ -36,6 +37,9 @@ class RewardFailure:
 
     traceback: str = ""
     """The last frames, if the function raised."""
+
+    advice: str = ""
+    """The value to return instead, if the function returned something that is no number: all its calls may fail."""
 
 
 class PendingRewards(Protocol):
@@ -77,22 +81,40 @@ class Scorer(Protocol):
 
 
 def compute_reward(reward: Reward, record: dict[str, Any], completion: Completion) -> float | RewardFailure:
-    """Call the function. Never raises an `Exception`."""
+    """Call the function. Raises only the interrupt by which a signal stops this process."""
     try:
-        value = reward(record, completion)
-    except Exception as error:  # user code may raise anything
-        return RewardFailure(f"raised {type(error).__name__}: {error}", _traceback(error))
-    if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
-        return RewardFailure(f"returned {value!r:.200}, expected a finite number")
-    return float(value)
+        return _reward_of(reward(record, completion))
+    except BaseException as error:  # user code, and the classes of its values, may raise anything
+        if is_stop(error):
+            raise
+        return RewardFailure(raised(error), last_frames(error))
 
 
-def _traceback(error: Exception) -> str:
-    """The last frames of the function, without those of this package that called it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    foreign = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
-    last = traceback.format_list((foreign or frames)[-_LAST_FRAMES:])
-    return "".join(["Traceback (most recent call last):\n", *last, *traceback.format_exception_only(error)]).rstrip()
+def _reward_of(value: Any) -> float | RewardFailure:
+    if not isinstance(value, numbers.Real | np.bool_):
+        return RewardFailure(f"returned {shown(value)}, expected a finite number", advice=_advice(value))
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if abs(number) <= _LARGEST:
+        return number
+    return RewardFailure(f"returned {shown(value)}, expected a finite number between -1e38 and 1e38")
+
+
+def _advice(value: Any) -> str:
+    """The advice for a value that is no number."""
+    if value is None:
+        return "return a number on every path, since no response can be left out"
+    if isinstance(value, dict):
+        return "return one number, such as one of the values of this dict"
+    if isinstance(value, list | tuple):
+        return "return one number: the function is called for each response on its own"
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return "write return in place of yield"
+    if callable(value):
+        return "call it, and return its result"
+    return "convert it with float()"
 
 
 class ScoringHere:

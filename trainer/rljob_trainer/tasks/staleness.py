@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rljob_api.job import RLJobSpec
 from rljob_trainer.errors import BadInput
-from rljob_trainer.tasks.python_functions import load_module
+from rljob_trainer.tasks.task_modules import load_module
+from rljob_trainer.tasks.user_code import shown, user_code
 
 _LIMIT = "MAX_STALENESS"
 
@@ -14,7 +15,7 @@ _LIMIT = "MAX_STALENESS"
 def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
     """Raise `BadInput` if a module of `task.name` or `task.reward` has a MAX_STALENESS below `algorithm.maxStaleness`.
 
-    Modules in `directory` take precedence. Without stale rollouts, none is imported.
+    Modules may be in `directory`. Without stale rollouts, none is imported.
     """
     requested = spec.algorithm.max_staleness
     if requested == 0:
@@ -22,13 +23,15 @@ def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
     for field, reference in (("task.name", spec.task.name), ("task.reward", spec.task.reward)):
         if reference is None or ":" not in reference:  # built-in
             continue
-        limit = getattr(load_module(reference, directory), _LIMIT, None)
+        module = load_module(reference, directory)
+        with user_code(f"the module {module.__name__}"):
+            limit = getattr(module, _LIMIT, None)
         if limit is None:
             continue
         module_name = reference.partition(":")[0]
         if type(limit) is not int or limit < 0:
             raise BadInput(
-                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {limit!r:.200}; "
+                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {shown(limit)}; "
                 f"write {_LIMIT} = 0 to refuse stale rollouts, or remove it"
             )
         if requested > limit:

@@ -68,7 +68,7 @@ def _cgroup_paths() -> dict[str, str]:
     """Path by controller, of /proc/self/cgroup; version 2 has the name ""."""
     paths = {}
     with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             for controller in controllers.split(","):
                 paths[controller] = path
@@ -100,12 +100,16 @@ def _shared_memory() -> tuple[int, int]:
 def _number(path: Path) -> int:
     """0 for `max`, and if there is no such file."""
     with suppress(OSError, ValueError):
-        return int(path.read_text())
+        return int(path.read_text(encoding="utf-8"))
     return 0
 
 
 def _lines(path: Path) -> dict[str, int]:
     """The number after the first word of each line; empty if there is no such file."""
     with suppress(OSError, ValueError):
-        return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
+        return {
+            words[0]: int(words[1])
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if len(words := line.split()) > 1
+        }
     return {}

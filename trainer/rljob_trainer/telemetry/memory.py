@@ -144,7 +144,7 @@ def quick_sample(device: Device) -> MemorySample:
 def reset_peaks(device: Device) -> None:
     """Let the peaks start again at what is in use now."""
     with suppress(OSError):  # Without /proc, or if it is read-only, the peak is that of the process's life.
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     if device == "cuda":
         import torch
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from rljob_api.manifest import Severity
 from rljob_api.yaml_document import Path
-
-Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,18 @@ def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SE
     text = job.model_dump_json(by_alias=True, exclude_none=True)
     with tempfile.TemporaryDirectory() as folder:
         results, errors = Path(folder) / "results.jsonl", Path(folder) / "errors.txt"
-        command = [sys.executable, "-m", f"{__package__}.inspection", str(directory.absolute()), str(results)]
-        with errors.open("w") as stream:
+        command = [sys.executable, "-P", "-m", f"{__package__}.inspection", str(directory.absolute()), str(results)]
+        with errors.open("wb") as stream:
             try:
                 finished = subprocess.run(
-                    command, input=text, text=True, stdout=stream, stderr=stream, timeout=timeout_seconds, check=False
+                    command, input=text.encode(), stdout=stream, stderr=stream, timeout=timeout_seconds, check=False
                 )
             except subprocess.TimeoutExpired:
                 return findings_in(results, f"takes longer than {timeout_seconds:g} s: not checked")
         if finished.returncode == 0:
             return findings_in(results)
-        last = next((line for line in reversed(errors.read_text(errors="replace").splitlines()) if line.strip()), "")
+        printed = errors.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line for line in reversed(printed) if line.strip()), "")
         return findings_in(results, f"ended the process of the check with exit code {finished.returncode}: {last:.300}")
 
 

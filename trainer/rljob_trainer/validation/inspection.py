@@ -11,10 +11,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rljob_api.job import RLJob
+from rljob_api.manifest import Severity
 from rljob_api.yaml_document import Path as FieldPath
 from rljob_memory.planning.limits import low_limits, small_claim
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
@@ -22,6 +24,7 @@ from rljob_memory.planning.prediction import predict_before_plan
 from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import described_dimensions, load_tokenizer
+from rljob_trainer.models.consistency import vocabulary_rows
 from rljob_trainer.models.hub import HubUnreachable, resolve_description
 from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
@@ -31,14 +34,18 @@ from rljob_trainer.runtime.eight_bits import forms_not_installed, unsupported_ei
 from rljob_trainer.runtime.model_requirements import model_requirements
 from rljob_trainer.runtime.role_settings import shape_for_plan
 from rljob_trainer.tasks.build import build_items, build_task
-from rljob_trainer.tasks.prompt_check import check_prompts
+from rljob_trainer.tasks.prompt_check import PROMPTS_WITH_DATE, check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
-from rljob_trainer.validation.finding import Finding, Severity
+from rljob_trainer.validation.finding import Finding
+from rljob_trainer.validation.suspicious_values import high_learning_rate
 
 Report = Callable[[dict[str, Any]], None]
+
+_SMALLEST_PRETRAINED = 50_000_000
+"""Parameters. Smaller models are for tests, and often trained from random weights."""
 
 _URI: FieldPath = ("spec", "model", "uri")
 _TASK: FieldPath = ("spec", "task")
@@ -52,7 +59,10 @@ class Inspection:
         self._spec = job.spec
         self._directory = directory
         self._report = report
-        self._failed = False
+        self._failures = set[str]()
+        """Names of the checks that failed."""
+        self._found = set[str]()
+        """Messages of the findings: checks that need the same input fail with the same message."""
 
     def run(self) -> None:
         """Make all checks that can be made."""
@@ -63,12 +73,11 @@ class Inspection:
         self._engine_arguments()
         self._eight_bits()
         directory = self._model()
-        tokenizer = self._tokenizer(directory)
-        self._task(tokenizer)
-        if not self._failed:
+        self._task(directory)
+        if not self._failures & {"the reward function", "the data set", "the task"}:
             with self._check("the staleness", ("spec", "algorithm", "maxStaleness")):
                 require_staleness_allowed(spec, self._directory)
-        if not self._failed:
+        if not self._failures & {"the model", "the adapters"}:
             self._memory(directory)
 
     def _engine_arguments(self) -> None:
@@ -104,7 +113,7 @@ class Inspection:
                 return None
             require_trainable(directory)
             self._requirements(directory)
-            if not self._failed and (lora := self._spec.policy.lora) is not None:
+            if "the adapters" not in self._failures and (lora := self._spec.policy.lora) is not None:
                 with self._check("the adapters", ("spec", "policy", "lora")):
                     adapted_layers(directory, lora.targets, lora.rank)
             return directory
@@ -131,27 +140,30 @@ class Inspection:
                 return load_tokenizer(directory)
         return None
 
-    def _task(self, tokenizer: Any | None) -> None:
+    def _task(self, directory: Path | None) -> None:
         spec, algorithm = self._spec.task, self._spec.algorithm
+        tokenizer = self._tokenizer(directory)
         if spec.reward:
             with self._check("the reward function", (*_TASK, "reward")):
                 RewardSource(spec, self._directory, algorithm.seed).load()
-        if tokenizer is None:
+        if tokenizer is None or directory is None or "the reward function" in self._failures:
             if spec.name != "digits":
                 with self._check("the data set", (*_TASK, "args")):
                     build_items(spec, None, self._directory, algorithm.seed)
             return
-        if self._failed and spec.reward:
-            return  # one message about a reward that cannot be loaded is enough
         with self._check("the task", (*_TASK, "args")):
-            task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed)
+            rows = vocabulary_rows(directory)
+            task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed, rows)
+            if task.prompt_format.depends_on_date:
+                self._find("warning", (*_TASK, "chatTemplate"), PROMPTS_WITH_DATE)
             with self._check("the prompts", ("spec", "algorithm", "maxPromptTokens")):
-                checked = check_prompts(task, spec.overlong_prompts, lambda _: None)
-                if algorithm.prompts_per_step > len(checked.task):
-                    message = f"the task has {len(checked.task)} prompts: a step repeats some of them"
+                task = check_prompts(task, spec.overlong_prompts, lambda _: None).task
+                if algorithm.prompts_per_step > len(task):
+                    message = f"the task has {len(task)} prompts: a step repeats some of them"
                     self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
-                with self._check("the reward function", (*_TASK, "reward")):
-                    try_out(checked.task, ScoringHere(task.reward))
+            with self._check("the reward function", (*_TASK, "reward")):
+                for text in try_out(replace(task, max_prompt_tokens=sys.maxsize), ScoringHere(task.reward), spec):
+                    self._find("warning", (*_TASK, "reward"), text)
 
     def _memory(self, directory: Path | None) -> None:
         """The prediction for the job's pods, and the limits and sizes that are below it."""
@@ -165,8 +177,11 @@ class Inspection:
         if shape is None:
             return
         prediction = predict_before_plan(spec, shape, device)
-        place = "a GPU" if device == "cuda" else "CPUs"
-        self._find("note", ("spec", "policy"), f"predicted on {place}: {prediction.summary()}")
+        if shape.parameters >= _SMALLEST_PRETRAINED:  # a smaller job fits everywhere
+            place = "a GPU" if device == "cuda" else "CPUs"
+            self._find("note", ("spec", "policy"), f"predicted on {place}: {prediction.summary()}")
+            if (message := high_learning_rate(spec)) is not None:
+                self._find("warning", ("spec", "algorithm", "learningRate"), message)
         for role, message in low_limits(spec, prediction):
             self._find("warning", ("spec", role, "template"), message)
         if (too_small := small_claim(spec, prediction)) is not None:
@@ -179,17 +194,21 @@ class Inspection:
         try:
             yield
         except TrainerError as error:
-            self._failed = True
-            self._find("error", field, str(error))
+            self._failures.add(name)
+            at: FieldPath = getattr(error, "field", None) or field
+            self._find("error", at, str(error).removeprefix(f"{'.'.join(map(str, at[1:]))}: "))
 
     def _find(self, severity: Severity, field: FieldPath, message: str) -> None:
+        if message in self._found:
+            return
+        self._found.add(message)
         finding = Finding(severity, field, message)
         self._report({"severity": finding.severity, "field": finding.field, "message": finding.message})
 
 
 def main() -> None:
     directory, results = map(Path, sys.argv[1:])
-    job = RLJob.model_validate_json(sys.stdin.read(), by_alias=True, by_name=False)
+    job = RLJob.model_validate_json(sys.stdin.buffer.read(), by_alias=True, by_name=False)
     with results.open("a", encoding="utf-8") as stream:
 
         def report(entry: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.problem_text import schema_of
 from rljob_api.yaml_document import Path
 from rljob_trainer.validation.finding import Finding
 
@@ -16,10 +17,13 @@ _AMOUNTS = (
     ("memory", "kvCache"),
     ("memory", "syncBucketSize"),
     ("recovery", "maxHostMemory"),
+    ("recovery", "maxSharedMemory"),
     ("checkpoint", "size"),
 )
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 _HIGH_LEARNING_RATE = 1e-3
+_LORA_FACTOR = 10
+"""Adapters are trained with about ten times the learning rate of all weights."""
 
 _POD_FIELDS = frozenset(
     """
@@ -37,30 +41,52 @@ _POD_FIELDS = frozenset(
 def suspicious_values(job: RLJob, data: dict[str, Any]) -> Iterator[Finding]:
     """Warnings about `job`, parsed from `data`."""
     spec = job.spec
+    yield from _absent_values(data["spec"])
     yield from _small_amounts(data["spec"])
     yield from _batches(spec)
     yield from _secrets_in_plain_text(spec)
     yield from _unknown_pod_fields(data["spec"])
     algorithm = spec.algorithm
-    if algorithm.learning_rate > _HIGH_LEARNING_RATE and not spec.model.uri.startswith("random://"):
-        message = f"{algorithm.learning_rate:g} is high for a pretrained model; 1e-6 is the default"
-        yield _warning(("algorithm", "learningRate"), message)
+    if not spec.model.uri.startswith(("random://", "file://")) and (message := high_learning_rate(spec)) is not None:
+        yield _warning(("algorithm", "learningRate"), message)  # a model in a file may be one for tests
     if "everySteps" in (data["spec"].get("checkpoint") or {}) and spec.checkpoint.every_steps > algorithm.steps > 1:
         message = f"is more than algorithm.steps ({algorithm.steps}): no checkpoint is written before the end"
         yield _warning(("checkpoint", "everySteps"), message)
+    if "gpu_memory_utilization" in spec.rollout.engine_args:
+        message = "has no effect on the KV cache, whose size is memory.kvCache: write that, or leave it Auto"
+        yield _warning(("rollout", "engineArgs", "gpu_memory_utilization"), message)
     if "emptyDir" in (spec.checkpoint.volume or {}):
         message = "an emptyDir is deleted with its pod: a restarted job begins at step 1; name a volume that pods share"
         yield _warning(("checkpoint", "volume"), message)
+
+
+def high_learning_rate(spec: RLJobSpec) -> str | None:
+    """The warning about a learning rate that is too high for a pretrained model; None if it is not."""
+    rate, is_lora = spec.algorithm.learning_rate, spec.policy.lora is not None
+    if rate <= _HIGH_LEARNING_RATE * (_LORA_FACTOR if is_lora else 1):
+        return None
+    return f"{rate:g} is high for {'adapters of ' if is_lora else ''}a pretrained model; 1e-6 is the default"
 
 
 def _warning(field: Path, message: str) -> Finding:
     return Finding("warning", ("spec", *field), message)
 
 
+def _absent_values(data: Any, path: Path = ()) -> Iterator[Finding]:
+    """Fields of the API that are written without a value."""
+    for name, value in data.items() if isinstance(data, dict) else ():
+        schema = schema_of(".".join(map(str, (*path, name))))
+        if value is None and schema:
+            default = f": the default {schema['default']} applies" if "default" in schema else ""
+            yield _warning((*path, name), f"has no value{default}; write a value, or remove the field")
+        elif schema.get("properties"):
+            yield from _absent_values(value, (*path, name))
+
+
 def _small_amounts(spec: dict[str, Any]) -> Iterator[Finding]:
     for field in _AMOUNTS:
         found = str((spec.get(field[0]) or {}).get(field[1]))
-        if found.isdecimal() and int(found) < _MIB:
+        if re.fullmatch(r"[0-9.]+", found) and float(found) < _MIB:
             yield _warning(field, f"{found} without a unit is a number of bytes; did you mean {found}Gi?")
 
 
@@ -79,6 +105,14 @@ def _batches(spec: RLJobSpec) -> Iterator[Finding]:
                 "gets its own micro-batch"
             )
             yield _warning(("memory", "microBatchTokens"), message)
+    if step % algorithm.updates_per_step:
+        parts = f"{step // algorithm.updates_per_step} or {step // algorithm.updates_per_step + 1}"
+        divisor = max(n for n in range(1, algorithm.updates_per_step) if step % n == 0)
+        message = (
+            f"the {step} responses of a step (promptsPerStep x groupSize) are split into unequal parts of {parts}: "
+            f"write a divisor of {step}, such as {divisor}"
+        )
+        yield _warning(("algorithm", "updatesPerStep"), message)
     sequences = spec.rollout.max_concurrent_sequences
     if isinstance(sequences, int) and sequences > step:
         message = f"{sequences} are more than a step has ({step} responses): it has no effect"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api.all_errors import Checked
 from rljob_api.exit_codes import ExitCode
-from rljob_api.manifest import ManifestDocument, ManifestError, read_manifest, read_text
+from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
+from rljob_api.unread_fields import unread_fields
+from rljob_api.yaml_document import Path as FieldPath
 from rljob_trainer.validation.finding import Finding
 from rljob_trainer.validation.inspect_job import inspect_job
 from rljob_trainer.validation.suspicious_values import suspicious_values
@@ -44,7 +47,8 @@ class Validation:
         path = Path("stdin") if manifest == _STDIN else Path(manifest)
         directory = Path.cwd() if manifest == _STDIN else path.parent
         try:
-            documents = read_manifest(path, sys.stdin.read() if manifest == _STDIN else read_text(path))
+            text = decoded(path, sys.stdin.buffer.read()) if manifest == _STDIN else read_text(path)
+            documents = read_manifest(path, text)
         except ManifestError as error:
             self._refuse(error)
             return
@@ -62,10 +66,15 @@ class Validation:
             job = document.load()
         except ManifestError as error:
             self._refuse(error)
+            if error.checked is not None and not self.schema_only:
+                for finding in _other_errors(error.checked, directory):
+                    self._show(finding, document)
             return
         findings: list[Finding] = []
         if not self.schema_only:
-            findings = [*suspicious_values(job, document.document.data), *inspect_job(job, directory)]
+            data = document.document.data
+            unread = [Finding(*each) for each in unread_fields(job.spec, data["spec"])]
+            findings = [*suspicious_values(job, data), *unread, *inspect_job(job, directory)]
         for finding in findings:
             self._show(finding, document)
         if not any(finding.severity == "error" for finding in findings):
@@ -74,16 +83,35 @@ class Validation:
             _print(f"{_place(document)}: valid{counted}")
 
     def _show(self, finding: Finding, document: ManifestDocument) -> None:
-        prefix = "" if finding.severity == "error" else f"{finding.severity}: "
-        problem = document.problem(finding.field, finding.message)
-        place, _, rest = str(problem).partition(": ")
-        _print(f"{place}: {prefix}{rest}", error=finding.severity != "note")
+        problem = document.problem(finding.field, finding.message, finding.severity)
+        _print(str(problem), error=finding.severity != "note")
         self.unusable |= finding.severity == "error"
         self.invalid |= self.strict and finding.severity == "warning"
 
     def _refuse(self, error: ManifestError) -> None:
         self.invalid = True
         _print(str(error), error=True)
+
+
+def _other_errors(checked: Checked, directory: Path) -> Iterator[Finding]:
+    """Errors of the job that have nothing to do with its invalid fields."""
+    replaced = {path[:2] for path in checked.replaced}
+    model, task, trainer = (("spec", name) in replaced for name in ("model", "task", "trainer"))
+    if trainer or ("spec",) in checked.replaced or (model and task):
+        return
+    for finding in inspect_job(checked.job, directory):
+        of_task = finding.field[:2] == ("spec", "task")
+        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _OF_PROMPTS)
+        if finding.severity == "error" and not depends and not _touches(finding.field, checked.replaced):
+            yield finding
+
+
+_OF_PROMPTS = ("maxPromptTokens", "maxStaleness")
+
+
+def _touches(field: FieldPath, paths: frozenset[FieldPath]) -> bool:
+    """True if `field` is at, around or within one of the `paths`."""
+    return any(field[: len(path)] == path or path[: len(field)] == field for path in paths)
 
 
 def _place(document: ManifestDocument) -> str:

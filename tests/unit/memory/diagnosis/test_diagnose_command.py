@@ -40,7 +40,7 @@ def test_text_output_has_class_confidence_message_numbers_and_advice() -> None:
         "Fragmentation confidence 0.85",
         "torch asked for 1.70 GiB",
         "allocated 2.93 GiB",
-        "expandableSegments",
+        "expandable_segments:True for the training process",
     ):
         assert part in text
 
@@ -150,3 +150,31 @@ def test_a_refusal_of_the_cluster_is_reported(tmp_path: Path, monkeypatch: pytes
     assert code == 2
     assert "expected a pod missing, found none" in error
     assert "Forbidden" in invoke("--pod", "secret")[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "is_named"), [("Failed", 84, True), ("Failed", 80, False), ("Complete", 0, False)]
+)
+def test_a_run_that_failed_for_another_reason_names_it(
+    tmp_path: Path, status: str, exit_code: int, is_named: bool
+) -> None:
+    reason = "the reward function rewards:slow took more than 30 s [task.rewardTimeoutSeconds]. Logs: runs/slow/logs."
+    summary = {"status": status, "exit_code": exit_code, "exit_reason": reason}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    code, output, _ = invoke(str(tmp_path))
+    assert code == 0
+    assert (f"failed for another reason (exit code {exit_code}): {reason}" in output) is is_named
+    assert json.loads(invoke(str(tmp_path), "--json")[1]) == []
+
+
+@pytest.mark.parametrize("content", ["torn {", "[]", "{}", '"text"'])
+def test_a_summary_that_is_none_changes_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    assert "another reason" not in invoke(str(tmp_path))[1]
+
+
+def test_only_the_log_of_an_rljob_gets_its_fields(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_bytes(FRAGMENTED.read_bytes())
+    assert "memory.expandableSegments" not in invoke(str(tmp_path))[1]
+    (tmp_path / "ledger.jsonl").write_text('{"kind": "attempt", "attempt": 1}\n')
+    assert "memory.expandableSegments" in invoke(str(tmp_path))[1]

@@ -10,37 +10,21 @@ import re
 import textwrap
 from collections.abc import Callable
 from html import escape
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_memory.diagnosis import Diagnosis, diagnose
-from rljob_memory.evidence.collected import EvidenceBuilder
-from rljob_memory.evidence.log_reader import LogReader
-from tests.unit.memory.diagnosis.recorded import recorded_texts
+from tests.unit.memory.diagnosis.recorded import diagnoses_of, public_failures, recorded_texts
 
-SETS = Path(__file__).parents[3] / "data" / "public"
 _SURE = 0.8
 
 
-def diagnoses_of(text: str) -> list[Diagnosis]:
-    builder = EvidenceBuilder()
-    LogReader(builder).read(BytesIO(text.encode()))
-    return diagnose(builder.build())
-
-
-def cases() -> dict[str, tuple[str, list[str]]]:
-    """Texts with their accepted classes: the recorded failures, and every fourth case of the public sets."""
-    found = {path.name: (path.read_text(errors="replace"), [path.parent.name]) for path in recorded_texts()[::3]}
-    for folder in sorted(path.parent for path in SETS.glob("*/cases.json")):
-        for case in json.loads((folder / "cases.json").read_text())[::4]:
-            text = (folder / case["file"]).read_text(errors="replace")
-            found[f"{folder.name}/{case['file']}"] = text, case["expected"]
-    return found
+def cases() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Texts with their accepted classes: some of the recorded failures, and of those in public threads."""
+    found = {path.name: (path.read_text(), (path.parent.name,)) for path in recorded_texts()[::3]}
+    return found | {case.name: (case.text, case.accepted) for case in public_failures()[::4]}
 
 
 CASES = cases()

@@ -53,6 +53,10 @@ def test_tags_and_entities_of_a_page_are_removed() -> None:
     assert lines_of("cell <torch.Tensor> at <module>") == ["cell <torch.Tensor> at <module>"]
 
 
+def test_half_of_a_character_in_json_becomes_an_escape() -> None:
+    assert lines_of('{"level": "ERROR", "message": "CUDA out of memory \\ud83d"}') == ["CUDA out of memory \\ud83d"]
+
+
 @pytest.mark.parametrize("width", range(12, FRAME.index("in _"), 5))
 def test_a_broken_frame_is_one_line(width: int) -> None:
     broken = FRAME[:width].rstrip() + "\n" + FRAME[width:]

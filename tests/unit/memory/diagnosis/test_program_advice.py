@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from rljob_memory.diagnosis import Diagnosis, diagnose
+from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
 from rljob_memory.evidence.log_reader import LogReader
 from rljob_memory.programs import PROGRAMS, Effect
@@ -171,7 +172,46 @@ def test_the_trainers_option_comes_before_the_engines() -> None:
 
 def test_an_unrecognized_log_gets_the_general_advice() -> None:
     found = best(OUT_OF_MEMORY)
+    assert found.advice == found.failure_class.general_advice
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '  File "/opt/rljob/lib/python3.12/site-packages/rljob_trainer/policy/rank.py", line 80, in update',
+        "rljob 2026-11-27T10:00:00.000000Z update begins",
+        "warning: OutOfMemory: policy rank 0, in the update of step 3",
+    ],
+)
+def test_a_log_of_rljob_gets_the_fields_of_an_rljob(line: str) -> None:
+    found = best("Traceback (most recent call last):", line, OUT_OF_MEMORY)
     assert found.advice == found.failure_class.advice
+
+
+def test_a_program_without_an_option_that_helps_gets_no_fields_of_an_rljob() -> None:
+    log = (
+        "per_device_train_batch_size=1",
+        "gradient_checkpointing=True",
+        "vllm_enable_sleep_mode=True",
+        TRL,
+        *BACKWARD,
+    )
+    assert "memory." not in best(*log).advice
+
+
+@pytest.mark.parametrize("cause", FailureClass)
+def test_general_advice_names_no_field_of_an_rljob(cause: FailureClass) -> None:
+    assert not re.search(r"(?<![\w.])(?:spec|memory|recovery|policy)\.[a-z]|RLJob", cause.general_advice)
+    assert cause.general_advice.endswith(".")
+
+
+def test_a_slurm_job_that_was_killed_is_told_its_option() -> None:
+    found = best(
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.batch. Some of the step tasks have been OOM"
+    )
+    assert found.failure_class is FailureClass.HOST_MEMORY
+    assert "--mem of a Slurm job" in found.advice
+    assert "maxHostMemory" not in found.advice
 
 
 @pytest.mark.parametrize("key", PROGRAMS)

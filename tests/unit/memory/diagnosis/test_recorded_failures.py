@@ -8,27 +8,21 @@ from pathlib import Path
 import pytest
 
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.evidence import read_evidence
-from tests.unit.memory.diagnosis.recorded import recorded_failures, source_line
+from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures
 
 CASES = recorded_failures()
 
 
 @pytest.mark.parametrize(("expected", "path"), CASES, ids=[f"{cls}-{path.stem}" for cls, path in CASES])
 def test_the_recorded_class_comes_first(expected: FailureClass, path: Path) -> None:
-    diagnoses = diagnose(read_evidence(path))
+    diagnoses = diagnose(recorded_evidence(path))
     assert [str(diagnosis.failure_class) for diagnosis in diagnoses][:1] == [str(expected)]
 
 
 @pytest.mark.parametrize(("expected", "path"), CASES, ids=[f"{cls}-{path.stem}" for cls, path in CASES])
 def test_no_other_class_has_a_confidence_above_0_8(expected: FailureClass, path: Path) -> None:
-    sure = {diagnosis.failure_class for diagnosis in diagnose(read_evidence(path)) if diagnosis.confidence > 0.8}
+    sure = {diagnosis.failure_class for diagnosis in diagnose(recorded_evidence(path)) if diagnosis.confidence > 0.8}
     assert sure <= {expected}
-
-
-@pytest.mark.parametrize("path", [path for _, path in CASES], ids=[path.stem for _, path in CASES])
-def test_a_recorded_failure_names_its_source(path: Path) -> None:
-    assert source_line(path).startswith(("# source: https://github.com/", "# source: made "))
 
 
 def test_each_class_has_at_least_two_recorded_failures() -> None:

@@ -11,11 +11,10 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MemoryPressure, RankMemory
 from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
-from rljob_memory.evidence import read_evidence
 from rljob_memory.recovery import Changed, Constraints, RecoveryState, prevent
 from rljob_memory.recovery.ladder import families_for
 from rljob_memory.sizes import GIB, MIB
-from tests.unit.memory.diagnosis.recorded import recorded_failures
+from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FACTS,
@@ -65,7 +64,7 @@ def test_there_is_always_a_cause_to_act_on() -> None:
 
 @pytest.mark.parametrize(("cause", "path"), recorded_failures(), ids=lambda value: getattr(value, "stem", str(value)))
 def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, path: Path) -> None:
-    found = read_evidence(path)
+    found = recorded_evidence(path)
     assert found.failure is not None
     role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
     phase: Phase = "sync" if cause is FailureClass.WEIGHT_SYNC_SPIKE else "update"

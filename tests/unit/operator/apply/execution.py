@@ -49,7 +49,7 @@ def observation(finalizers: tuple[str, ...] = (FINALIZER,), **known: Any) -> Obs
         "step_report": None,
         "nodes": (),
     }
-    return Observation(Observed(**facts | known), "10", finalizers, lambda: {"step": 2, "reward": 0.5})
+    return Observation(lambda: Observed(**facts | known), "10", finalizers, lambda: {"step": 2, "reward": 0.5})
 
 
 class Recorded(EventRecorder):

@@ -103,7 +103,7 @@ def test_a_status_that_is_as_stored_is_not_written() -> None:
     stored = RLJobStatus(step=2, reward=0.5).model_dump(mode="json", by_alias=True, exclude_none=True)
     state = observation()
     run = execute(
-        Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(state.observed, "10", (), lambda: stored)
+        Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(lambda: state.observed, "10", (), lambda: stored)
     )
     assert run.writes == []
 
@@ -185,6 +185,25 @@ def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: 
     assert run.writes.count(ACCOUNTS) == times
 
 
+def test_a_claim_comes_first_in_one_write_with_the_finalizer() -> None:
+    desired = Desired(claim="rljob-system/rljob", finalizer=True, create=(manifest("Pod", "p"),))
+    run = execute(desired, observation(finalizers=("a",)))
+    assert run.writes == [("PATCH", JOB), ("POST", PODS)]
+    metadata = run.asked[0].body["metadata"]
+    assert metadata["annotations"] == {"rljob.dev/operator": "rljob-system/rljob"}
+    assert metadata["finalizers"] == ["a", FINALIZER]
+    assert metadata["resourceVersion"] == "10"
+
+
+def test_a_job_that_another_operator_has_claimed_meanwhile_gets_nothing() -> None:
+    run = execute(
+        Desired(claim="rljob-system/rljob", create=(manifest("Pod", "p"),)),
+        script=lambda server: server.answer("PATCH", JOB, refusal(409, "Conflict", "the object has been modified")),
+    )
+    assert isinstance(run.error, Conflict)
+    assert run.writes == [("PATCH", JOB)]
+
+
 REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sums/status")
 
 
@@ -192,9 +211,11 @@ REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sum
 def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
     desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
     answers = (lambda server: server.answer(*REPORT, refusal(404, "NotFound", "no report"))) if refused else nothing
-    run = Run([(desired, observation()), (desired, observation())], script=answers)
+    state = observation(step_report_version="17")
+    run = Run([(desired, state), (desired, state)], script=answers)
     assert run.error is None
     assert run.writes == [REPORT] * times
+    assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
 
 
 def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
@@ -221,9 +242,9 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=1)
         executor = Executor(client, recorder, lambda _: None)
-        await executor.report(bug, Observation(state.observed, "10", (), lambda: {"conditions": [known]}))
+        await executor.report(bug, Observation(lambda: state.observed, "10", (), lambda: {"conditions": [known]}))
         [asked] = serving.server.asked
-        await executor.report(bug, Observation(state.observed, "11", (), lambda: asked.body["status"]))
+        await executor.report(bug, Observation(lambda: state.observed, "11", (), lambda: asked.body["status"]))
         await client.close()
 
     recorder = Recorded()

@@ -295,6 +295,14 @@ def test_a_pod_with_many_containers_costs_a_bounded_number() -> None:
     assert len(list(container_ends(found))) == 16
 
 
+def test_a_sidecar_container_that_is_killed_is_reported() -> None:
+    found = pod()
+    found["spec"]["initContainers"] = [{"name": "server", "resources": {"limits": {"memory": "64Mi"}}}]
+    found["status"]["initContainerStatuses"] = [{"name": "server", "lastState": {"terminated": killed()}}]
+    [end] = container_ends(found)
+    assert (end.container, end.memory_limit_bytes) == ("server", 64 << 20)
+
+
 def test_a_long_message_is_cut() -> None:
     [end] = container_ends(pod({"reason": "Error", "exitCode": 1, "message": "x" * 100_000, "finishedAt": stamp(1)}))
     assert len(end.text) == 4096

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_operator.kube import decoding
 from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY, decode, prune
+from rljob_testing.patience import PATIENCE_SECONDS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -56,3 +59,20 @@ def test_what_is_nested_too_deeply_becomes_a_placeholder(levels: int, opening: s
 def test_what_is_not_json_raises_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="line 1 column"):
         decoded(data)
+
+
+def test_a_large_document_is_decoded_while_the_event_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def decode_when_released(data: bytes) -> Any:
+        assert released.wait(PATIENCE_SECONDS)
+        return json.loads(data)
+
+    async def story() -> Any:
+        decoding_document = asyncio.create_task(decode(json.dumps(["x" * 100_000]).encode()))
+        await asyncio.sleep(0)
+        released.set()
+        return await decoding_document
+
+    monkeypatch.setattr(decoding, "_decoded", decode_when_released)
+    assert asyncio.run(story()) == ["x" * 100_000]

@@ -181,3 +181,20 @@ def test_a_leader_creates_a_deleted_lease_again() -> None:
 
     server = play(story)
     assert [method for method, _ in server.writes()][:3] == ["POST", "PUT", "POST"]
+
+
+def test_an_annotation_is_written_at_once_and_read_by_the_next_leader() -> None:
+    async def story(serving: Serving) -> None:
+        before = lease("")
+        before.body["metadata"]["annotations"] = {"theirs": "kept", "record": "of the last leader"}
+        serving.server.answer("GET", "/leases/lock", before)
+        leader = election(serving)
+        await leader.acquire()
+        assert leader.annotation("record") == "of the last leader"
+        assert leader.annotation("unknown") == ""
+        await leader.annotate("record", "mine")
+        await leader.release()
+
+    taken, annotated, released = [asked.body["metadata"]["annotations"] for asked in play(story).asked[1:]]
+    assert taken == {"theirs": "kept", "record": "of the last leader"}
+    assert annotated == released == {"theirs": "kept", "record": "mine"}

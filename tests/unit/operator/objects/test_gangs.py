@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rljob_operator.objects.invalid_template import InvalidTemplate
@@ -95,7 +97,46 @@ def test_sidecars_count_towards_what_a_group_needs() -> None:
     assert spec["minResources"]["cpu"] == "1750m"
 
 
-def test_a_quantity_that_is_none_is_told() -> None:
-    policy = {"template": {"spec": {"containers": [{"resources": {"requests": {"memory": "lots"}}}]}}}
-    with pytest.raises(InvalidTemplate, match="expected a quantity such as 500m or 4Gi, found 'lots'"):
-        objects(job(policy=policy), gang="Volcano")
+@pytest.mark.parametrize("quantity", ["lots", "1e999999", "1e9999999", "9" * 200_000])
+@pytest.mark.parametrize("gang", ["Native", "Volcano"])
+def test_anything_but_a_quantity_is_refused_by_its_field(quantity: str, gang: str) -> None:
+    policy = {"template": {"spec": {"containers": [{"resources": {"requests": {"memory": quantity}}}]}}}
+    path = r"spec.policy.template.spec.containers\[0\].resources.requests\['memory'\]"
+    with pytest.raises(InvalidTemplate, match=f"{path}: expected a quantity such as .* found '{quantity[:9]}"):
+        objects(job(policy=policy), gang=gang)
+
+
+DIVISOR = {"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1e9999999"}}}
+CLAIM = {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "1e9999999"}}}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1e9999999"}}]}, "emptyDir.sizeLimit"),
+        ({"volumes": [{"name": "scratch", "ephemeral": CLAIM}]}, "spec.resources.requests['storage']"),
+        ({"containers": [{"env": [DIVISOR]}]}, "valueFrom.resourceFieldRef.divisor"),
+        ({"initContainers": [{"name": "a", "resources": {"limits": {"cpu": "1e999999"}}}]}, "resources.limits['cpu']"),
+        ({"resources": {"limits": {"cpu": "1e999999"}}}, "template.spec.resources.limits['cpu']"),
+        ({"overhead": {"cpu": "1e999999"}}, "template.spec.overhead['cpu']"),
+    ],
+)
+def test_a_quantity_out_of_range_is_refused_wherever_a_pod_has_one(spec: Object, field: str) -> None:
+    with pytest.raises(InvalidTemplate, match=re.escape(f"{field}: expected a quantity")):
+        objects(job(policy={"template": {"spec": spec}}))
+
+
+SPREAD: Object = {
+    "topologyKey": "zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"resources": "many", "limits": "none"}},
+}
+
+
+def test_texts_that_are_no_quantities_may_have_any_value() -> None:
+    spec = {
+        "nodeSelector": {"sizeLimit": "large"},
+        "topologySpreadConstraints": [SPREAD],
+        "volumes": [{"name": "a", "csi": {"driver": "d", "volumeAttributes": {"sizeLimit": "none"}}}],
+    }
+    assert pod_of(objects(job(policy={"template": {"spec": spec}})), "policy")["spec"]["nodeSelector"]

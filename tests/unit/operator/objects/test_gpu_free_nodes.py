@@ -102,9 +102,12 @@ def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
     assert added["weight"] == 100
     assert added["preference"]["matchExpressions"] == [label.absent() for label in GPU_NODE_LABELS]
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    untainted = controller_spec("UntaintedNodes", affinity=affinity)
+    assert untainted["affinity"] == spec["affinity"]
+    assert "tolerations" not in untainted
 
 
-@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
 def test_the_users_template_is_left_as_it_was(placement: str) -> None:
     affinity = requires({"key": "zone", "operator": "In", "values": ["a"]})
     a_job = job(controller={"template": {"spec": {"affinity": affinity, "tolerations": [{"key": "x"}]}}})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
+from rljob_operator.objects.invalid_template import InvalidTemplate
 from tests.unit.operator.objects.builders import NAMESPACE, PLAN, job, objects, of_kind
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*.yaml"))
@@ -70,3 +71,22 @@ def test_the_plan_is_handed_over_whole() -> None:
     text = of_kind("ConfigMap", objects(job(), attempt=2, plan=PLAN))["data"]["attempt.json"]
     settings = AttemptSettings.model_validate_json(text)
     assert (settings.attempt, settings.memory_plan) == (2, PLAN)
+
+
+def test_deep_nesting_makes_the_manifest_no_larger() -> None:
+    deep: object = [0] * 100_000
+    for _ in range(150):
+        deep = [deep]
+    a_job = job(rollout={"engineArgs": {"hf_overrides": {"a": deep}}})
+    assert len(manifest_of(a_job)) < 400_000
+    assert manifest_of(job()).startswith('{\n  "apiVersion"'), "people read it, too"
+
+
+def test_a_manifest_that_does_not_fit_into_a_config_map_is_refused() -> None:
+    a_job = job(rollout={"engineArgs": {"hf_overrides": {"a": "x" * 800_000}}})
+    with pytest.raises(InvalidTemplate, match="spec: expected at most 700 KiB of JSON, found 784 KiB; shorten"):
+        objects(a_job)
+
+
+def manifest_of(a_job: RLJob) -> str:
+    return str(of_kind("ConfigMap", objects(a_job))["data"]["job.yaml"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -125,6 +124,15 @@ REFUSED_ANYWHERE: list[tuple[Object, str]] = [
     ({"metadata": {"labels": None}}, "rljob.dev/job-name is set by the operator"),
     ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy: cannot be set here"),
     ({"spec": {"hostname": "x"}}, "spec.hostname: cannot be set here"),
+    ({"spec": {"terminationGracePeriodSeconds": 2**62}}, "expected 0 to 86400 seconds, found 4611686018427387904"),
+    ({"spec": {"terminationGracePeriodSeconds": -1}}, "expected 0 to 86400 seconds, found -1"),
+    ({"spec": {"terminationGracePeriodSeconds": "60"}}, "expected 0 to 86400 seconds, found '60'"),
+    ({"spec": {"containers": [{"env": [{"name": 5, "value": "x"}]}]}}, "env[0].name: expected the name of the element"),
+    ({"spec": {"containers": [{"env": [{"name": True}]}]}}, "env[0].name: expected the name of the element to merge"),
+    (
+        {"spec": {"containers": [{"ports": [{"containerPort": True}]}]}},
+        "ports[0].containerPort: expected the container",
+    ),
     ({"spec": {"activeDeadlineSeconds": 5}}, "write spec.activeDeadlineSeconds of the job"),
     ({"spec": {"volumes": [{"name": "job", "emptyDir": {}}]}}, "it holds the manifest of the job"),
     ({"spec": {"volumes": [{"name": "checkpoints", "emptyDir": {}}]}}, "write spec.checkpoint.volume"),
@@ -153,6 +161,9 @@ REFUSED_IN_THE_CONTROLLER: list[tuple[Object, str]] = [
         {"spec": {"initContainers": [{"name": "x", "resources": {"requests": {"nvidia.com/mig-1g.5gb": 1}}}]}},
         "the container x requests nvidia.com/mig-1g.5gb",
     ),
+    (with_container(resources={"limits": {"amd.com/gpu": 1}}), "requests amd.com/gpu, but the controller never"),
+    (with_container(resources={"requests": {"gpu.intel.com/i915": "1"}}), "requests gpu.intel.com/i915, but the"),
+    ({"spec": {"resourceClaims": [{"name": "gpu"}]}}, "spec.resourceClaims: not supported yet"),
     ({"spec": {"affinity": {"nodeAffinity": []}}}, "affinity.nodeAffinity: expected an object, found a list"),
     ({"spec": {"affinity": "x"}}, "spec.affinity: expected an object, found a value"),
 ]
@@ -184,6 +195,52 @@ def test_a_worker_may_have_a_service_account() -> None:
 def test_the_number_of_gpus_is_written_in_one_place(gpus: int, limits: Object | None) -> None:
     with pytest.raises(InvalidTemplate, match=r"write spec.policy.gpusPerReplica"):
         policy_pod(with_container(resources={"limits": limits}), gpusPerReplica=gpus)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"containers": [{"name": "side", "resources": {"limits": {"nvidia.com/gpu": 4}}}]},
+        {"initContainers": [{"name": "side", "resources": {"requests": {"amd.com/gpu": "1"}}}]},
+        {"initContainers": [{"name": "side", "restartPolicy": "Always", "resources": {"limits": {"x.io/gpu": 1}}}]},
+    ],
+)
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_only_the_trainers_container_has_gpus(extra: Object, gpus: int) -> None:
+    with pytest.raises(InvalidTemplate, match=r"the container side requests .*/gpu, but only the container rljob may"):
+        policy_pod({"spec": extra}, gpusPerReplica=gpus)
+
+
+def test_a_sidecar_without_gpus_may_say_so() -> None:
+    limits = {"nvidia.com/gpu": 0, "cpu": 1}
+    policy_pod({"spec": {"containers": [{"name": "side", "resources": {"limits": limits}}]}})
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-1g.10gb", "amd.com/gpu", "nvidia.com/gpu.shared"])
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_kind_of_gpu_that_is_not_configured_is_named(resource: str, gpus: int) -> None:
+    said = rf"rljob.*{resource} is not among the GPUs of this installation \(nvidia.com/gpu\); .*jobs.gpuResources"
+    with pytest.raises(InvalidTemplate, match=said):
+        policy_pod(with_container(resources={"limits": {resource: 1}}), gpusPerReplica=gpus)
+
+
+def test_network_adapters_of_nvidia_are_no_gpus() -> None:
+    policy_pod(with_container(resources={"limits": {"nvidia.com/hostdev": 1}}), gpusPerReplica=1)
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "-1", "1.5", "one", True, 1.0, [1], {"$patch": "x"}])
+def test_a_number_of_gpus_is_a_short_number(count: Any) -> None:
+    with pytest.raises(InvalidTemplate) as caught:
+        policy_pod(with_container(resources={"limits": {"nvidia.com/gpu": count}}), gpusPerReplica=1)
+    assert "limits" in caught.value.sentence
+    assert len(caught.value.sentence) < 300
+
+
+def test_claims_of_dynamic_resource_allocation_are_refused() -> None:
+    claims: Object = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
+    claims["containers"] = [{"resources": {"claims": [{"name": "gpu"}]}}]
+    with pytest.raises(InvalidTemplate, match=r"spec.policy.template.spec.resourceClaims: .*write gpusPerReplica"):
+        policy_pod({"spec": claims}, gpusPerReplica=0)
 
 
 # --- whatever the template says ---
@@ -235,49 +292,3 @@ def test_a_pod_never_loses_what_the_trainer_needs(spec: Object) -> None:
     paths = {mount["mountPath"]: mount for mount in container_of(pod)["volumeMounts"]}
     assert all(paths[mount["mountPath"]] == mount for mount in container_of(plain)["volumeMounts"])
     assert pod["spec"]["restartPolicy"] == "Never"
-
-
-FIELDS = """
-    $patch delete replace name rljob containers initContainers resources limits requests nvidia.com/gpu env value
-    valueFrom PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF volumes volumeMounts mountPath shm emptyDir ports labels
-    annotations affinity nodeAffinity requiredDuringSchedulingIgnoredDuringExecution nodeSelectorTerms matchExpressions
-    tolerations schedulingGates imagePullSecrets priorityClassName 1
-"""
-words = st.sampled_from(FIELDS.split())
-anything = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-1, 2), words),
-    lambda below: st.one_of(st.lists(below, max_size=3), st.dictionaries(words, below, max_size=4)),
-    max_leaves=12,
-)
-free_form = st.dictionaries(words, anything, max_size=4)
-near_containers = st.fixed_dictionaries(
-    {"name": st.sampled_from(["rljob", "side"])},
-    optional={
-        "env": st.lists(st.fixed_dictionaries({"name": anything}, optional={"value": anything}), max_size=2),
-        "resources": st.one_of(anything, st.dictionaries(st.sampled_from(["limits", "requests"]), anything)),
-        "volumeMounts": anything,
-    },
-)
-near_specs = st.fixed_dictionaries(
-    {},
-    optional={
-        "containers": st.lists(near_containers, max_size=2),
-        "initContainers": st.lists(near_containers, max_size=1),
-        "affinity": st.one_of(anything, st.fixed_dictionaries({"nodeAffinity": free_form})),
-        "tolerations": anything,
-        "schedulingGates": anything,
-        "volumes": anything,
-    },
-)
-
-
-@pytest.mark.parametrize("gang", ["Native", "Kueue", "Volcano"])
-@examples(max_examples=60, deadline=None)
-@given(metadata=free_form, spec=st.one_of(free_form, near_specs), volume=free_form)
-def test_whatever_is_written_makes_pods_or_a_sentence(
-    gang: str, metadata: Object, spec: Object, volume: Object
-) -> None:
-    template = {"metadata": {"annotations": metadata}, "spec": spec}
-    roles: Object = {role: {"template": template} for role in ("controller", "policy", "rollout")}
-    with suppress(InvalidTemplate):
-        objects(job(topology="Disaggregated", checkpoint={"volume": volume}, queueName="q", **roles), gang=gang)

@@ -90,7 +90,7 @@ def test_installation_labels_cannot_replace_the_operators_selectors() -> None:
 
 
 @every_job
-@pytest.mark.parametrize("placement", ["GpuFreeNodes", "AnyNode"])
+@pytest.mark.parametrize("placement", ["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
 def test_every_pod_is_admitted_where_pod_security_is_restricted(spec: Object, placement: str) -> None:
     built = objects(job(**spec), controller_placement=placement)
     # An NFS volume in the pod itself is the user's choice; restricted wants a claim.
@@ -194,7 +194,6 @@ def test_every_pod_of_a_job_knows_its_place() -> None:
         "RLJOB_NAMESPACE": NAMESPACE,
         "RLJOB_UID": UID,
         "RLJOB_ROLE": "rollout",
-        "RLJOB_INDEX": "2",
         "RLJOB_WORKERS": "5",
         "RLJOB_MANIFEST": "/etc/rljob/job.yaml",
         "RLJOB_OUTPUT": "/var/lib/rljob",
@@ -224,6 +223,7 @@ def test_a_pod_knows_the_attempt_and_plan_that_it_was_created_for() -> None:
         if "fieldRef" in source and variable.startswith("RLJOB_")
     }
     assert fields == {
+        "RLJOB_INDEX": "metadata.labels['rljob.dev/index']",
         "RLJOB_ATTEMPT": "metadata.labels['rljob.dev/attempt']",
         "RLJOB_PLAN_GENERATION": "metadata.labels['rljob.dev/plan-generation']",
     }
@@ -280,11 +280,13 @@ def test_another_trainer_runs_as_it_is_and_finds_its_neighbours() -> None:
     environment = environment_of(pod)
     assert {name: value for name, value in environment.items() if name.startswith("PET_")} == {
         "PET_NNODES": "2",
-        "PET_NODE_RANK": "1",
         "PET_NPROC_PER_NODE": "8",
         "PET_MASTER_ADDR": f"sums-controller.{NAMESPACE}.svc",
         "PET_MASTER_PORT": "29500",
     }
+    rank = references_of(pod)["PET_NODE_RANK"]
+    assert rank == {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.labels['rljob.dev/index']"}}
+    assert pod["metadata"]["labels"]["rljob.dev/index"] == "1"
     assert not any(name.startswith("RAY_") for name in environment.keys() | references_of(pod).keys())
     selector = of_kind("Service", built)["spec"]["selector"]
     assert selector.items() <= pod_of(built, "policy", 0)["metadata"]["labels"].items()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import string
+from fractions import Fraction
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.quantity import byte_quantity
-from rljob_operator.objects.container_resources import total_quantity
+from rljob_api.quantity import byte_quantity, quantity_value
+from rljob_operator.objects.container_resources import quantity_text
 
 
 @pytest.mark.parametrize(
@@ -20,7 +24,7 @@ def test_bytes_are_written_in_the_largest_unit_that_fits(size_bytes: int, quanti
 
 @given(st.integers(1, 1 << 50))
 def test_a_quantity_says_the_same_bytes(size_bytes: int) -> None:
-    assert total_quantity([byte_quantity(size_bytes)]) == str(size_bytes)
+    assert quantity_text(quantity_value(byte_quantity(size_bytes))) == str(size_bytes)
 
 
 @pytest.mark.parametrize(
@@ -32,14 +36,48 @@ def test_a_quantity_says_the_same_bytes(size_bytes: int) -> None:
         ([2, "0.5"], "2500m"),
         (["100u"], "1m"),
         (["1e3"], "1000"),
+        (["1E2", "+1", "1.", "500m", "0.5", "7Ei"], str((7 << 60) + 103)),
         ([], "0"),
     ],
 )
 def test_quantities_add_up(quantities: list[str | int], total: str) -> None:
-    assert total_quantity(quantities) == total
+    assert quantity_text(sum(map(quantity_value, quantities), Fraction(0))) == total
 
 
-@pytest.mark.parametrize("text", ["", "lots", "1 Gi", "1Xi", "1..2", "-1"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a quantity such as 500m or 4Gi"):
-        total_quantity([text])
+@pytest.mark.parametrize(
+    "given",
+    [
+        True,
+        None,
+        [1],
+        {"a": 1},
+        1e300,
+        "",
+        "lots",
+        "1 Gi",
+        "1Xi",
+        "1..2",
+        "-1",
+        "²",
+        "1e999999",
+        "1e9999999",
+        "1e100",
+        "16Ei",
+        "9" * 5_000,
+        "1e-999999",
+    ],
+    ids=lambda given: repr(given)[:20],
+)
+def test_anything_but_a_quantity_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="expected a quantity such as 500m or 4Gi") as refusal:
+        quantity_value(given)
+    assert len(str(refusal.value)) < 200
+
+
+@given(st.text(string.digits + ".eE+-numkMGTPi", max_size=40))
+def test_the_value_of_a_text_of_any_form_is_in_range_or_refused(text: str) -> None:
+    try:
+        value = quantity_value(text)
+    except ValueError:
+        return
+    assert 0 <= value < 2**63

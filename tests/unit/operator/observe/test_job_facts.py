@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pydantic_core import ErrorDetails
 
+from rljob_api.problem_text import ProblemText
 from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
 from rljob_operator.observe.job_facts import job_fact, parse_job
 from rljob_operator.observe.node_facts import node_fact
@@ -65,3 +67,16 @@ def test_metadata_of_later_versions_of_kubernetes_is_left_out() -> None:
 def test_gpus_are_counted_in_every_form_of_a_quantity(quantity: str) -> None:
     stored = node(status={"allocatable": {"example.com/gpu": quantity}})
     assert node_fact(stored, ("example.com/gpu",)).node.gpus == 1000
+
+
+def test_only_the_first_errors_of_a_job_are_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_into_words(_: ProblemText, error: ErrorDetails) -> str:
+        worded.append(error)
+        return "wrong"
+
+    worded: list[ErrorDetails] = []
+    monkeypatch.setattr(ProblemText, "of", put_into_words)
+    stored = job(spec={"task": {"name": "digits", "args": {f"a{number}": 1 for number in range(1_000)}}})
+    problem = parse_job(job_fact(stored).text).problem
+    assert problem is not None
+    assert len(worded) == problem.count("wrong") == 20

@@ -151,6 +151,7 @@ def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, mon
     observer.jobs.put(job(status={"step": 3}))
     observation = observer.observe(SUMS)
     assert observation is not None
+    assert (len(parsed), observation.observed.name, observation.observed.job is None) == (0, "sums", False)
     assert len(parsed) == 1
     assert observation.status == observation.status == {"step": 3}
     assert len(parsed) == 2

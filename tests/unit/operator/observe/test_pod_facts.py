@@ -142,6 +142,49 @@ def test_a_sidecar_that_is_stopped_with_its_pod_is_no_failure() -> None:
     assert read(spec=spec, status=status).failed_init_container is None
 
 
+@pytest.mark.parametrize(
+    ("own", "phase", "failed"),
+    [
+        ({}, "Pending", True),  # a sidecar container delays the phase
+        ({"restartPolicy": "OnFailure"}, "Pending", False),
+        ({"restartPolicyRules": [{"action": "Restart"}], "restartPolicy": "Never"}, "Pending", False),
+        ({"restartPolicy": "OnFailure"}, "Failed", True),
+    ],
+)
+def test_an_init_container_has_failed_if_nothing_restarts_it(own: dict[str, Any], phase: str, failed: bool) -> None:
+    spec = {"initContainers": [{"name": "fetch", **own}]}
+    found = read(spec=spec, status={"phase": phase, "initContainerStatuses": [failed_container("fetch", 1)]})
+    assert (found.failed_init_container is not None) == failed
+
+
+def test_a_trainer_has_ended_though_sidecars_run() -> None:
+    running = {"running": {"startedAt": "2026-01-02T03:05:00Z"}}
+    spec = {"initContainers": [{"name": "native", "restartPolicy": "Always"}]}
+    status = {
+        "phase": "Running",
+        "initContainerStatuses": [{"name": "native", "state": running}],
+        "containerStatuses": [failed_container("rljob", 0), {"name": "istio-proxy", "state": running}],
+        "ephemeralContainerStatuses": [{"name": "debugger", "state": running}],
+    }
+    found = read(spec=spec, status=status)
+    assert (found.ended, found.has_terminated) == (True, False)
+    assert found.kept_by == "containers native, istio-proxy of pod sums-controller still run"
+
+
+@pytest.mark.parametrize("sidecar", [failed_container("fetch", 0), failed_container("fetch", 1)])
+def test_a_sidecar_that_ends_first_does_not_end_the_trainer(sidecar: dict[str, Any]) -> None:
+    unready = condition("Ready", "False", reason="ContainersNotReady")
+    trainer = {"name": "rljob", "state": {"running": {}}, "ready": True}
+    found = read(status={"phase": "Running", "containerStatuses": [sidecar, trainer], **unready})
+    assert (found.ended, found.ready) == (False, True)
+
+
+def test_a_trainer_is_not_ready_on_a_lost_node() -> None:
+    trainer = {"name": "rljob", "state": {"running": {}}, "ready": True}
+    found = read(status={"phase": "Running", "containerStatuses": [trainer], **condition("Ready", "False")})
+    assert not found.ready
+
+
 def test_a_container_that_was_lost_with_its_node_is_no_failure() -> None:
     lost = failed_container("fetch", 137, reason="ContainerStatusUnknown")
     assert read(status={"phase": "Failed", "initContainerStatuses": [lost]}).failed_init_container is None

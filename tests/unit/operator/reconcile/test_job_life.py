@@ -21,7 +21,7 @@ def test_the_first_round_writes_the_attempt_down_and_makes_nothing() -> None:
     cluster = SimulatedCluster()
     first = cluster.round()
     assert first.finalizer is True
-    assert first == Desired(finalizer=True, status=first.status)
+    assert first == Desired(claim=cluster.settings.installation, finalizer=True, status=first.status)
     assert cluster.attempt.number == 1
     assert cluster.status is not None
     assert cluster.status.start_time == cluster.now
@@ -38,6 +38,7 @@ def test_all_conditions_are_there_from_the_first_round_on() -> None:
         "Scheduled": "WaitingForPods",
         "Running": "Starting",
         "MemoryPressure": "EnoughMemory",
+        "Degraded": "NoWarning",
         "Recovering": "NoFailure",
         "Complete": "StepsRemain",
         "Failed": "NoFailure",

@@ -101,6 +101,18 @@ def test_a_failed_job_resumes_after_an_edit_that_answers_it(
     assert cluster.phase == "Complete"
 
 
+@pytest.mark.parametrize(
+    ("step", "message"), [(3, "the job resumes at step 4"), (60, "the job resumes after step 60, its last one")]
+)
+def test_no_step_beyond_the_last_one_is_announced(step: int, message: str) -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the model cannot be written", step=step)
+    cluster.settle()
+    cluster.change_spec(retry=1)
+    cluster.settle()
+    assert cluster.condition(ConditionType.FAILED).message.endswith(message)
+
+
 @pytest.mark.parametrize("edit", [{"ttlSecondsAfterFinished": 86400}, {"suspend": True}, {"suspend": False}])
 def test_an_edit_without_effect_on_an_attempt_resumes_nothing(edit: dict[str, Any]) -> None:
     cluster = bad_input()

@@ -6,6 +6,8 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
+from rljob_api.status import RLJobStatus
+from rljob_operator.reconcile.status_write import display
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, job_spec
 
 BROKEN = {"template": {"spec": {"containers": "rljob"}}}
@@ -120,3 +122,10 @@ def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
     assert not cluster.holds(ConditionType.FAILED)
     cluster.change_spec(policy={"replicas": 2})
     assert cluster.run().phase == "Running"
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "shown"), [(None, 10, "0/10"), (3, 10, "3/10"), (40, 10, "40"), (3, None, "")]
+)
+def test_more_committed_steps_than_requested_are_no_fraction(step: int | None, steps: int | None, shown: str) -> None:
+    assert display(RLJobStatus(step=step, steps=steps)).step == shown

@@ -131,6 +131,32 @@ def test_memory_that_is_about_to_run_out_is_told_until_it_is_not() -> None:
     assert cluster.condition(ConditionType.MEMORY_PRESSURE).reason == "EnoughMemory"
 
 
+def test_a_step_that_trained_on_nothing_degrades_the_job_until_one_learns() -> None:
+    cluster = running()
+    equal = {"reason": "RewardsEqual", "message": "step 4: the responses to each prompt have equal rewards"}
+    cluster.reports(4, training_warning=equal)
+    cluster.settle()
+    condition = cluster.condition(ConditionType.DEGRADED)
+    assert (condition.status, condition.reason, condition.message) == ("True", "RewardsEqual", equal["message"])
+    cluster.tick(20)
+    cluster.reports(5, training_warning=equal | {"reason": "ResponsesTruncated"})
+    cluster.settle()
+    assert cluster.condition(ConditionType.DEGRADED).reason == "ResponsesTruncated"
+    assert cluster.events.count("Degraded") == 1
+    cluster.reports(6)
+    cluster.settle()
+    assert cluster.condition(ConditionType.DEGRADED).reason == "NoWarning"
+
+
+def test_a_job_that_completes_with_a_warning_stays_degraded() -> None:
+    cluster = running()
+    cluster.reports(60, training_warning={"reason": "RewardsEqual", "message": "equal rewards"})
+    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
+    cluster.settle()
+    assert cluster.holds(ConditionType.COMPLETE)
+    assert cluster.condition(ConditionType.DEGRADED).reason == "RewardsEqual"
+
+
 def test_an_attempt_that_ends_takes_its_forecast_with_it() -> None:
     cluster = running()
     leak = {"class": "RetainedGraph", "confidence": 0.8, "message": "tensors in use grow"}

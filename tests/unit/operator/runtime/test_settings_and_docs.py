@@ -79,6 +79,8 @@ def test_nodes_that_are_not_watched_are_not_labelled(settings_of: Any) -> None:
         (["--pod-labels", "team"], "--pod-labels: expected NAME=VALUE, found 'team'"),
         (["--shared-memory-bytes", "much"], "--shared-memory-bytes: expected a quantity of bytes"),
         (["--reconcile-workers", "0"], "--reconcile-workers: input should be greater than or equal to 1, found '0'"),
+        (["--start-timeout-seconds", "inf"], "--start-timeout-seconds: input should be a finite number, found 'inf'"),
+        (["--start-timeout-seconds", "nan"], "--start-timeout-seconds: input should be a finite number, found 'nan'"),
         (["--trainer-torch-version", "2.4"], "expected torch 2.6 or newer, found 2.4"),
         (["--log-level", "loud"], "--log-level: input should be 'debug', 'info', 'warning' or 'error', found 'loud'"),
         (["--lease", "x"], "unrecognized arguments: --lease x"),

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rljob_trainer.roles.actor import long_imports
@@ -45,6 +44,7 @@ SERVER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # `ray_node` sets it in pods. Output goes through files of Ray's.
     "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",  # as `ray_driver` sets it
     # As the raylet sets it: the title of a process leaves the place of its environment alone.
     "SPT_NOENV": "1",
 }
@@ -234,7 +234,6 @@ def _run(request: Request) -> None:
     _apply(request.environment)
     program = request.worker[0]
     sys.argv[:] = request.worker
-    sys.path[0] = str(Path(program).parent)
     runpy.run_path(program, run_name="__main__")
 
 

@@ -1,1 +1,0 @@
-"""Writes recorded results into the marked blocks of docs/."""

@@ -1,1 +1,0 @@
-"""Fuzz targets: every parser that reads what others write."""

@@ -1,0 +1,153 @@
+"""An invalid value is answered with the value to write, which is valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rljob_api.job import RLJob
+from rljob_api.manifest import Problem
+
+ProblemsOf = Callable[[str], list[Problem]]
+REQUIRED = {"model": "{uri: 'hf://a/b'}", "task": "{name: digits}", "algorithm": "{steps: 1}"}
+
+
+def manifest(spec: str, metadata: str = "{name: job}") -> str:
+    others = "".join(f"  {name}: {text}\n" for name, text in REQUIRED.items() if not spec.startswith(f"{name}:"))
+    return f"apiVersion: rljob.dev/v1alpha1\nkind: RLJob\nmetadata: {metadata}\nspec:\n{others}  {spec}\n"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("algorithm: {steps: 1, name: dapo}", "DAPO's loss is that of grpo with lossAggregation: TokenMean"),
+        ("algorithm: {steps: 1, name: GRPO}", "did you mean grpo?"),
+        ("algorithm: {steps: 1, name: gspo}", "not supported: the only loss is GRPO's"),
+        ("algorithm: {steps: 1, lossAggregation: token-mean}", "did you mean TokenMean?"),
+        ("algorithm: {steps: 1, lossAggregation: seq-mean-token-mean}", "write SequenceMean"),
+        ("algorithm: {steps: 1, scaleAdvantages: false}", "write None"),
+        ("algorithm: {steps: 1, scaleAdvantages: group}", "did you mean Group?"),
+        ("algorithm: {steps: 1, importanceSampling: {mode: true}}", "write Truncate"),
+        ("algorithm: {steps: 1, maxStaleness: 2}", "expected a whole number from 0 to 1, found 2"),
+        ("algorithm: {steps: 1e6}", "write 1000000"),
+        ("algorithm: {steps: 16.0}", "write 16"),
+        ("algorithm: {steps: 08}", "write 8"),
+        ("algorithm: {steps: 010}", "YAML reads 010 as the octal number 8: write 10"),
+        ("algorithm: {steps: '1e3'}", "write 1000"),
+        ("algorithm: {steps: '1,000'}", "write 1000"),
+        ("algorithm: {steps: 10k}", "write 10000"),
+        ("algorithm: {steps: 1_0k}", "expected a whole number"),
+        ("algorithm: {steps: 1:30}", 'expected a whole number from 1 to 10000000, found "1:30"'),
+        ("algorithm: {steps: yes}", "YAML reads yes as true"),
+        ("algorithm: {steps:3}", "write a space after the colon: steps: 3"),
+        ("algorithm: steps:3", "write a space after the colon: steps: 3"),
+        ("model: {uri: 'hf://a/b', dtype: bf16}", "write bfloat16"),
+        ("model: {uri: 'hf://a/b', dtype: auto}", "did you mean Auto?"),
+        ("model: {uri: 'hf://a/b', dtype: float16}", "not supported: write bfloat16"),
+        ("policy: {lora: true}", "write lora: {} for the defaults"),
+        ("policy: {optimizer: adamw_8bit}", "write optimizer: {moments: int8}"),
+        ("rollout: {quantization: fp8}", "write Fp8PerTensor"),
+        ("rollout: {maxConcurrentSequences: auto}", "write Auto"),
+        ("memory: {kvCache: auto}", "write Auto"),
+        ("memory: {kvCache: 0.9}", "a share of the memory is not supported"),
+        ("memory: {kvCache: 10 GB}", "write 10Gi or 10G"),
+        ("memory: {microBatchTokens: 4k}", "write 4000"),
+        ("memory: {emptyCache: no}", "write Disabled"),
+        ("memory: {emptyCache: 'on'}", "did you mean"),
+        ("gang: false", "write Disabled (YAML reads off and no as false)"),
+        ("task: {name: digits, chatTemplate: false}", "write Never"),
+        ("task: {name: no}", 'write "no", with quotes'),
+        ("task: {name: gsm8k}", "write jsonl with args: {path: FILE}"),
+        ("task: {name: digits, promptTemplate: {question}}", '"{question}"'),
+        ("task: {name: digits, systemPrompt: 3}", 'write "3", with quotes'),
+        ("env: [{name: A, value: 1}]", 'write "1", with quotes'),
+        ("env: {A: b}", 'write [{name: A, value: "b"}]'),
+        ("env: [A=b]", 'write {name: A, value: "b"}'),
+        ("envFrom: {secretRef: {name: a}}", "write a dash before its first field"),
+        ("algorithm: {steps: 1, maxStaleness: true}", "expected a whole number from 0 to 1, found true"),
+        ("algorithm: {steps: 1, learningRate: 1,5e-6}", "write a decimal number with a point"),
+        ("algorithm: {steps: '3,'}", "write 3"),
+        ("memory: {kvCache: '1,5Gi'}", "write 1.5Gi"),
+        ("model: {uri: \u201chf://a/b\u201d}", "replace the typographic character U+201C"),
+        ("algorithm: {steps: 1, \u00a0groupSize: 4}", "replace it by a space"),
+        ("rollout: {engineArgs: {tensor-parallel-size: 2}}", "write spec.rollout.tensorParallelSize"),
+        ("rollout: {engineArgs: {--max-num-seqs: 2}}", "write spec.rollout.maxConcurrentSequences"),
+        ("memory: {kvCache: 80%}", "a share of the memory is not supported"),
+        ("task: {name: digits, rewardTimeoutSeconds: 30s}", "write 30, in seconds"),
+        ("ttlSecondsAfterFinished: 2h", "write 7200, in seconds"),
+        ("task: {name: Digits}", "did you mean digits?"),
+        ("task: {name: chain_sum}", "write reasoning-gym and args: {dataset: chain_sum}"),
+        ("task: digits", 'write task: {name: "digits"}'),
+        ("task: {name: jsonl, path: a, reward: 'a:b'}", "write it as spec.task.args.path"),
+        ("task: {name: digits, files: {configMap: {name: x}}}", "write x"),
+        ("model: 'hf://a/b'", 'write model: {uri: "hf://a/b"}'),
+        ("checkpoint: {volume: claim}", "write volume: {persistentVolumeClaim: {claimName: claim}}"),
+        ("trainer: {image: x, command: python train.py}", 'write ["python", "train.py"]'),
+        ("policy: {lora: {targets: all-linear}}", "without targets, all linear layers get an adapter"),
+        ("model: {uri: gpt2}", "write hf://ORGANIZATION/gpt2"),
+        ("model: {uri: hf//a/b}", "did you mean hf://a/b?"),
+        ("model: {uri: ' hf://a/b'}", "write hf://a/b, without white space around it"),
+        ("trainer: {image: x, args: --fast}", 'write ["--fast"]'),
+        ("suspend: 'True'", "remove the quotes"),
+        ("suspend: Enabled", "write true"),
+        ("trainer: {image: x, adapter: verl}", "did you mean Verl?"),
+        ("checkpoint: {storageClassName: '{{ .Values.class }}'}", "a template that is not rendered: helm template"),
+        ("checkpoint: {storageClassName: '${CLASS}'}", "a template that is not rendered: envsubst"),
+        ("queueName: My_Queue", "write my-queue"),
+        ("task: {name: digits, reward: rw.f}", "write rw:f"),
+        ("task: {name: digits, reward: rw}", "write rw:FUNCTION"),
+        ("task: {name: digits, reward: rw.py}", "write rw:FUNCTION"),
+        ("task: {name: digits, reward: 'rw:f()'}", "write rw:f"),
+        ("task: {name: digits, reward: 'rw.py:f'}", "write the module without .py"),
+        ("task: {name: 'items.py:load', reward: 'rw:f'}", "write the module without .py"),
+        ("task: {name: digits, reward: /abs/rw.py:f}", "write rw:f, with rw.py in the manifest's directory"),
+        ("task: {name: digits, reward: src/rw.py:f}", "write src.rw:f"),
+        ("task: {name: digits, reward: ./rw.py:f}", "write rw:f"),
+        ("task: {name: digits, reward: my-rw:f}", "rename the file"),
+        ("task: {name: digits, reward: {rw: f}}", "write rw:f"),
+        ("task: {name: digits, reward: ['a:b', 'c:d']}", "only one is supported"),
+        ("model: {uri: Qwen/Qwen3-0.6B}", "did you mean hf://Qwen/Qwen3-0.6B?"),
+        ("model: {uri: Qwen/Qwen3-0.6B@main}", "did you mean hf://Qwen/Qwen3-0.6B@main?"),
+        ("model: {uri: 'https://huggingface.co/Qwen/Qwen3-0.6B'}", "did you mean hf://Qwen/Qwen3-0.6B?"),
+        ("model: {uri: 'https://huggingface.co/a/b/tree/v2'}", "did you mean hf://a/b@v2?"),
+        ("model: {uri: 'hf:a/b'}", "did you mean hf://a/b?"),
+        ("model: {uri: 'file:/models/q'}", "did you mean file:///models/q?"),
+        ("model: {uri: 's3://bucket/q'}", "download the model to a directory"),
+        ("model: {uri: 'C:\\models\\q'}", "write file:///mnt/c/models/q in WSL"),
+        ("model: {uri: ghcr.io/org/model:1}", "did you mean oci://ghcr.io/org/model:1?"),
+        ("model: {uri: /no/such/model}", "absolute path of an existing directory (/no/such/model does not exist)"),
+        ("model: {uri: ~/no-such-model}", "no-such-model does not exist)"),
+        ("model: {uri: 'hf://my org/model'}", "must not contain white space"),
+    ],
+)
+def test_a_value_is_answered_with_the_one_to_write(spec: str, message: str, problems_of: ProblemsOf) -> None:
+    problems = problems_of(manifest(spec))
+    assert any(message in problem.message and problem.line for problem in problems), problems
+
+
+@pytest.mark.parametrize("written", ["models/q", "./models/q", "../job/models/q"])
+def test_a_relative_model_is_answered_with_its_absolute_uri(
+    written: str, tmp_path: Path, problems_of: ProblemsOf, load: Callable[[str], RLJob]
+) -> None:
+    (tmp_path / "models" / "q").mkdir(parents=True)
+    written = written.replace("/job/", f"/{tmp_path.name}/")
+    (problem,) = problems_of(manifest(f"model: {{uri: {written}}}"))
+    uri = problem.message.partition("did you mean ")[2].rstrip("?")
+    assert uri == f"file://{tmp_path}/models/q"
+    assert load(manifest(f"model: {{uri: '{uri}'}}")).spec.model.uri == uri
+
+
+def test_a_name_is_answered_with_one_that_pods_can_have(problems_of: ProblemsOf) -> None:
+    (problem,) = problems_of(manifest("retry: 0", "{name: My_Task}"))
+    assert problem.message.endswith("; write my-task")
+    (label,) = problems_of(manifest("retry: 0", "{name: job, labels: {on: yes}}"))
+    assert (label.path, label.line) == ("metadata.labels.true", 3)
+    assert 'write "yes", with quotes' in label.message
+
+
+def test_a_pattern_with_a_backspace_is_explained(problems_of: ProblemsOf) -> None:
+    (problem,) = problems_of(manifest(f"task: {{name: digits, answer: {{pattern: {json.dumps(chr(8) + '(x)')}}}}}"))
+    assert "single quotes" in problem.message

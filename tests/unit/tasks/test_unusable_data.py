@@ -1,0 +1,213 @@
+"""Data that cannot be used is refused with its place, the cause and the remedy."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
+from rljob_trainer.errors import BadInput
+from rljob_trainer.tasks.jsonl import read_items
+from rljob_trainer.tasks.python_functions import call_for_items
+from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems
+
+PROMPT = b'{"prompt": "a"}\n'
+
+
+def field(value: bytes) -> bytes:
+    """Two lines, the second with a field of this value."""
+    return PROMPT + b'{"prompt": "b", "level": ' + value + b"}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (field(b"[" * 20_000 + b"]" * 20_000), "line 2: expected at most 100 levels of lists and objects, found more"),
+        (field(b"[" * 150 + b"]" * 150), "line 2: expected at most 100 levels .* in the field 'level'"),
+        (field(b"9" * 5000), "line 2: .*an integer of 5,000 digits: write it as text"),
+        (field(b"NaN"), "line 2: expected finite numbers, found nan in the field 'level'"),
+        (field(b"[1, -Infinity]"), "line 2: expected finite numbers, found -inf in the field 'level'"),
+        (field(b"1e999"), "line 2: expected finite numbers, found inf in the field 'level'"),
+        (
+            field(b'"\xe9"'),
+            "line 2: expected UTF-8 text, found the byte 0xe9 at position 27 of the line; save the file as UTF",
+        ),
+        (field(b'"\xed\xa0\xbd"'), "line 2: expected UTF-8 text"),
+        (field(b'"\0"'), "line 2: expected UTF-8 text, found a zero byte; save the file as UTF-8"),
+        (PROMPT + b'{"prompt": "ab \\ud83d c"}', r"line 2: expected text in the field 'prompt', found half of a char"),
+        (PROMPT + b'{"prompt": "a", "answer": "\\udc00"}', r"line 2: expected text in the field 'answer', found half"),
+        ('{"prompt": "a"}'.encode("utf-16"), "line 1: .* found UTF-16 text; save the file as UTF-8"),
+        ('{"prompt": "a"}'.encode("utf-16-le"), "line 1: .* found a zero byte; save the file as UTF-8"),
+        (
+            '{"prompt": "é"}'.encode("utf-16-be"),
+            "line 1: .* found zero bytes, as in UTF-16 text .*; save the file as UTF-8",
+        ),
+        (gzip.compress(PROMPT), "found a gzip file; unpack it with gunzip"),
+        (b"PAR1\x15\x04", "found a Parquet file; export it as JSON Lines"),
+        (b"PK\x03\x04", "found a zip archive or a spreadsheet"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "found a pointer of Git LFS"),
+        (b'[{"prompt": "a"},\n {"prompt": "b"}]', r"one JSON list as the whole file; .* jq -c '\.\[\]'"),
+        (b'[{"prompt": "a"}]', "one JSON list as the whole file"),
+        (b'{\n  "prompt": "a"\n}', "one JSON object as the whole file"),
+        (b"prompt,answer\na,b\n", "line 1: expected one JSON object, .*; the line begins with 'prompt,answer'"),
+        (PROMPT + b"null", "line 2: expected a JSON object, found null"),
+        (PROMPT + b'"b"', "line 2: expected a JSON object, found text"),
+        (
+            b'{"question": "a", "answer": "b"}',
+            "found none in the fields question, answer; write args.promptField: question",
+        ),
+        (b'{"q": "a"}', "found none in the fields q; name the field with the prompt in args.promptField"),
+        (b"{}", "found none in an object without fields"),
+        (b'{"messages": [{"role": "user", "content": "a"}]}', "conversations are not supported yet: write the text"),
+        (b'{"prompt": [{"role": "user", "content": "a"}]}', r"found list .*conversations are not supported yet"),
+        (b'{"conversations": [{"from": "human", "value": "a"}]}', "conversations are not supported yet"),
+    ],
+)
+def test_an_unusable_file_is_refused_with_line_cause_and_remedy(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes(content)
+    with pytest.raises(BadInput, match=message) as raised:
+        read_items(JsonlArgs(path="data.jsonl"), tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path / 'data.jsonl'}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbf" + PROMPT, PROMPT.replace(b"\n", b"\r\n"), b'{"prompt": "a", "x": "\\ud83d"}']
+)
+def test_a_byte_order_mark_and_other_line_ends_are_read(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes(content)
+    assert [item.question for item in read_items(JsonlArgs(path="data.jsonl"), tmp_path)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("none.jsonl", "found none; correct the path"),
+        ("folder", "found a directory; name a file"),
+        ("fifo", "found a FIFO, socket or device; name a file"),
+        ("/dev/null", "found a FIFO, socket or device"),
+        ("a\0b", "cannot read the prompts in .*: embedded null byte; correct the path"),
+        ("x" * 300, "cannot read the prompts in .*: File name too long"),
+        ("loop", "cannot read the prompts in .*: Too many levels of symbolic links"),
+        ("data.jsonl/more", "cannot read the prompts in .*: Not a directory"),
+    ],
+)
+def test_a_path_without_a_readable_file_is_refused(path: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "data.jsonl").write_bytes(PROMPT)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(BadInput, match=f"^task.args.path: .*{message}"):
+        read_items(JsonlArgs(path=path), tmp_path)
+
+
+_FUNCTIONS = """
+import asyncio, itertools
+
+def fails():
+    return {}["key"]
+def leaves():
+    raise SystemExit("no data")
+def interrupts():
+    raise KeyboardInterrupt
+def fails_late():
+    yield {"prompt": "a"}
+    raise OSError("\\udcff gone")
+def endless():
+    return ({"prompt": str(n)} for n in itertools.count())
+def text():
+    return "prompts"
+def mapping():
+    return {"prompt": "a"}
+async def stream():
+    yield {"prompt": "a"}
+def numbers():
+    return [{"prompt": "a"}, 7]
+def half():
+    return [{"prompt": "a"}, {"prompt": "\\ud83d"}]
+def unnamed():
+    return [{"question": "a", "answer": "b"}]
+def messages():
+    return [{"prompt": [{"role": "user", "content": "a"}]}]
+def functions():
+    return [{"prompt": "a"}, {"prompt": "b", "check": lambda answer: True}]
+def deep():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return [{"prompt": "a", "x": value}]
+class Silent:
+    def __repr__(self):
+        raise RuntimeError
+def silent():
+    return [Silent()]
+class Angry(dict):
+    def get(self, *_):
+        raise SystemExit(3)
+def angry():
+    return [Angry()]
+def needs(path):
+    return []
+async def waits(count):
+    await asyncio.sleep(0)
+    return [{"prompt": str(n)} for n in range(count)]
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "unusable_items.py").write_text(_FUNCTIONS, encoding="utf-8")
+    finders = list(sys.meta_path)
+    yield tmp_path
+    sys.meta_path[:] = finders
+    sys.modules.pop("unusable_items", None)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("fails", r"raised KeyError: 'key' \(.*unusable_items\.py, line 5\)"),
+        ("leaves", r"called sys\.exit\('no data'\)"),
+        ("interrupts", "raised KeyboardInterrupt"),
+        ("fails_late", r"raised OSError: \\udcff gone"),
+        ("endless", "expected at most 1,000 items from the generator .*, found more; end it, or return a list"),
+        ("text", "expected a list of items .*, found str; return a list of dicts"),
+        ("mapping", "expected a list of items .*, found dict"),
+        ("stream", "expected a list of items .*, found async_generator"),
+        ("numbers", "expected item 1 of .* to be a dict with a text called 'prompt', found 7"),
+        ("half", "item 1 of .*: expected text in the field 'prompt', found half of a character"),
+        ("unnamed", "item 0 of .*found none in the fields question, answer; return the text under the key 'prompt'"),
+        ("messages", "item 0 of .*conversations are not supported yet"),
+        ("functions", "item 1 of .*: expected a record that can be pickled, .*; use numbers, texts, lists and dicts"),
+        ("deep", "item 0 of .*: expected a record that can be pickled, .* raised RecursionError"),
+        ("silent", "expected item 0 of .*, found an object of the type Silent"),
+        ("angry", r"item 0 of .* called sys\.exit\(3\)"),
+        ("needs", "raised TypeError: .* missing 1 required positional argument: 'path'"),
+    ],
+)
+def test_unusable_items_of_a_function_are_refused_with_their_number(
+    function: str, message: str, functions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.tasks.python_functions._MOST_GENERATED_ITEMS", 1000)
+    with pytest.raises(BadInput, match=message):
+        call_for_items(f"unusable_items:{function}", {}, functions)
+
+
+def test_a_function_of_items_may_be_async(functions: Path) -> None:
+    items = call_for_items("unusable_items:waits", {"count": 2}, functions)
+    assert [item.question for item in items] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"min_terms": "many"}, {"min_terms": [1]}, {"min_terms": 10**400}, {"seed": "\ud83d"}],
+)
+def test_unusable_settings_of_reasoning_gym_are_refused(settings: dict[str, Any]) -> None:
+    args = ReasoningGymArgs.model_validate({"dataset": "chain_sum", **settings})
+    with pytest.raises(BadInput, match="the reasoning-gym data set chain_sum"):
+        ReasoningGymItems(args, seed=0)[0]
