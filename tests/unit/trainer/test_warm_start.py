@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,9 +31,11 @@ server._apply = lambda environment: None
 server.main(sys.argv[1], *map(int, sys.argv[2:]))
 """
 _REPORT = """
-import json, os, signal, sys
+import json, os, resource, signal, sys
 print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv, "input": sys.stdin.read(), "main": __name__,
+    "priority": os.getpriority(os.PRIO_PROCESS, 0), "oom": open("/proc/self/oom_score_adj").read(),
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE), "cores": sorted(os.sched_getaffinity(0)),
     "directory": os.getcwd(), "environment": dict(os.environ), "path": sys.path,
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "descriptors": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
@@ -64,10 +67,18 @@ def worker(
         ],
         env={**steady_environment(), **SERVER_ENVIRONMENT, setup_worker.DIRECTORY_VARIABLE: str(directory)},
         cwd=folder,
+        preexec_fn=_as_of_a_raylet,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def _as_of_a_raylet() -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    Path("/proc/self/oom_score_adj").write_text("900")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4321))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def report(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -89,19 +100,11 @@ def test_a_fork_is_as_the_process_that_it_stands_for(warm: start.WarmStart, tmp_
     forked = report(process)
     assert forked["parent"] == warm.processes[0].pid != cold["parent"]
     assert forked["pid"] != process.pid
+    assert (forked["priority"], forked["blocked"]) == (19, [signal.SIGINT])
     assert forked["descriptors"] == cold["descriptors"] == [0, 1, 2]
     for found in (cold, forked):
         del found["pid"], found["parent"], found["environment"][setup_worker.DIRECTORY_VARIABLE]
     assert forked == cold
-
-
-def test_a_fork_keeps_the_blocked_signals(warm: start.WarmStart, tmp_path: Path) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as Ray does in raylets
-    try:
-        process = worker(warm.directory, tmp_path, _REPORT)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    assert report(process)["blocked"] == [signal.SIGINT]
 
 
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGTERM, -signal.SIGKILL])

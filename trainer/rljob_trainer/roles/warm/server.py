@@ -17,10 +17,12 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rljob_trainer.roles.actor import long_imports
@@ -137,7 +139,10 @@ class _Server:
                     return partial(_run, worker)
 
     def _accept(self) -> Request | None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return None
         with suppress(OSError, ValueError):
             client, user, _ = _CREDENTIALS.unpack(
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -162,7 +167,11 @@ class _Server:
         server = os.getpid()
         process = os.fork()
         if process == 0:
-            self._become(request, descriptors, connection, server)
+            try:
+                self._become(request, descriptors, connection, server)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)  # it must not serve
             return request
         connection.settimeout(None)
         watched = os.pidfd_open(process)
@@ -202,14 +211,22 @@ class _Server:
             os.close(watched)
         for target, descriptor in enumerate(descriptors):
             os.dup2(descriptor, target)
-        with suppress(OSError):  # the client may have ended
-            for limit in _LIMITS:
-                resource.setrlimit(limit, resource.prlimit(request.client, limit))
-            os.sched_setaffinity(0, os.sched_getaffinity(request.client))
+        _take_over(request.client)
         os.chdir(request.directory)
         signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
         os.environ.clear()
         os.environ.update(request.environment | self._changed)
+
+
+def _take_over(client: int) -> None:
+    """Give this process the limits, cores and priorities of the client, which it has from the raylet."""
+    with suppress(OSError, ValueError):  # the client may have ended
+        for limit in _LIMITS:
+            resource.setrlimit(limit, resource.prlimit(client, limit))
+        os.sched_setaffinity(0, os.sched_getaffinity(client))
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, client))
+        # The raylet has the kernel kill its workers before other processes.
+        Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{client}/oom_score_adj").read_text())
 
 
 def _receive(connection: socket.socket, client: int) -> tuple[Request, list[int]]:
