@@ -94,7 +94,7 @@ def main(role: str, listening: int, parent: int) -> None:
     del sys.modules[_IN_FORKS]
     if obstacle := obstacle_to_forks():
         sys.exit(f"{role} processes start without this server: {obstacle}")
-    changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
     _Server(listener, before, changed).serve()()
 
 
@@ -110,7 +110,7 @@ def obstacle_to_forks() -> str | None:
 
 
 def differences(environment: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
-    """Names of variables that `environment` would have had to set before the imports."""
+    """Names of variables that differ and that imports may read or set."""
     names = {name for name in {*environment, *own} if environment.get(name) != own.get(name)}
     return sorted(
         name for name in names if name not in _OF_ONE_PROCESS and not name.startswith(_OF_ONE_PROCESS_PREFIXES)
