@@ -47,7 +47,9 @@ _WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[start.WarmStart]:
     monkeypatch.setattr(start, "_SERVE", _SERVE)
-    (tmp_path / "threaded.py").write_text("import threading\nthreading.Thread(target=input, daemon=True).start()\n")
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
     servers = start.WarmStart(["policy"], "cpu", steady_environment())
     yield servers
     servers.end()
