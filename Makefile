@@ -42,20 +42,28 @@ model: $(SMOLLM2)/config.json ## Put SmolLM2-135M-Instruct, unpacked from 4 bits
 ##@ Develop it
 
 .PHONY: test
-test: setup check kubernetes ## Run every check and every test
+test: setup check control-plane ## Run every check, and every test that is not long
 	$(PYTEST)
+
+.PHONY: test-all
+test-all: setup check kubernetes ## Run every check and every test (some need root)
+	$(PYTEST) --long
 
 .PHONY: test-unit
 test-unit: setup ## Run the tests that start no cluster, no API server and no training (three minutes)
 	$(PYTEST) tests/unit
 
 .PHONY: test-integration
-test-integration: setup kubernetes ## Run the tests of real runs, and of the operator and the chart with a real API server
-	$(PYTEST) tests/integration
+test-integration: setup control-plane ## Run the tests of real runs, and of the operator and the chart with a real API server
+	$(PYTEST) --long tests/integration
 
 .PHONY: test-e2e
 test-e2e: setup kubernetes ## Run the tests of images, and of jobs on this machine's Kubernetes (root)
-	$(PYTEST) tests/e2e
+	$(PYTEST) --long tests/e2e
+
+.PHONY: mutants
+mutants: setup ## Run the tests on wrong versions of the code, and list those that no test notices
+	$(BIN)/python -m tests.mutants.run
 
 .PHONY: cluster
 cluster: setup ## Start a Kubernetes on this machine: two kubelets, one with simulated GPUs (NODES=50: add KWOK nodes)
@@ -119,12 +127,16 @@ PARTS := crds memory operator trainer cluster probe testing
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster
 # One process more than two cores: much of what tests of the operator and of the cluster do is waiting.
-PYTEST := $(BIN)/pytest --numprocesses 3 --durations 20
+# Durations, and failures that a repetition does not confirm, are kept by commit.
+COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo unversioned)
+PYTEST = $(BIN)/pytest --numprocesses 3 --durations 20 --repeat --results $(CACHE)/tests/$(COMMIT).json
 
-# Kubernetes' programs, built once and kept in the cache.
-.PHONY: kubernetes
-kubernetes: setup
-	@if command -v go >/dev/null; then $(CLUSTER) build; else echo "no Go here: tests that need a Kubernetes are skipped"; fi
+# Kubernetes' programs, built once and kept in the cache: those of the control plane, or all.
+.PHONY: control-plane kubernetes
+control-plane: BUILD := build --control-plane
+kubernetes: BUILD := build
+control-plane kubernetes: setup
+	@if command -v go >/dev/null; then $(CLUSTER) $(BUILD); else echo "no Go here: tests that need a Kubernetes are skipped"; fi
 
 .venv/.ready: $(LOCKS) $(PARTS:%=%/pyproject.toml)
 	@PYTHON=$(PYTHON) scripts/check-machine

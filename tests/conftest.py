@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+from collections import defaultdict
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# The time of an example depends on the machine more than on the code.
-settings.register_profile("rljob", deadline=None)
-settings.load_profile("rljob")
+from tests.results import Recorder, newest_seconds
 
 os.environ["RLJOB_WARM_START"] = ""
 """Code that runs in a test's own process starts no servers. `rljob_testing.runs` has some for the runs of all tests."""
 
 CLUSTER = "tests/e2e/"
+"""Start of the paths of tests that need the cluster or its images. All of them are long."""
 ON_NO_CLUSTER = "tests/e2e/test_built_images.py"
 POD_PROCESSES = "tests/integration/test_pods_"
 ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operator/", POD_PROCESSES)
@@ -35,7 +37,9 @@ LONGEST_FIRST = (
     "tests/integration/chart/",
     "tests/integration/",
 )
-"""By measured time (docs/develop.md); all others are short."""
+"""Without durations of an earlier run; all others are short."""
+_SECONDS = pytest.StashKey[dict[str, float]]()
+"""Durations of the scopes in an earlier run."""
 _NICENESS = pytest.StashKey[int]()
 """Of the processes that run no test of the cluster. Those tests take longest, one after the other, and the kernel gives
 all of the cluster's processes together the share of one."""
@@ -77,11 +81,41 @@ def _error(text: str) -> str:
     return next((line[1:].strip() for line in text.splitlines() if line.startswith("E ")), "")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rljob")
+    group.addoption("--long", action="store_true", help="Also run tests marked `long`.")
+    group.addoption(
+        "--results", type=Path, help="File for durations, failed and flaky tests, in a folder of such files."
+    )
+    group.addoption(
+        "--repeat", action="store_true", help="Repeat failed tests of integration and e2e once, at the end."
+    )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # The time of an example depends on the machine more than on the code.
+    settings.register_profile("rljob", deadline=None, max_examples=100 if config.getoption("--long") else 25)
+    settings.load_profile("rljob")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(terminal))
+        if results := config.getoption("--results"):
+            config.stash[_SECONDS] = seconds_by_scope(newest_seconds(results.parent))
+            config.pluginmanager.register(Recorder(results, repeats=config.getoption("--repeat")))
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Give all processes the same durations: their tests must have the same order."""
+    node.workerinput["seconds"] = node.config.stash.get(_SECONDS, {})
+
+
+def seconds_by_scope(seconds: dict[str, float]) -> dict[str, float]:
+    """The sums of the durations of tests, given by node id."""
+    sums: dict[str, float] = defaultdict(float)
+    for test, duration in seconds.items():
+        sums[scope_of(test.partition("::")[0])] += duration
+    return dict(sums)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,10 +134,22 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest first, so that all processes end at about the same time."""
+    """Leave out long tests unless they are wanted. Put the longest groups first, so that all processes end together."""
+    for item in items:
+        if item.nodeid.startswith(CLUSTER):
+            item.add_marker("long")
+    if not config.getoption("--long") and not any(".py" in argument for argument in config.args):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     if hasattr(config, "workerinput"):
         config.stash[_NICENESS] = 10 if any(item.nodeid.startswith(CLUSTER) for item in items) else 0
-        items.sort(key=lambda item: _place(scope_of(item.nodeid.partition("::")[0])))
+        seconds = config.workerinput["seconds"]
+        items.sort(key=lambda item: order_of(scope_of(item.nodeid.partition("::")[0]), seconds))
+
+
+def order_of(scope: str, seconds: dict[str, float]) -> tuple[float, int]:
+    """A sort key: scopes of unknown duration come first, by LONGEST_FIRST, then the longest."""
+    return -seconds.get(scope, math.inf), _place(scope)
 
 
 def _place(scope: str) -> int:

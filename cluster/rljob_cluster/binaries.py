@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rljob_cluster.errors import ClusterError
@@ -63,6 +63,12 @@ MODULES = (
 )
 KWOK = Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"})
 CLUSTER = tuple(program for module in MODULES for program in module.programs)
+
+
+def only(programs: Collection[str]) -> tuple[Module, ...]:
+    """MODULES without programs of other names."""
+    chosen = ({name: package for name, package in module.programs.items() if name in programs} for module in MODULES)
+    return tuple(replace(module, programs=kept) for module, kept in zip(MODULES, chosen, strict=True) if kept)
 
 
 def cache_directory() -> Path:

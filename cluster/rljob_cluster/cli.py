@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rljob_cluster import cluster, fake_nodes, status
-from rljob_cluster.binaries import KWOK, MODULES
+from rljob_cluster.binaries import CONTROL_PLANE, KWOK, MODULES, only
 from rljob_cluster.build import build as build_modules
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.images import load
@@ -79,10 +79,14 @@ def load_image(
 @app.command()
 def build(
     with_kwok: Annotated[bool, typer.Option("--fake-nodes", help="Also build KWOK, which simulates nodes.")] = False,
+    control_plane: Annotated[
+        bool, typer.Option("--control-plane", help="Build only the control plane, kubectl and Helm.")
+    ] = False,
 ) -> None:
     """Build the programs of the cluster. Does not need root."""
     layout = ClusterLayout.default()
-    build_modules((*MODULES, KWOK) if with_kwok else MODULES, layout.binaries, progress)
+    modules = only((*CONTROL_PLANE, "helm")) if control_plane else MODULES
+    build_modules((*modules, KWOK) if with_kwok else modules, layout.binaries, progress)
     progress.say(f"programs: {layout.binaries}")
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rljob_testing.runs import write_manifest
 from tests.integration.pod_processes import Pods
@@ -24,6 +25,7 @@ def role_environments(worker: psutil.Process) -> list[dict[str, str]]:
     return environments
 
 
+@pytest.mark.long
 def test_policy_and_rollout_write_to_the_directory_of_the_pod(tmp_path: Path) -> None:
     manifest = write_manifest(
         tmp_path / "job.yaml", algorithm={"steps": MORE_STEPS_THAN_NEEDED}, policy={"gpusPerReplica": 0}

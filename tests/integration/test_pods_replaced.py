@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rljob_api.exit_codes import ExitCode
@@ -50,6 +51,7 @@ def learned(steps: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(step["step"], step["reward"], step["metrics"]) for step in steps]
 
 
+@pytest.mark.long
 def test_lost_rollout_pods_are_replaced_while_the_others_generate(tmp_path: Path) -> None:
     pods = Pods(tmp_path, manifest_of(tmp_path, MORE_STEPS_THAN_NEEDED), workers=3, rollouts=2)
     attempt = pods.start(1)

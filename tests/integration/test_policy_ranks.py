@@ -124,7 +124,7 @@ class PlainTraining:
         return logprobs.gather(1, torch.tensor(response).long()[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("kind", "tied", "loss", "updates_per_step"),
     [("qwen3", False, PLAIN, 1), ("llama", True, ALL_TERMS, 2)],

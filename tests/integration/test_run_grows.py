@@ -29,6 +29,7 @@ def run(directory: Path, faults: list[dict[str, Any]]) -> Run:
     return finished
 
 
+@pytest.mark.long
 def test_the_failed_step_is_repeated_on_more_ranks_with_the_same_rollouts(tmp_path: Path) -> None:
     grown, whole = run(tmp_path / "grown", [FAULT]), run(tmp_path / "whole", [])
 

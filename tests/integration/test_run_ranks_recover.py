@@ -160,6 +160,7 @@ def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Run, t
     assert_same_bits(failed, whole)
 
 
+@pytest.mark.long
 def test_two_ranks_with_engines_of_their_own_give_the_same_bits(whole: Run, tmp_path: Path) -> None:
     failed = run_under(PLAN, tmp_path / "failed", APART_FAULTS, "Disaggregated", engines=2)
     assert failed.exit_code == ExitCode.COMPLETE, failed.printed
@@ -175,6 +176,7 @@ def test_two_ranks_with_engines_of_their_own_give_the_same_bits(whole: Run, tmp_
     assert_same_bits(failed, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("topology", "engines"), [("Colocated", 4), ("Disaggregated", 1)])
 def test_four_ranks_that_fail_in_every_phase_learn_the_same_bits(
     whole_of_four: Run, tmp_path: Path, topology: Topology, engines: int

@@ -105,6 +105,7 @@ def test_with_the_same_micro_batches_failures_change_not_a_bit(without_failure: 
         np.testing.assert_array_equal(weights(run)[name], expected, err_msg=name)
 
 
+@pytest.mark.long
 def test_engines_of_their_own_give_the_same_bits_whatever_fails(
     plan: Path, without_failure: Run, tmp_path: Path
 ) -> None:

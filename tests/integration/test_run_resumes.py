@@ -80,7 +80,7 @@ def corrupt_newest_checkpoint(output: Path) -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
-@pytest.mark.parametrize("size", ["600k", "3500k"])
+@pytest.mark.parametrize("size", ["600k", pytest.param("3500k", marks=pytest.mark.long)])
 def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, tmp_path: Path, size: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -79,6 +79,7 @@ def test_the_log_probabilities_are_those_of_the_weights_that_generated(whole: Ru
     assert_recorded_weights_generated_every_token(recomputed(whole.output, tmp_path))
 
 
+@pytest.mark.long
 def test_failures_in_every_phase_change_no_bit(whole: Run, tmp_path: Path) -> None:
     failed = staleness_run(tmp_path / "failed", {"everySteps": 2}, *FAULTS)
     assert len([record for record in failed.ledger if record["kind"] == "fault"]) == len(FAULTS)

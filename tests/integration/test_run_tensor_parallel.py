@@ -36,6 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return rljob_run(directory / "job.yaml", directory / "run", "--plan", directory / "plan.json")
 
 
+@pytest.mark.long
 def test_a_failed_process_is_diagnosed_and_its_whole_engine_replaced(run: Run) -> None:
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     [attempt] = run.attempts
@@ -45,6 +46,7 @@ def test_a_failed_process_is_diagnosed_and_its_whole_engine_replaced(run: Run) -
     assert starts == [2, 2], "the process that waited for the failed one was replaced with it"
 
 
+@pytest.mark.long
 def test_the_engine_had_the_policys_weights_in_every_step(run: Run) -> None:
     assert [step["weights_version"] for step in run.steps] == list(range(1, STEPS + 1))
     assert max(step["metrics"]["logprob_diff_max"] for step in run.steps) <= 1e-4

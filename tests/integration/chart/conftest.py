@@ -99,7 +99,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory, ports: Iterator[int]
     binaries = binary_directory()
     missing = [name for name in (*CONTROL_PLANE, "helm") if not (binaries / name).exists()]
     if missing:
-        pytest.skip(f"{binaries} lacks {', '.join(missing)}; `make cluster` builds them")
+        pytest.skip(f"{binaries} lacks {', '.join(missing)}; `make control-plane` builds them")
     directory = tmp_path_factory.mktemp("control-plane")
     with ControlPlane(directory, base_port=next(ports), controller_manager=True) as control_plane:
         yield control_plane

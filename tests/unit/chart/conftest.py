@@ -29,7 +29,7 @@ def helm() -> Helm:
     built = binary_directory() / "helm"
     program = str(built) if built.exists() else shutil.which("helm")
     if program is None:
-        pytest.skip(f"no helm in {built.parent} nor on the PATH; `make cluster` builds it")
+        pytest.skip(f"no helm in {built.parent} nor on the PATH; `make control-plane` builds it")
 
     def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS)

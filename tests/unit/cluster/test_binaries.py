@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_cluster.binaries import (
+    CONTROL_PLANE,
     KUBERNETES_VERSION,
     KWOK,
     MODULES,
     SOURCES,
     binary_directory,
+    only,
     require_binaries,
     versions_key,
 )
@@ -65,3 +67,15 @@ def test_the_version_that_kubernetes_reports_is_the_one_that_is_built() -> None:
     assert f"k8s.io/kubernetes {KUBERNETES_VERSION} " in pins
     staging = set(re.findall(r"=> k8s\.io/\S+ (\S+)", pins))
     assert staging == {KUBERNETES_VERSION.replace("v1.", "v0.")}
+
+
+def test_the_control_plane_is_built_without_kubelets() -> None:
+    modules = only((*CONTROL_PLANE, "helm"))
+    assert [name for module in modules for name in sorted(module.programs)] == [
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kubectl",
+        "etcd",
+        "helm",
+    ]

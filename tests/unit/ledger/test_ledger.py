@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,29 @@ def test_damage_in_the_middle_is_refused_and_names_the_line(tmp_path: Path, line
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
     with pytest.raises(OutputUnavailable, match=expected):
         Ledger(path)
+
+
+def test_a_record_is_on_disk_before_commit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure, which no test can cause, loses what is written and not synchronized."""
+    calls: list[tuple[str, int]] = []
+    write, fsync = os.write, os.fsync
+
+    def recorded_write(file: int, data: bytes) -> int:
+        calls.append(("write", file))
+        return write(file, data)
+
+    def recorded_fsync(file: int) -> None:
+        calls.append(("fsync", file))
+        fsync(file)
+
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        monkeypatch.setattr(os, "write", recorded_write)
+        monkeypatch.setattr(os, "fsync", recorded_fsync)
+        ledger.commit(step_record(1))
+        monkeypatch.undo()
+    [(first, written), (last, synchronized)] = calls
+    assert (first, last) == ("write", "fsync")
+    assert written == synchronized
 
 
 def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:

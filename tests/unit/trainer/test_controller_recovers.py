@@ -29,7 +29,7 @@ from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, T
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
+from rljob_trainer.ledger.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
@@ -390,6 +390,54 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     whole.directory.mkdir()
     whole.attempt(SimulatedRoles({}))
     assert (job.model, job.rewards) == (whole.model, whole.rewards)
+
+
+def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_failure: Job) -> None:
+    """The last line of the ledger is lost, which the checkpoint of step 6 covers; that of step 4 is loaded."""
+    job = Job(tmp_path, staleness=without_failure.staleness, partial=without_failure.partial)
+    job.attempt(SimulatedRoles({}))
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: next(n for n, line in enumerate(lines) if f'"step":{STEPS},' in line)]))
+    roles, _, printed = job.attempt(SimulatedRoles({}))
+    assert "it is ahead of the ledger, which ends at step 5" in printed
+    assert roles.updates == [5, 6]
+    assert (job.model, job.rewards) == (without_failure.model, without_failure.rewards)
+
+
+def test_the_journal_keeps_the_steps_after_the_oldest_checkpoint(tmp_path: Path) -> None:
+    """The newest checkpoint is damaged, and as many as are kept exist: the steps after the other one are replayed."""
+    job, whole = Job(tmp_path, steps=6), Job(tmp_path / "whole", steps=8)
+    job.attempt(SimulatedRoles({}))
+    job.steps = 8
+    roles = SimulatedRoles({})
+    roles.damaged = {6}
+    job.attempt(roles)
+    assert roles.updates == [5, 6, 7, 8]
+    whole.directory.mkdir()
+    whole.attempt(SimulatedRoles({}))
+    assert (job.model, job.rewards) == (whole.model, whole.rewards)
+
+
+def test_a_step_is_synced_then_committed_then_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Syncing(SimulatedRoles):
+        def sync(self, version: int, *arguments: Any) -> None:
+            super().sync(version, *arguments)
+            order.append(f"sync {version}")
+
+    class Committing(Ledger):
+        def commit(self, record: StepRecord) -> None:
+            super().commit(record)
+            order.append(f"commit {record.step}")
+
+    monkeypatch.setattr(f"{__name__}.Ledger", Committing)
+    monkeypatch.setattr(
+        Listener, "step_committed", lambda _self, record, _memory: order.append(f"report {record.step}")
+    )
+    Job(tmp_path, steps=2).attempt(Syncing({}))
+    assert order == ["sync 0", *(f"{what} {step}" for step in (1, 2) for what in ("sync", "commit", "report"))]
 
 
 def test_a_replay_that_fails_resumes_at_the_failed_update(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -16,20 +17,25 @@ PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in zip(
 
 
 class ReadingEngines(EngineCalls):
-    """Read each bucket when it is announced, as vLLM does: the first bytes behind the handle."""
+    """Read each bucket as late as engines may, when they are waited for: the first bytes behind the handle."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.received: dict[str, torch.Tensor] = {}
         self.opened: list[int] = []
+        self._announced: deque[dict[str, Any]] = deque()
 
     def begin(self, method: str, *arguments: Any) -> None:
-        [update] = arguments
-        [(buffer,)] = update["ipc_handles"].values()
-        self.opened.append(buffer.data_ptr())
-        parts = buffer[: sum(update["tensor_sizes"])].split(update["tensor_sizes"])
-        for name, part in zip(update["names"], parts, strict=True):
-            self.received[name] = part.clone().view(torch.float32)
+        self._announced += arguments
+
+    def wait(self, *, until_left: int = 0) -> None:
+        while len(self._announced) > until_left:
+            update = self._announced.popleft()
+            [(buffer,)] = update["ipc_handles"].values()
+            self.opened.append(buffer.data_ptr())
+            parts = buffer[: sum(update["tensor_sizes"])].split(update["tensor_sizes"])
+            for name, part in zip(update["names"], parts, strict=True):
+                self.received[name] = part.clone().view(torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +55,7 @@ def host_memory_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) -> None:
     engines = ReadingEngines()
     ipc.send(PARAMETERS, engines, bucket_bytes, ipc.ReservedBuffer(bucket_bytes) if reserves else None)
+    engines.wait()
     assert list(engines.received) == NAMES
     for name, tensor in PARAMETERS:
         assert torch.equal(engines.received[name], tensor)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rljob_operator.kube import lease as lease_module
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.lease import ElectionTimes, LeaderElection, LeadershipLost, decide, held_spec
 from rljob_operator.kube.retry import RetryPolicy
@@ -160,6 +163,29 @@ def test_a_leader_whose_process_slept_must_not_write() -> None:
         await asyncio.sleep(0.15)
         with pytest.raises(LeadershipLost):
             leader.guard()
+
+    play(story)
+
+
+def test_a_lease_counts_from_the_request_for_it_and_not_from_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server may execute the request at once and answer late: others count from what it stores."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(lease_module, "time", clock)
+
+    class LateAnswers(ApiClient):
+        async def create(self, *arguments: Any) -> Object:
+            created = await super().create(*arguments)
+            clock.now += 10.0
+            return created
+
+    async def story(serving: Serving) -> None:
+        serving.server.answer("GET", "/leases/lock", refusal(404, "NotFound"))
+        client = LateAnswers(serving.connection, concurrency=1)
+        leader = LeaderElection(client, name="lock", namespace="operators", identity="me", times=TIMES)
+        await leader.acquire()
+        assert leader.leading
+        clock.now = TIMES.lease_duration
+        assert not leader.leading
 
     play(story)
 
