@@ -16,6 +16,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.results import Recorder, newest_seconds
 
+os.environ["RLJOB_WARM_START"] = ""
+"""Code that runs in a test's own process starts no servers. `rljob_testing.runs` has some for the runs of all tests."""
+
 CLUSTER = "tests/e2e/"
 """Start of the paths of tests that need the cluster or its images. All of them are long."""
 ON_NO_CLUSTER = "tests/e2e/test_built_images.py"

@@ -122,6 +122,8 @@ def _kind(process: psutil.Process) -> str:
     command = " ".join(process.cmdline()).lower()
     if "ray::roleactor" in command:
         return "roles"
+    if "warm.server" in command:
+        return "warm"
     return "ray" if "ray" in command else "controller"
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import yaml
 
 from rljob_testing.patience import wait_for_end
 from rljob_testing.repository import EXAMPLES
+from rljob_trainer.roles.warm.setup_worker import DIRECTORY_VARIABLE
+from rljob_trainer.roles.warm.start import WarmStart
 
 RLJOB = Path(sys.executable).parent / "rljob"
 
@@ -53,14 +56,33 @@ def write_manifest(path: Path, **changes: dict[str, Any]) -> Path:
     return path
 
 
+COLD = {DIRECTORY_VARIABLE: ""}
+"""Variables of a run whose role processes import their libraries themselves."""
+
+
+@cache
+def warm_start() -> WarmStart:
+    """Processes with the imports of the roles, for all runs of this pytest process."""
+    return WarmStart(("policy", "rollout"), "cpu", steady_environment())
+
+
+def steady_environment() -> dict[str, str]:
+    """That of this process, without the variable that pytest changes with each test."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
 def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start the command; output and errors are captured together."""
+    """Start the command; output and errors are captured together. Its role processes start warm, unless `environment`
+    contains `COLD`.
+    """
+    if arguments[0] == "run" and DIRECTORY_VARIABLE not in environment:
+        environment[DIRECTORY_VARIABLE] = str(warm_start().directory)
     return subprocess.Popen(
         [RLJOB, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "COLUMNS": "120", **environment},
+        env={**steady_environment(), "COLUMNS": "120", **environment},
     )
 
 

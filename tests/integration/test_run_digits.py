@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
-from rljob_testing.runs import RLJOB, Run, rljob_run
+from rljob_testing.runs import COLD, RLJOB, Run, rljob_run
 from rljob_trainer.rollout.config import engine_environment
 
 _GENERATE = """
@@ -32,7 +32,7 @@ print(json.dumps([output.outputs[0].text for output in outputs]))
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = rljob_run(ROOT / "examples" / "digits.yaml", tmp_path_factory.mktemp("digits") / "run")
+    run = rljob_run(ROOT / "examples" / "digits.yaml", tmp_path_factory.mktemp("digits") / "run", **COLD)
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     return run
 

@@ -14,7 +14,7 @@ from rljob_testing.patience import Deadline
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.ray_node import worker_resource
 from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
-from rljob_trainer.roles.ray_driver import STARTS, RayDied, connect, wait_longer_for_raylets
+from rljob_trainer.roles.ray_driver import STARTS, RayDied, change_start_of_raylets, connect
 
 WORKERS = 2
 PATIENCE = 300.0
@@ -22,7 +22,7 @@ PATIENCE = 300.0
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    wait_longer_for_raylets()
+    change_start_of_raylets()
     for start in range(1, STARTS + 1):
         try:
             connect(

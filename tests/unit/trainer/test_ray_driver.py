@@ -18,7 +18,7 @@ from rljob_trainer.roles import ray_driver
 @pytest.fixture
 def starting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this process changes when Ray is started."""
-    monkeypatch.setattr(ray_driver, "wait_longer_for_raylets", lambda: None)
+    monkeypatch.setattr(ray_driver, "change_start_of_raylets", lambda: None)
     monkeypatch.setattr(ray_driver, "start_only_what_is_used", lambda: None)
     monkeypatch.setattr(ray_driver, "_LOCAL_ENVIRONMENT", {})
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
@@ -91,9 +91,9 @@ def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: py
 
     monkeypatch.setattr(services, "get_node", get_node)
     monkeypatch.setattr(node.Node, "start_ray_processes", node.Node.start_ray_processes)  # put back afterwards
-    ray_driver.wait_longer_for_raylets()
+    ray_driver.change_start_of_raylets()
     patient = services.get_node
-    ray_driver.wait_longer_for_raylets()
+    ray_driver.change_start_of_raylets()
     assert services.get_node is patient, "once is enough"
     assert services.get_node("127.0.0.1:1", "n") == {"node_id": "n"}
     assert not answers

@@ -22,8 +22,8 @@ from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles.ray_driver import (
     RAY_ENVIRONMENT,
     SAFE_PATH,
+    change_start_of_raylets,
     start_only_what_is_used,
-    wait_longer_for_raylets,
 )
 
 GCS_RECONNECT_SECONDS = 10
@@ -144,7 +144,7 @@ def before_start(parameters: Any, head: bool) -> None:
     the raylet more time to start on a busy machine.
     """
     parameters.ray_client_server_port = None
-    wait_longer_for_raylets()
+    change_start_of_raylets()
     start_only_what_is_used()
 
 

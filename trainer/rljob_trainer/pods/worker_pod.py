@@ -15,6 +15,7 @@ from types import FrameType
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
+from rljob_api.status import Role
 from rljob_api.termination_message import TerminationMessage
 from rljob_api.topology import worker_pods
 from rljob_trainer.errors import TrainerError, WorkerLost
@@ -28,6 +29,7 @@ from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.head_watch import HeadWatch, Observed, WorkerExit
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import ray_cpus, require_engine_here, worker_facts
+from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.stop_request import StopNow
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -61,9 +63,11 @@ def _work(environment: WorkerEnvironment, job: RLJob) -> WorkerExit:
     termination = _TerminationRequest(others_take_over=others_take_over)
     try:
         require_engine_here(job.spec, environment.role, worker_facts())
+        cache = _restored_cache(environment)
+        roles: set[Role] = {"policy", "rollout"} if job.spec.topology == "Colocated" else {environment.role}
+        start_warm(roles, this_machine().choose_device("auto"))  # imports while the pod joins
         accept = partial(require_usable, job.spec)
         _log(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir, accept=accept)}")
-        cache = _restored_cache(environment)
         head = _join(environment, job)
         environment.ready_file.touch()
         _log(f"joined {environment.ray_head}")

@@ -66,7 +66,8 @@ class RoleActor:
     def __init__(self, name: str, role: str, log: Path) -> None:
         """`name`: such as `policy-0`. `role`: the class, as `module:Class`. `log`: receives stdout and stderr."""
         _redirect_output(log)
-        _mark_log(f"{name} starts as process {os.getpid()}")
+        warm = " with its imports done" if role.partition(":")[0] in sys.modules else ""
+        _mark_log(f"{name} starts as process {os.getpid()}{warm}")
         self._name = name
         self._class_name = role
         self._role: Any = None

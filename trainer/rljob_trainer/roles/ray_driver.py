@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rljob_trainer.errors import BadInput, WorkerLost
+from rljob_trainer.roles.warm import setup_worker
 
 STARTS = 3
 """Of Ray, in all, if a process of it dies each time."""
@@ -42,8 +43,9 @@ class RayDied(Exception):
     """A process of Ray that this process started ended before its raylet had registered."""
 
 
-def wait_longer_for_raylets() -> None:
-    """Give the raylets that this process starts two minutes to register. If one dies meanwhile, raise `RayDied`.
+def change_start_of_raylets() -> None:
+    """Have raylets that this process starts start their workers with `setup_worker`, and give them two minutes to
+    register. If one dies meanwhile, raise `RayDied`.
 
     Ray allows 30 seconds and has no setting for it (ray._private.node.Node). A busy machine with two cores needs more.
     Ray does not check whether the raylet still runs. A raylet exits if its agents take longer than 15 seconds to start,
@@ -58,6 +60,7 @@ def wait_longer_for_raylets() -> None:
 
     @functools.wraps(start)
     def start_and_remember(self: node.Node) -> None:
+        self._ray_params.setup_worker_path = setup_worker.__file__
         start(self)
         starting[:] = [self]
 
@@ -112,7 +115,7 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     times in all. Raises `WorkerLost` if Ray does not start in time, `BadInput` if it cannot use its directory.
     """
     os.environ.update(_LOCAL_ENVIRONMENT)
-    wait_longer_for_raylets()
+    change_start_of_raylets()
     start_only_what_is_used()
     for start in range(1, STARTS + 1):
         try:

@@ -13,6 +13,7 @@ from rljob_trainer.hardware import Bundle
 from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.faults import InjectedFault
+from rljob_trainer.roles.warm.setup_worker import ROLE_VARIABLE
 
 _PLACEMENT_SECONDS = 60
 """The resources exist when they are requested, unless a worker has just died."""
@@ -97,7 +98,7 @@ class RoleProcesses:
 
     def _spawned(self, rank: int, environment: Mapping[str, str]) -> RoleHandle:
         name = f"{self.role}-{rank}"
-        options = _options(rank, self._resources, environment)
+        options = _options(rank, self._resources, {**environment, ROLE_VARIABLE: self.role})
         return spawn(name, self._class_name, self._logs / f"{name}.log", options)
 
     def construct(self, *arguments: Any) -> Calls:

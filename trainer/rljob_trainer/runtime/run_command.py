@@ -27,6 +27,7 @@ from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torc
 from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
+from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopRequest
@@ -164,6 +165,8 @@ class LocalPlacement:
 
     def __enter__(self) -> Self:
         self._visible_gpus = os.environ.get(_VISIBLE_GPUS)
+        device = this_machine(gpus=self._device_choice != "cpu").choose_device(self._device_choice)
+        start_warm(("policy", "rollout"), device)
         return self
 
     def __exit__(

@@ -1,0 +1,206 @@
+"""Role processes as forks of a server: what a fork is like, and that nothing is left or missing without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rljob_testing.patience import PATIENCE_SECONDS, Deadline
+from rljob_testing.runs import steady_environment
+from rljob_trainer.roles.warm import setup_worker, start
+from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT, differences, obstacle_to_forks
+
+# The real imports take seconds; `json` stands for them.
+_SERVE = """
+import os, sys
+from rljob_trainer.roles.warm import server
+server.MODULES = {"policy": ["json"], "rollout": ["threaded"]}
+server._apply = lambda environment: None
+server.main(sys.argv[1], *map(int, sys.argv[2:]))
+"""
+_REPORT = """
+import json, os, resource, signal, sys
+print(json.dumps({
+    "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv, "input": sys.stdin.read(), "main": __name__,
+    "priority": os.getpriority(os.PRIO_PROCESS, 0), "oom": open("/proc/self/oom_score_adj").read(),
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE), "cores": sorted(os.sched_getaffinity(0)),
+    "directory": os.getcwd(), "environment": dict(os.environ), "path": sys.path,
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "descriptors": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
+}))
+"""
+_WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[start.WarmStart]:
+    monkeypatch.setattr(start, "_SERVE", _SERVE)
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    servers = start.WarmStart(["policy"], "cpu", steady_environment())
+    yield servers
+    servers.end()
+    assert not servers.directory.exists()
+
+
+def worker(
+    directory: Path | str, folder: Path, program: str, *arguments: str, **variables: str
+) -> subprocess.Popen[str]:
+    """A process as the raylet starts it."""
+    (folder / "worker.py").write_text(program)
+    context = {"env_vars": {setup_worker.ROLE_VARIABLE: "policy", **variables}, "py_executable": sys.executable}
+    return subprocess.Popen(
+        [
+            *(sys.executable, setup_worker.__file__, f"--serialized-runtime-env-context={json.dumps(context)}"),
+            *("--language=PYTHON", str(folder / "worker.py"), *arguments),
+        ],
+        env={**steady_environment(), **SERVER_ENVIRONMENT, setup_worker.DIRECTORY_VARIABLE: str(directory)},
+        cwd=folder,
+        preexec_fn=_as_of_a_raylet,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _as_of_a_raylet() -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    Path("/proc/self/oom_score_adj").write_text("900")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4321))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def report(process: subprocess.Popen[str]) -> dict[str, Any]:
+    printed, _ = process.communicate("given", timeout=PATIENCE_SECONDS)
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = Deadline(PATIENCE_SECONDS)
+    while psutil.pid_exists(pid):
+        assert not deadline.passed, f"process {pid} is still there: {psutil.Process(pid)}"
+        time.sleep(0.01)
+
+
+def test_a_fork_is_as_the_process_that_it_stands_for(warm: start.WarmStart, tmp_path: Path) -> None:
+    cold = report(worker("", tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y"))
+    process = worker(warm.directory, tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y")
+    forked = report(process)
+    assert forked["parent"] == warm.processes[0].pid != cold["parent"]
+    assert forked["pid"] != process.pid
+    assert (forked["priority"], forked["blocked"]) == (19, [signal.SIGINT])
+    assert forked["descriptors"] == cold["descriptors"] == [0, 1, 2]
+    for found in (cold, forked):
+        del found["pid"], found["parent"], found["environment"][setup_worker.DIRECTORY_VARIABLE]
+    assert forked == cold
+
+
+@pytest.mark.parametrize("code", [0, 3, -signal.SIGTERM, -signal.SIGKILL])
+def test_the_started_process_ends_as_its_fork_does(warm: start.WarmStart, tmp_path: Path, code: int) -> None:
+    end = f"sys.exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
+    process = worker(warm.directory, tmp_path, f"import os, sys; {end}")
+    assert process.wait(PATIENCE_SECONDS) == code
+    assert not psutil.Process(warm.processes[0].pid).children()  # no zombie
+
+
+def test_a_fork_ends_with_the_started_process(warm: start.WarmStart, tmp_path: Path) -> None:
+    process = worker(warm.directory, tmp_path, _WAIT)
+    assert process.stdout is not None
+    fork = int(process.stdout.readline())
+    process.kill()
+    wait_until_gone(fork)
+
+
+def test_without_its_server_a_fork_ends_and_the_next_starts_cold(warm: start.WarmStart, tmp_path: Path) -> None:
+    process = worker(warm.directory, tmp_path, _WAIT)
+    assert process.stdout is not None
+    fork = int(process.stdout.readline())
+    warm.processes[0].kill()
+    warm.processes[0].wait()
+    assert process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    wait_until_gone(fork)
+    following = worker(warm.directory, tmp_path, _REPORT)
+    assert report(following)["pid"] == following.pid
+
+
+def test_variables_that_imports_read_start_a_process_cold(warm: start.WarmStart, tmp_path: Path) -> None:
+    process = worker(warm.directory, tmp_path, _REPORT, TORCH_COMPILE_DISABLE="1")
+    assert report(process)["pid"] == process.pid
+
+
+def test_a_server_that_has_threads_forks_nothing(
+    monkeypatch: pytest.MonkeyPatch, warm: start.WarmStart, tmp_path: Path
+) -> None:
+    threaded = start.WarmStart(["rollout"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
+    assert threaded.processes[0].wait(PATIENCE_SECONDS) == 1
+    assert "1 threads" in (threaded.directory / "rollout.log").read_text()
+    process = worker(threaded.directory, tmp_path, _REPORT, **{setup_worker.ROLE_VARIABLE: "rollout"})
+    assert report(process)["pid"] == process.pid
+    threaded.end()
+
+
+def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    program = (
+        "import os; from rljob_trainer.roles.warm import start\n"
+        f"start._SERVE = {_SERVE!r}\n"
+        "print(start.WarmStart(['policy'], 'cpu', os.environ).processes[0].pid, flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    server = int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+    wait_until_gone(server)
+
+
+def test_other_runtime_environments_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ['--serialized-runtime-env-context={"command_prefix": ["nice"]}', "--language=PYTHON", "worker.py"]
+    monkeypatch.setattr(sys, "argv", ["setup_worker.py", *arguments])
+    executed: list[list[str]] = []
+
+    def execute(_program: str, command: list[str]) -> None:
+        executed.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execute)
+    with pytest.raises(SystemExit):
+        setup_worker.main()
+    assert executed == [[sys.executable, "-m", "ray._private.workers.setup_worker", *arguments]]
+
+
+def test_only_variables_that_imports_ignore_may_differ() -> None:
+    own = {"HOME": "/root", "VLLM_LOGGING_LEVEL": "WARNING"}
+    given = {"HOME": "/root", "RAY_JOB_ID": "1", "PYTORCH_CUDA_ALLOC_CONF": "x", "NCCL_NVLS_ENABLE": "0"}
+    assert differences(given, own) == ["VLLM_LOGGING_LEVEL"]
+    assert differences(own | {"LD_PRELOAD": "x.so"}, own) == ["LD_PRELOAD"]
+
+
+def test_a_process_with_threads_is_an_obstacle() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        assert "threads" in str(obstacle_to_forks())
+    finally:
+        ended.set()
+        thread.join()
