@@ -48,7 +48,7 @@ def field(value: bytes) -> bytes:
             '{"prompt": "é"}'.encode("utf-16-be"),
             "line 1: .* found zero bytes, as in UTF-16 text .*; save the file as UTF-8",
         ),
-        (gzip.compress(PROMPT), "found a gzip file; unpack it with gunzip"),
+        (gzip.compress(PROMPT, mtime=0), "found a gzip file; unpack it with gunzip"),
         (b"PAR1\x15\x04", "found a Parquet file; export it as JSON Lines"),
         (b"PK\x03\x04", "found a zip archive or a spreadsheet"),
         (b"version https://git-lfs.github.com/spec/v1\n", "found a pointer of Git LFS"),
