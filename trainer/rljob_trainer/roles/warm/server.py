@@ -226,7 +226,8 @@ def _take_over(client: int) -> None:
         os.sched_setaffinity(0, os.sched_getaffinity(client))
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, client))
         # The raylet has the kernel kill its workers before other processes.
-        Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{client}/oom_score_adj").read_text())
+        score = Path(f"/proc/{client}/oom_score_adj").read_text(encoding="ascii")
+        Path("/proc/self/oom_score_adj").write_text(score, encoding="ascii")
 
 
 def _receive(connection: socket.socket, client: int) -> tuple[Request, list[int]]:
