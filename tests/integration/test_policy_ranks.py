@@ -341,5 +341,5 @@ def test_the_update_logs_memory_after_each_micro_batch_and_at_its_end(tmp_path: 
 def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     config = policy_config(tmp_path / "model", tmp_path / "run")
-    with pytest.raises(BadInput, match="expected config.json in the model directory"), policy_processes(1, config):
+    with pytest.raises(BadInput, match=r"expected config\.json in the model directory"), policy_processes(1, config):
         pass

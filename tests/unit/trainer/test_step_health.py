@@ -188,3 +188,9 @@ def test_failed_rewards_are_warned_of_at_growing_distances(tmp_path: Path) -> No
     warned = [n for n in range(1, STEPS + 1) if f"warning: step {n}: 4 of 4 rewards are 0" in printed]
     assert warned == [1, 2, 4]
     assert set(listener.warnings) == {"RewardsEqual"}
+
+
+@pytest.mark.parametrize(("last", "reasons"), [(0.5, ["RewardsEqual"]), (1.0, [])])
+def test_equal_rewards_of_a_task_that_is_solved_are_no_problem(last: float, reasons: list[str]) -> None:
+    steps = [*run_of(*[{}] * 6), step(7, last, **UNIFORM)]
+    assert [each.reason for each in findings(steps, responses_may_end=True)] == reasons

@@ -56,6 +56,8 @@ def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[Fi
     for kind in _KINDS:
         if not kind.applies(last) or (kind.reason == "ResponsesTruncated" and not responses_may_end):
             continue
+        if kind.reason == "RewardsEqual" and _has_learned(steps):
+            continue  # the task is solved
         count = sum(kind.applies(step) for step in steps)
         so_far = f" ({count} of {len(steps)} steps so far)" if count > 1 else ""
         message = f"step {last.step}: {kind.describe(last)}{so_far}; {kind.advice}"
