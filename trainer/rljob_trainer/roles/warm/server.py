@@ -1,7 +1,7 @@
 """The server of one role: imports its libraries, then forks a process for each request of `setup_worker.py`.
 
-A fork keeps the memory of its parent, but none of its threads and no CUDA context. Therefore the server has neither: it
-exits if an import has left one, and role processes then start without it.
+A forked process can use neither the threads nor the CUDA context of its parent. If an import has created one of them,
+the server exits, and role processes start without it.
 """
 
 from __future__ import annotations
