@@ -37,7 +37,7 @@ from rljob_memory.next_plan import adapter_changes, other_trainers_first_plan
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, Restart, respond
 from rljob_testing.repository import ROOT
 
-SITE = ROOT / "probe" / "rljob_probe" / "site"
+SITE = ROOT / "images" / "probe" / "rljob_probe" / "site"
 MOST_ATTEMPTS = 8
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rljob_testing.repository import ROOT
 
-SITE = ROOT / "probe" / "rljob_probe" / "site"
+SITE = ROOT / "images" / "probe" / "rljob_probe" / "site"
 
 CONFIG = """
 import json, sys

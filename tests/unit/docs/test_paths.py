@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[!.]*/README.md")])
 FOLDERS = [
-    *["bench", "charts", "cluster", "crds", "docs", "examples", "images", "memory", "operator", "probe"],
-    *["requirements", "scripts", "testing", "tests", "trainer"],
+    *["bench", "charts", "crds", "docs", "examples", "images", "memory", "operator"],
+    *["requirements", "scripts", "tests", "trainer"],
 ]
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./{{}},*-]+)`")
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")

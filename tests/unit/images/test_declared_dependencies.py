@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PARTS = ("cluster", "crds", "memory", "operator", "probe", "trainer")
-"""Parts with metadata of their own; `testing` runs in the development environment only."""
+PARTS = ("crds", "images/probe", "memory", "operator", "tests/cluster", "trainer")
+"""Parts with metadata of their own; `tests/support` runs in the development environment only."""
 OWNERS = packages_distributions()
 
 

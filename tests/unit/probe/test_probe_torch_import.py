@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROBE = Path(__file__).parents[3] / "probe"
+PROBE = Path(__file__).parents[3] / "images" / "probe"
 
 # Without site packages, the finder after the probe's is that of the builtin modules.
 PROGRAM = """

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "rljob-operator"
 EXAMPLES = ROOT / "examples"
