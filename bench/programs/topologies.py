@@ -7,7 +7,7 @@ Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides wh
     colocated, colocated-8b           two policy ranks and two engines, a pair on each GPU
     disaggregated, disaggregated-8b   one policy rank on one GPU, one engine on the other
     overlapped, overlapped-8b         the same with `maxStaleness: 1`
-    mixed, partial                    overlapped, with lengths from 1 to 4,096 tokens; without and with partial rollouts
+    mixed, partial                    overlapped, with lengths from 1 to 4,000 tokens; without and with partial rollouts
 
 0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens. Mixed lengths: 0.6B,
 whose generation_config.json has so many ends of sequence that a random model ends a response after 500 tokens on average.
@@ -65,7 +65,7 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     algorithm["maxStaleness"] = int(kind in OVERLAPPED)
     if kind in ("mixed", "partial"):
         del algorithm["ignoreEndOfSequence"]
-        algorithm["maxResponseTokens"] = 16 if smoke else 4096
+        algorithm["maxResponseTokens"] = 16 if smoke else 4000
         job["model"]["uri"] = model_that_ends(job)
     if kind == "partial":
         algorithm["partialRolloutPrompts"] = 1 if smoke else 8
