@@ -9,8 +9,8 @@ Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides wh
     overlapped, overlapped-8b         the same with `maxStaleness: 1`
     mixed, partial                    overlapped, with lengths from 1 to 4,000 tokens; without and with partial rollouts
 
-0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens. Mixed lengths: 0.6B,
-whose generation_config.json has so many ends of sequence that a random model ends a response after 500 tokens on average.
+0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens. Mixed lengths: 0.6B
+with so many ends of sequence in generation_config.json that a random model ends a response after 500 tokens on average.
 
 Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step of each
 arm is warm-up and is not counted. The idle share of each GPU is measured (NVML); that of each role follows from the
@@ -39,7 +39,7 @@ SMOKE_SHAPE = "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false"
 BUSY_PHASES: dict[str, dict[str, tuple[str, ...]]] = {
     "colocated": {"policy": ("rollout", "update", "sync"), "rollout": ("rollout", "update", "sync")},
     "disaggregated": {"policy": ("update", "sync"), "rollout": ("rollout", "sync")},
-    **dict.fromkeys(OVERLAPPED, {"policy": ("update", "sync")}),
+    **{kind: {"policy": ("update", "sync")} for kind in OVERLAPPED},
 }
 """Phases in which the GPU of a process of this role works. Overlapped: `rollout` is only the wait for the engine."""
 NAMES = [*SPECS, *(f"{arm}-8b" for arm in ("colocated", "disaggregated", "overlapped"))]

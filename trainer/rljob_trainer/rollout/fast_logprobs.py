@@ -3,8 +3,8 @@
 For each token of each sequence, vLLM slices three arrays, converts the slices, appends to six lists, and then decides
 that nothing has to be returned yet. The whole process waits meanwhile. The fast path takes the log-probabilities of all
 sequences from the sampler's array at once, appends one number per token, and leaves only sequences that begin or end to
-vLLM's own code. The results have the same values; of `FlatLogprobs`, only `logprobs` is filled. On an H200, a decoding step of 128
-sequences of Qwen3-0.6B's shape took 4.4 ms instead of 5.5 (medians of nine rounds in turn, 2026-11-27,
+vLLM's own code. The results have the same values; of `FlatLogprobs`, only `logprobs` is filled. On an H200, a decoding
+step of 128 sequences of Qwen3-0.6B's shape took 4.4 ms instead of 5.5 (medians of nine rounds in turn, 2026-11-27,
 `bench/results/rollout_engine.json`).
 
 It replaces two methods of one engine's objects, as they are in vLLM 0.26 and 0.32: `v1/core/sched/scheduler.py` calls
