@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rljob_trainer.errors import BadInput, TrainerError
+from rljob_client.errors import BadInput, RunError
 from rljob_trainer.models.checkpoint import validate_checkpoint
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     output = parser.parse_args().output
     try:
         make_checkpoint(find_gguf(), output)
-    except TrainerError as error:
+    except RunError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     print(f"SmolLM2-135M-Instruct is in {output}")
