@@ -36,12 +36,19 @@ _OTHER_COMMANDS = {
 }
 """Names of commands of other programs, by the answer to them."""
 
+_TRAINER_MISSING = (
+    "rljob run: expected the distribution rljob-trainer, found none; install it (make setup in a checkout of RLJob), or "
+    "train on a cluster (kubectl apply -f MANIFEST)"
+)
+
 
 class _Commands(TyperGroup):
     """Commands that answer the names in `_OTHER_COMMANDS`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args and args[0] not in self.commands else ""
+        if name == "run":
+            ctx.fail(_TRAINER_MISSING)
         for instead, names in _OTHER_COMMANDS.items():
             if name in names.split():
                 ctx.fail(f"No such command '{name}'. {instead}")
@@ -51,7 +58,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="rljob",
     cls=_Commands,
-    help="Train language models by reinforcement learning, from RLJob manifests, on this machine.",
+    help="Train language models by reinforcement learning, from RLJob manifests.",
     epilog="To run the same manifests on Kubernetes: kubectl apply -f MANIFEST",
     no_args_is_help=True,
     add_completion=False,

@@ -11,6 +11,8 @@ import typer
 
 from rljob_client.app import app, examples
 
+__all__ = ["app"]
+
 if find_spec("rljob_trainer") is not None:
     import_module("rljob_trainer.commands")  # first in the help
 

@@ -10,7 +10,7 @@ from rljob_client.errors import BadInput
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 """The description of low-rank adapters, as peft writes it."""
 _LFS_POINTER = b"version https://git-lfs"
 _COPY_AGAIN = "copy the files of the model again from their source"
@@ -123,9 +123,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        if (file.parent / _ADAPTER).is_file():
+        if (file.parent / ADAPTER).is_file():
             raise BadInput(
-                f"expected {file.name} in the model directory {file.parent}, found {_ADAPTER}: it holds low-rank "
+                f"expected {file.name} in the model directory {file.parent}, found {ADAPTER}: it holds low-rank "
                 "adapters without their model. Merge them (merge_and_unload of peft, or policy.lora.export: Merged), "
                 "and save the tokenizer beside the model"
             ) from error
