@@ -73,7 +73,8 @@ class Validation:
         if not self.schema_only:
             data = document.document.data
             unread = [Finding(*each) for each in unread_fields(job.spec, data["spec"])]
-            findings = [*suspicious_values(job, data), *unread, *inspect_job(job, directory)]
+            found = [*suspicious_values(job, data), *unread, *inspect_job(job, directory)]
+            findings = list(dict.fromkeys(found))
         for finding in findings:
             self._show(finding, document)
         if not any(finding.severity == "error" for finding in findings):
