@@ -37,8 +37,8 @@ _OTHER_COMMANDS = {
 """Names of commands of other programs, by the answer to them."""
 
 _TRAINER_MISSING = (
-    "rljob run: expected the distribution rljob-trainer, found none; install it (make setup in a checkout of RLJob), or "
-    "train on a cluster (kubectl apply -f MANIFEST)"
+    "rljob run: expected the distribution rljob-trainer, found none; install it (make setup in a checkout of RLJob), "
+    "or train on a cluster (kubectl apply -f MANIFEST)"
 )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from matplotlib import style
 from matplotlib.figure import Figure
+from pydantic import ValidationError
 
+from rljob_api.plan_change import PlanChange
 from rljob_client.errors import OutputUnavailable
 from rljob_client.plot.learning_plot import draw_learning
 from rljob_client.plot.memory_plot import draw_memory
@@ -14,8 +18,7 @@ from rljob_client.plot.memory_samples import memory_peaks
 from rljob_client.plot.memory_timeline import memory_timeline
 from rljob_client.plot.reward_plot import draw_reward
 from rljob_client.plot.style import STYLE
-from rljob_client.plot.timeline_marks import timeline_marks
-from rljob_client.plot.timeline_plot import draw_timeline
+from rljob_client.plot.timeline_plot import Mark, draw_timeline
 from rljob_client.plot.timing_plot import draw_timing
 from rljob_client.run_directory.durable_files import writing
 from rljob_client.run_directory.ledger import read_ledger
@@ -27,8 +30,13 @@ from rljob_client.run_directory.records import (
     plan_change_records,
     step_records,
 )
+from rljob_memory.evidence.oom_snapshot import OomSnapshot
+from rljob_memory.recovery import messages
+from rljob_memory.sizes import human_bytes
 
 _FORMATS = ("png", "svg")
+_ANSWERED_WITHIN_SECONDS = 120.0
+"""A plan change this soon after a failure is its recovery, and names its class."""
 
 
 def plot_run(directory: Path, output: Path | None = None) -> list[Path]:
@@ -80,6 +88,28 @@ def _timeline_figure(directory: Path, records: list[LedgerRecord]) -> dict[str, 
         return {}
     changes = [record.change for record in plan_change_records(records)]
     return {"memory_timeline": draw_timeline(timeline, timeline_marks(changes, directory / "oom"), attempts)}
+
+
+def timeline_marks(changes: Sequence[PlanChange], snapshots: Path) -> list[Mark]:
+    """The marks in the order of time. `snapshots`: directory of `OomSnapshot`s; may be missing."""
+    answers = [change.time.timestamp() for change in changes if not change.preventive]
+    unanswered = [
+        Mark(snapshot.time, f"out of memory: {human_bytes(snapshot.requested_bytes)} requested", failure=True)
+        for snapshot in _read_snapshots(snapshots)
+        if not any(0 <= answer - snapshot.time <= _ANSWERED_WITHIN_SECONDS for answer in answers)
+    ]
+    return sorted([*unanswered, *map(_mark, changes)], key=lambda mark: mark.time)
+
+
+def _mark(change: PlanChange) -> Mark:
+    text = f"{change.diagnosis.class_name}: {messages.setting_message(change.remedy)}"
+    return Mark(change.time.timestamp(), text, failure=not change.preventive)
+
+
+def _read_snapshots(directory: Path) -> Iterator[OomSnapshot]:
+    for path in sorted(directory.glob("*.json")):
+        with suppress(OSError, ValidationError):
+            yield OomSnapshot.model_validate_json(path.read_bytes())
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.unit.ledger.samples import write_ledger
 
 ROOT = Path(__file__).parents[3]

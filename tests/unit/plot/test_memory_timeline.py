@@ -16,8 +16,8 @@ from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_client.errors import OutputUnavailable
 from rljob_client.plot import plot_run
 from rljob_client.plot.memory_timeline import Level, Timeline, memory_timeline
+from rljob_client.plot.run_plots import timeline_marks
 from rljob_client.plot.style import OTHER_COLOUR, PHASE_COLOURS
-from rljob_client.plot.timeline_marks import timeline_marks
 from rljob_client.plot.timeline_plot import ROLE_COLOURS, draw_timeline
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.memory_logs import logged_samples
