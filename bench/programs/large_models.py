@@ -5,6 +5,7 @@
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
     0.6b-padded    the same with padded sequences
+    0.6b-logprobs  the same with vLLM's own code for the log-probabilities of all tokens
     4b, 8b         the state where the memory plan puts it
     8b-padded      8b with padded sequences
     8b-cold        8b with empty compile caches
@@ -41,6 +42,7 @@ from rljob_memory.sizes import GIB
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
+from rljob_trainer.rollout.fast_logprobs import VARIABLE as FAST_LOGPROBS
 
 OF_8B = ("8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
 TRL_ARMS: dict[str, list[str]] = {
@@ -71,6 +73,8 @@ def response_tokens(model: str) -> int:
 def variables_of(arm: str) -> Mapping[str, str]:
     if arm.endswith("-padded"):
         return {ENABLED: "0"}
+    if arm.endswith("-logprobs"):
+        return {FAST_LOGPROBS: "0"}
     empty = Path(mkdtemp()) if arm.endswith("-cold") else None
     return CompileCache(empty, empty, arm).variables() if empty else {}
 
@@ -90,7 +94,7 @@ if __name__ == "__main__":
     Arms(
         "large_models",
         spec_of,
-        ["0.6b", "0.6b-padded", "4b", *OF_8B, "14b"],
+        ["0.6b", "0.6b-padded", "0.6b-logprobs", "4b", *OF_8B, "14b"],
         "Qwen3 shapes, random weights, all weights trained, 128 responses of 1,024 tokens a step (0.6b: 512)",
         steps=6,
         warm_up_steps=2,

@@ -7,8 +7,10 @@ Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides wh
     colocated, colocated-8b           two policy ranks and two engines, a pair on each GPU
     disaggregated, disaggregated-8b   one policy rank on one GPU, one engine on the other
     overlapped, overlapped-8b         the same with `maxStaleness: 1`
+    mixed, partial                    overlapped, with lengths from 1 to 4,096 tokens; without and with partial rollouts
 
-0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens.
+0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens. Mixed lengths: 0.6B,
+whose generation_config.json has so many ends of sequence that a random model ends a response after 500 tokens on average.
 
 Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step of each
 arm is warm-up and is not counted. The idle share of each GPU is measured (NVML); that of each role follows from the
@@ -19,8 +21,10 @@ without (disaggregated). Each row has the differences between the log-probabilit
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from bench.harness.model_place import written_model
 from bench.harness.run_arms import Arms, Row, generating_job
 from bench.harness.shapes import SHAPES
 
@@ -28,17 +32,19 @@ SPECS: dict[str, dict[str, Any]] = {
     "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},
     "disaggregated": {"topology": "Disaggregated", "policy": {"gpusPerReplica": 1}, "rollout": {"gpusPerReplica": 1}},
 }
-SPECS["overlapped"] = SPECS["disaggregated"]
-STALENESS = {"overlapped": 1}
+SPECS |= dict.fromkeys(("overlapped", "mixed", "partial"), SPECS["disaggregated"])
+OVERLAPPED = ("overlapped", "mixed", "partial")
 PROMPTS = {"0.6b": 32, "8b": 16}
 SMOKE_SHAPE = "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false"
 BUSY_PHASES: dict[str, dict[str, tuple[str, ...]]] = {
     "colocated": {"policy": ("rollout", "update", "sync"), "rollout": ("rollout", "update", "sync")},
     "disaggregated": {"policy": ("update", "sync"), "rollout": ("rollout", "sync")},
-    "overlapped": {"policy": ("update", "sync")},
+    **dict.fromkeys(OVERLAPPED, {"policy": ("update", "sync")}),
 }
 """Phases in which the GPU of a process of this role works. Overlapped: `rollout` is only the wait for the engine."""
-NAMES = [*SPECS, *(f"{arm}-8b" for arm in SPECS)]
+NAMES = [*SPECS, *(f"{arm}-8b" for arm in ("colocated", "disaggregated", "overlapped"))]
+MEAN_LENGTH = 500
+"""Tokens of a response of mixed length: they are distributed geometrically."""
 
 
 def parts_of(arm: str) -> tuple[str, str]:
@@ -54,8 +60,24 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
         if smoke
         else generating_job(SHAPES[size], steps, prompts=PROMPTS[size], group_size=8, response_tokens=1024)
     )
-    job["algorithm"]["maxStaleness"] = STALENESS.get(kind, 0)
-    return SPECS[kind] | job
+    job |= SPECS[kind]
+    algorithm = job["algorithm"]
+    algorithm["maxStaleness"] = int(kind in OVERLAPPED)
+    if kind in ("mixed", "partial"):
+        del algorithm["ignoreEndOfSequence"]
+        algorithm["maxResponseTokens"] = 16 if smoke else 4096
+        job["model"]["uri"] = model_that_ends(job)
+    if kind == "partial":
+        algorithm["partialRolloutPrompts"] = 1 if smoke else 8
+    return job
+
+
+def model_that_ends(job: dict[str, Any]) -> str:
+    """The job's model with another seed, and with an end of sequence among 1 of `MEAN_LENGTH` tokens."""
+    directory = written_model(job | {"model": {"uri": job["model"]["uri"] + "&seed=1"}})
+    ends = json.loads((directory / "config.json").read_text())["vocab_size"] // MEAN_LENGTH
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(2, 2 + max(ends, 8)))}))
+    return f"file://{directory}"
 
 
 def idle_shares(arm: str, row: Row) -> Row:
