@@ -38,7 +38,7 @@ def validate(
     line.
 
     Read the model's configuration and tokenizer, every line of the data set and the engine arguments, and call the
-    reward function once, in a separate process.
+    reward function once, in a separate process. These checks require the trainer.
 
     \b
     Exit codes:

@@ -88,7 +88,7 @@ class TestBoth:
 class TestOperator:
     def test_it_is_small_and_carries_no_torch(self, operator: ImageContainer) -> None:
         assert size(OPERATOR) < 200 * MEGABYTE
-        heavy = ("torch", "vllm", "ray", "transformers", "numpy", "rljob_trainer")
+        heavy = ("torch", "vllm", "ray", "transformers", "numpy", "rljob_client", "rljob_trainer")
         assert python(operator, f"import importlib.util as u; print([n for n in {heavy} if u.find_spec(n)])") == "[]"
 
     def test_its_program_starts(self, operator: ImageContainer) -> None:
