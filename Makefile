@@ -123,7 +123,7 @@ clean: ## Remove the environment, the caches of the tools, and the runs
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
-PARTS := crds memory operator trainer images/probe tests/cluster tests/support
+PARTS := crds memory client operator trainer images/probe tests/cluster tests/support
 LOCKS := requirements/uv.txt requirements/trainer-cpu.txt requirements/operator.txt requirements/dev.txt
 CLUSTER := $(BIN)/python -m rljob_cluster
 # One process more than two cores: much of what tests of the operator and of the cluster do is waiting.

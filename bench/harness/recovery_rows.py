@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rljob_api.exit_codes import ExitCode
-from rljob_trainer.ledger.records import (
+from rljob_client.run_directory.records import (
     LedgerRecord,
     PlanChangeRecord,
     ReadyRecord,

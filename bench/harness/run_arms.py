@@ -112,7 +112,7 @@ class Arms:
         path.write_text(yaml.safe_dump(job))
         shutil.copy(REWARDS, path.parent)
         options = self.smoke_options if smoke else ()
-        command = [sys.executable, "-m", "rljob_trainer", "run", str(path), "--output", str(output), *options]
+        command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(output), *options]
         environment = os.environ | self.variables(arm)
         with ballast(leave_bytes=card_bytes) if card_bytes else nullcontext(), DevicePeak() as peak, GpuUse() as use:
             exit_code = run_steps(command, output, steps, environment, to_the_end=smoke)

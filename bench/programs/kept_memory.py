@@ -33,12 +33,12 @@ import yaml
 from bench.harness.needs import require_gpus
 from bench.harness.record import RESULTS, record, recorded
 from bench.harness.shapes import SHAPES
+from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import CudaDriver
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
-from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "kept_memory"
 ARMS = ("plain", "reference", "no-ptrace", "export", "leak", "leak-disabled")
@@ -78,7 +78,7 @@ def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
     path = output.parent / f"{arm}.yaml"
     path.write_text(yaml.safe_dump(manifest))
     shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
-    program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_trainer"]
+    program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_client"]
     before = without_ptrace if arm == "no-ptrace" else None
     done = subprocess.run(
         [sys.executable, *program, "run", path, "--output", output], check=False, preexec_fn=before, timeout=900
@@ -89,7 +89,7 @@ def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
 LEAKING = f"""
 from rljob_trainer.roles.colocated import ColocatedRoles
 ColocatedRoles.engine_class = "{__spec__.name if __spec__ else __name__}:{LeakingEngine.__name__}"
-from rljob_trainer.__main__ import main
+from rljob_client.__main__ import main
 main()
 """
 

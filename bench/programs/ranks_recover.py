@@ -106,7 +106,7 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
     folder.mkdir(parents=True)
     faults = KILLED if arm == "killed" else OUT_OF_MEMORY
     write_job(manifest, steps, list(faults.values()), folder / "job.yaml", smoke)
-    command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", folder / "job.yaml"]
+    command: list[str | Path] = [sys.executable, "-m", "rljob_client", "run", folder / "job.yaml"]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
     (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
     command += ["--plan", folder / "plan.json"]

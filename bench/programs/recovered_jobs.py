@@ -27,11 +27,11 @@ import yaml
 
 from bench.harness.record import record
 from bench.harness.recovery_rows import GIB, Arm, FailingJob, Run, line, merged, row_of, row_of_job
+from rljob_client.run_directory.records import parse_record
 from rljob_testing.ballast import DriverError, ballast
 from rljob_testing.bounded_process import run_for
 from rljob_testing.induced_failures.induce import diagnose
 from rljob_testing.induced_failures.recorded_evidence import pack
-from rljob_trainer.ledger.records import parse_record
 
 JOBS = Path(__file__).parent / "failing_jobs"
 LONGEST_RUN_SECONDS = 150
@@ -122,7 +122,7 @@ def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, de
         spec["faultInjection"] = {"enabled": True, "faults": list(job.faults)}
     (folder / "job.yaml").write_text(yaml.safe_dump({**manifest, "spec": spec}))
     (folder / "plan.json").write_text(json.dumps(dict(job.plan)))
-    rljob = (sys.executable, "-m", "rljob_trainer")
+    rljob = (sys.executable, "-m", "rljob_client")
     options: list[str | Path] = ["--plan", folder / "plan.json", "--output", folder / "run", "--device", device]
     begun = time.monotonic()
     seconds = min(LONGEST_RUN_SECONDS, max(deadline - begun, 1.0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.model import read_policy_model

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rljob_client.errors import BadInput
 from rljob_memory.planning.host_memory import READING_BYTES
 from rljob_testing.supported_models import KINDS
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.errors import BadInput
 from rljob_trainer.policy import weight_loading
 from rljob_trainer.policy.float32_masters import joined
 from rljob_trainer.policy.frozen_weights import read_frozen_weights

@@ -13,8 +13,9 @@ import psutil
 import pytest
 import ray
 
+from rljob_client.errors import RunError
 from rljob_memory.planning.shared_memory import object_store_bytes
-from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles.calls import result_of, serving, wait_for
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.time_limit import time_limit
@@ -75,7 +76,7 @@ def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(
 
 def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, Any]) -> None:
     calls = update(ranks, "wait_for_peers", 600.0)
-    with pytest.raises(TrainerError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
+    with pytest.raises(RunError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
         wait_for(calls, "updating")
     assert failed.value.actor == "policy-0"
     assert not ray.wait([calls["policy-1"]], timeout=0)[0], "the peer is still at it"

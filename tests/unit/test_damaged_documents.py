@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from rljob_api.exit_codes import ExitCode
 from rljob_api.manifest import ManifestError, load_manifest
 from rljob_api.termination_message import TerminationMessage, read_termination_message
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import read_ledger
 from rljob_operator.diagnose.container_end import container_ends
 from rljob_operator.diagnose.explanation import explanation_of
 from rljob_testing.repository import EXAMPLES
-from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, FileDigest, find_damage
-from rljob_trainer.ledger.ledger import read_ledger
 from tests.unit.ledger.samples import step_record
 from tests.unit.operator.observe.objects import pod
 

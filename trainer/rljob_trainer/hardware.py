@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 
 Device = Literal["cpu", "cuda"]
 

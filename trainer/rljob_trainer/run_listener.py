@@ -8,8 +8,8 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, TrainingWarning
+from rljob_client.run_directory.records import StepRecord
 from rljob_memory.sample import MemorySample
-from rljob_trainer.ledger.records import StepRecord
 
 
 class RunListener:

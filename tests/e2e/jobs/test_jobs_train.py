@@ -169,7 +169,7 @@ def on_node(name: str) -> dict[str, object]:
 
 def fetch(cluster: ClusterLayout, jobs: Kubectl, job: str, output: Path) -> subprocess.CompletedProcess[str]:
     """`rljob fetch` in the namespace of the test."""
-    command = [sys.executable, "-m", "rljob_trainer", "fetch", job, "-n", jobs.namespace, "-o", str(output)]
+    command = [sys.executable, "-m", "rljob_client", "fetch", job, "-n", jobs.namespace, "-o", str(output)]
     path = f"{cluster.binaries}{os.pathsep}{os.environ['PATH']}"
     variables = os.environ | {"KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from rljob_client.errors import BadInput
 from rljob_trainer.algorithm.advantage import group_advantages, uniform_groups
-from rljob_trainer.errors import BadInput
 
 GROUP = 4
 spread_rewards = arrays(np.float32, (3, GROUP), elements=st.integers(-50, 50).map(float)).filter(

@@ -9,9 +9,9 @@ from typing import get_args
 import torch
 import yaml
 
+from rljob_client.run_directory.records import LedgerRecord, StepRecord
 from rljob_trainer.algorithm.loss import TokenValues, policy_loss
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.ledger.records import LedgerRecord, StepRecord
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.fetch.archive import IncompleteArchive, extract, require_free
+from rljob_client.errors import OutputUnavailable
+from rljob_client.fetch.archive import IncompleteArchive, extract, require_free
 
 
 def archive(**files: bytes) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PARTS = ("crds", "images/probe", "memory", "operator", "tests/cluster", "trainer")
+PARTS = ("client", "crds", "images/probe", "memory", "operator", "tests/cluster", "trainer")
 """Parts with metadata of their own; `tests/support` runs in the development environment only."""
 OWNERS = packages_distributions()
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.rollout_batch import RolloutBatch
 
 GIB = 2**30

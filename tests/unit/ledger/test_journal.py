@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.errors import OutputUnavailable
+from rljob_client.errors import OutputUnavailable
 from rljob_trainer.ledger.journal import RolloutJournal
 from tests.unit.ledger.samples import rollout_batch
 

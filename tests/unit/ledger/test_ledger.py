@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.ledger import Ledger, read_ledger
-from rljob_trainer.ledger.records import RestoreRecord, step_records
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import Ledger, read_ledger
+from rljob_client.run_directory.records import RestoreRecord, step_records
 from tests.unit.ledger.samples import step_record, write_ledger
 
 
@@ -138,7 +138,7 @@ def test_a_record_is_on_disk_before_commit_returns(tmp_path: Path, monkeypatch: 
 def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     committing = (
-        "import sys; from pathlib import Path; from rljob_trainer.ledger.ledger import Ledger\n"
+        "import sys; from pathlib import Path; from rljob_client.run_directory.ledger import Ledger\n"
         "from tests.unit.ledger.samples import step_record\n"
         "ledger = Ledger(Path(sys.argv[1]))\n"
         "while True: ledger.commit(step_record(ledger.next_step)); print(ledger.last_step, flush=True)\n"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from rljob_trainer.ledger.records import RewardStatistics
-from rljob_trainer.ledger.reward_trend import RewardTrend, reward_text, reward_trend
+from rljob_client.run_directory.records import RewardStatistics
+from rljob_client.run_directory.reward_trend import RewardTrend, reward_text, reward_trend
 
 NAN, INFINITY = math.nan, math.inf
 LINEAR = [step / 10 for step in range(20)]

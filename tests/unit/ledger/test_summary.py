@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_trainer.ledger.records import AttemptRecord, LedgerRecord, RestoreRecord
-from rljob_trainer.ledger.summary import PeakMemory, Summary, summarize
+from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
+from rljob_client.run_directory.summary import PeakMemory, Summary, summarize
 from tests.unit.ledger.samples import GIB, plan_change_record, step_record
 
 

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
+from rljob_client.errors import BadInput
 from rljob_testing.supported_models import TRAINED
-from rljob_trainer.errors import BadInput
 from rljob_trainer.models.checkpoint import described_dimensions, is_tied, validate_checkpoint
 from rljob_trainer.models.consistency import require_same_window
 from rljob_trainer.models.resolve import resolve_model

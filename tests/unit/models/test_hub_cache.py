@@ -24,11 +24,11 @@ from rljob_trainer.models.resolve import resolve_model
 PROGRAM = f"from rljob_trainer.models.resolve import resolve_model; print(resolve_model('hf://{REPOSITORY}'))"
 
 FAILURE_PROGRAM = f"""
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
 try:
     resolve_model('hf://{REPOSITORY}')
-except TrainerError as error:
+except RunError as error:
     print(error.exit_code.name, f"{{type(error).__name__}}: {{error}}")
 """
 

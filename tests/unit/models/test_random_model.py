@@ -9,9 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_api.job import RLJobSpec
+from rljob_client.errors import BadInput
+from rljob_client.model_files import weight_shapes
 from rljob_memory.planning.model_size import shape_in_uri
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint, weight_shapes
+from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint
 from rljob_trainer.models.resolve import resolve_model
 
 

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import (
-    load_tokenizer,
-    policy_weight_shapes,
-    require_same_rope,
-)
+from rljob_client.errors import BadInput
+from rljob_trainer.models.checkpoint import load_tokenizer, policy_weight_shapes, require_same_rope
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.trainable import require_trainable
 
@@ -145,10 +141,10 @@ class TestHub:
     def resolve(uri: str, hf_home: Path) -> str:
         script = (
             "import sys\n"
-            "from rljob_trainer.errors import TrainerError\n"
+            "from rljob_client.errors import RunError\n"
             "from rljob_trainer.models.resolve import resolve_model\n"
             "try: print(resolve_model(sys.argv[1]))\n"
-            "except TrainerError as error: print(error)\n"
+            "except RunError as error: print(error)\n"
         )
         environment = {**os.environ, "HF_HOME": str(hf_home), "HF_HUB_OFFLINE": "1"}
         environment.pop("HF_HUB_CACHE", None)

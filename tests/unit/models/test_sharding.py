@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.models.sharding import require_shardable
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rljob_client.errors import BadInput
 from rljob_testing.supported_models import KINDS, Kind
-from rljob_trainer.errors import BadInput
 from rljob_trainer.models.lora_targets import adapted_layers, described_layers
 from rljob_trainer.models.trainable import require_trainable, require_trainable_settings
 from rljob_trainer.policy.packed_attention import PACKED_KINDS

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.plot import plot_run
+from rljob_client.errors import OutputUnavailable
+from rljob_client.plot import plot_run
 from tests.unit.ledger.samples import GIB, write_ledger
 
 

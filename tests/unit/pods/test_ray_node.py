@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rljob_client.errors import RunError
 from rljob_testing.patience import PATIENCE_SECONDS
-from rljob_trainer.errors import TrainerError, WorkerLost
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
 from rljob_trainer.pods.ray_start import EXIT_DIED
 
@@ -82,7 +83,7 @@ def test_object_store_leaves_room_in_shared_memory(monkeypatch: pytest.MonkeyPat
 def test_a_failed_start_shows_the_last_output_of_ray(tmp_path: Path) -> None:
     log = tmp_path / "ray-start.log"
     log.write_text("INFO Local node IP: 10.0.0.2\nConnectionError: token is wrong\n")
-    with pytest.raises(TrainerError, match=r"exit code 1\): ConnectionError: token is wrong .*ray-start\.log"):
+    with pytest.raises(RunError, match=r"exit code 1\): ConnectionError: token is wrong .*ray-start\.log"):
         require_started(1, log)
     require_started(0, log)
     with pytest.raises(WorkerLost):

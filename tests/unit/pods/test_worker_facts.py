@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.roles import PolicySpec
-from rljob_trainer.errors import BadInput, TrainerError
+from rljob_client.errors import BadInput, RunError
 from rljob_trainer.hardware import Machine
 from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, require_engine_here, role_hosts, worker_of
 from rljob_trainer.runtime.placement import RoleHosts
@@ -87,7 +87,7 @@ def test_an_image_for_cpus_trains_on_the_cpu_with_as_many_ranks() -> None:
 
 
 def test_a_pod_that_sees_fewer_gpus_than_it_asked_for_is_named() -> None:
-    with pytest.raises(TrainerError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1; check the driver"):
+    with pytest.raises(RunError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1; check the driver"):
         hosts(PolicySpec(replicas=2, gpus_per_replica=2), worker(2), worker(1))
 
 
@@ -114,7 +114,7 @@ def test_the_pod_of_an_engine_follows_those_of_the_policy() -> None:
 
 
 def test_a_rollout_pod_with_too_few_gpus_is_named() -> None:
-    with pytest.raises(TrainerError, match=r"2 GPUs in pod digits-rollout-1 \(rollout\.gpusPerReplica\), found 1"):
+    with pytest.raises(RunError, match=r"2 GPUs in pod digits-rollout-1 \(rollout\.gpusPerReplica\), found 1"):
         hosts(PolicySpec(), worker(1), worker(2), worker(1), **APART)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_client.errors import BadInput, OutputUnavailable
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import BadInput, OutputUnavailable
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.policy.export import rehearse_output, write_description

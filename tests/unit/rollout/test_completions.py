@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.rollout.engine import completions_of
 
 
@@ -50,10 +50,10 @@ def test_an_empty_response_is_a_completion() -> None:
 
 
 def test_an_aborted_response_is_not_a_completion() -> None:
-    with pytest.raises(TrainerError, match="'abort'"):
+    with pytest.raises(RunError, match="'abort'"):
         completions_of([SimpleNamespace(outputs=[output(0, [7], "abort")])], TOKENIZER)
 
 
 def test_a_missing_log_probability_is_noticed() -> None:
-    with pytest.raises(TrainerError, match="1 log-probabilities for 2 tokens"):
+    with pytest.raises(RunError, match="1 log-probabilities for 2 tokens"):
         completions_of([SimpleNamespace(outputs=[output(0, [7, 8], "stop", [-0.5])])], TOKENIZER)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments, engine_environment, graph_sizes
 
 VLLM_ARGUMENTS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout.config import SET_BY_TRAINER
 from rljob_trainer.rollout.engine_fields import (
     engine_args_problems,

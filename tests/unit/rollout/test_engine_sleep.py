@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
@@ -70,7 +70,7 @@ def test_an_engine_sleeps_at_its_level_and_wakes_each_part_once(model_dir: Path,
 
 def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path) -> None:
     made, _ = engine(model_dir)
-    with pytest.raises(TrainerError, match="it has never received weights"):
+    with pytest.raises(RunError, match="it has never received weights"):
         made.generate([[1, 2]], 1, [0])
 
 

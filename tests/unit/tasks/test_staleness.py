@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.staleness import require_staleness_allowed
 
 MODULES = {

@@ -12,7 +12,7 @@ import pytest
 
 from rljob_api.task import TaskSpec
 from rljob_api.task_args import JsonlArgs
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.jsonl import read_items

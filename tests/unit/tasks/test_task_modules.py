@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.python_functions import load_function
 from rljob_trainer.tasks.task_modules import load_module
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.jsonl import read_items
 from rljob_trainer.tasks.python_functions import call_for_items
 from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 import ray
 
-from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_client.errors import RunError
+from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.roles import absent_engines
 from rljob_trainer.roles.absent_engines import AbsentEngines, has_place
@@ -35,7 +36,7 @@ class Pods:
     lost: set[str] = field(default_factory=set)
     started: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
-    failure: TrainerError | None = None
+    failure: RunError | None = None
     now: float = 100.0
 
     def start(self, engine: tuple[str, ...]) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def test_a_place_is_there_if_all_nodes_that_claim_it_answer(
 class Ranks:
     """One rank, whose sync fails for engines that are lost."""
 
-    def __init__(self, lost: dict[str, TrainerError], on_sync: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, lost: dict[str, RunError], on_sync: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
         self.on_sync = on_sync
         self.synced: list[list[Any]] = []
@@ -203,7 +204,7 @@ def allowed(_failure: WorkerLost) -> bool:
 
 
 def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(engines: RoleProcesses, pods: Pods) -> None:
-    lost: dict[str, TrainerError] = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
+    lost: dict[str, RunError] = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
     ranks, asked = Ranks(lost), list[WorkerLost]()
     pods.lost = {"worker-2"}
 
@@ -245,7 +246,7 @@ def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(engines: R
     ],
 )
 def test_otherwise_a_lost_engine_fails_the_sync(
-    lost: dict[str, TrainerError],
+    lost: dict[str, RunError],
     pods_lost: set[str],
     policy_ranks: int,
     may_replace: Callable[[WorkerLost], bool],

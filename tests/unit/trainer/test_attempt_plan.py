@@ -10,11 +10,11 @@ import pytest
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import PlanChangeRecord
 from rljob_memory.sizes import GIB
 from rljob_trainer.hardware import Machine
-from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.ledger.records import PlanChangeRecord
 from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.run_listener import RunListener

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rljob_trainer.cli import app
+from rljob_client.cli import app
 
 
 def printed(*arguments: str) -> str:
@@ -35,7 +35,7 @@ def test_version_lists_the_facts_for_a_bug_report() -> None:
 def test_a_locale_without_a_character_of_a_message_prints_it_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.batch.\n")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "rljob_trainer", "diagnose", str(tmp_path)]
+    command = [sys.executable, "-m", "rljob_client", "diagnose", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert "Raise the limit of host memory" in done.stdout.decode("utf-8")
@@ -44,7 +44,7 @@ def test_a_locale_without_a_character_of_a_message_prints_it_all_the_same(tmp_pa
 def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m rljob_trainer --version"
+    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m rljob_client --version"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "expected a working directory, found none" in done.stderr

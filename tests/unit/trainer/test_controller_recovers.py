@@ -21,15 +21,16 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import TrainingWarning
+from rljob_client.errors import BadInput, RunError
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
@@ -501,7 +502,7 @@ def test_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path)
 
 
 def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError) as failure:
+    with pytest.raises(RunError) as failure:
         Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
     assert isinstance(failure.value, WorkerLost)
 

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from rljob_api.plan_change import Phase, Role
-from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError
+from rljob_client.errors import RunError
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted
 from rljob_trainer.recovery.recovery import dead_roles
 from tests.unit.trainer.simulated_roles import SimulatedRoles
 
@@ -38,7 +39,7 @@ def roles(ranks: int = 1, *, policy_at: int | None = 2) -> Any:
     ],
 )
 def test_a_role_is_dead_if_its_processes_or_its_weights_are_lost(
-    failure: TrainerError, phase: Phase, ranks: int, policy_at: int | None, expected: set[Role]
+    failure: RunError, phase: Phase, ranks: int, policy_at: int | None, expected: set[Role]
 ) -> None:
     assert dead_roles(roles(ranks, policy_at=policy_at), failure, phase) == expected
 

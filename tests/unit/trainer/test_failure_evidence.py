@@ -10,8 +10,9 @@ import pytest
 
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import Evidence
+from rljob_client.errors import RunError
 from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
-from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
 from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.roles.faults import INJECTED
@@ -20,7 +21,7 @@ from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY, OutOfMemoryError, 
 GIB = 1 << 30
 
 
-def raised_in(file: str, function: str) -> TrainerError:
+def raised_in(file: str, function: str) -> RunError:
     """Failure of a process, with an exception from a function of a library."""
     namespace: dict[str, Any] = {}
     exec(compile(f"def {function}(error):\n    raise error", file, "exec"), namespace)
@@ -33,7 +34,7 @@ def raised_in(file: str, function: str) -> TrainerError:
     raise AssertionError
 
 
-def gathered(failure: TrainerError, directory: Path, phase: Phase | None = "update") -> Evidence | None:
+def gathered(failure: RunError, directory: Path, phase: Phase | None = "update") -> Evidence | None:
     return gather_evidence(failure, directory, attempt=2, step=7, phase=phase, plan=None)
 
 
@@ -98,7 +99,7 @@ def test_other_failures_have_no_evidence(tmp_path: Path) -> None:
         (DeviceOutOfMemory("the process left no exception").of("policy-0"), "Unknown"),
     ],
 )
-def test_without_an_exception_the_error_names_the_memory(error: TrainerError, cause: str, tmp_path: Path) -> None:
+def test_without_an_exception_the_error_names_the_memory(error: RunError, cause: str, tmp_path: Path) -> None:
     evidence = gathered(error, tmp_path)
     assert evidence is not None
     assert evidence.diagnoses[0].class_name == cause

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.fault_injection import Fault, FaultInjection
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import fault_records
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import fault_records
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.roles.faults import INJECTED, InjectedFault, target_role
@@ -144,8 +144,8 @@ def test_each_fault_happens_in_the_role_whose_memory_it_is() -> None:
 
 
 def test_host_memory_is_filled_only_below_a_container_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rljob_client.errors import BadInput
     from rljob_memory.sample import MemorySample
-    from rljob_trainer.errors import BadInput
     from rljob_trainer.roles import faults
 
     monkeypatch.setattr(faults, "host_memory", lambda: MemorySample(host_limit_bytes=1 << 62))

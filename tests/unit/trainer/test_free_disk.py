@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rljob_api.job import RLJobSpec
+from rljob_client.errors import OutputUnavailable
 from rljob_memory.planning.disk import Disk
 from rljob_memory.sizes import GIB
-from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.runtime import free_disk
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles import generation
 from rljob_trainer.roles.work_queue import WorkQueue
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, Segment, deal, generate_lot, unstarted
@@ -25,7 +26,7 @@ class SimulatedEngine:
     """A process of an engine. Each of its calls completes one of its groups, when its result is taken."""
 
     name: str
-    fails: list[TrainerError] = field(default_factory=list)
+    fails: list[RunError] = field(default_factory=list)
     fails_after: int = 0
     """Calls that succeed before."""
     is_first: bool = True
@@ -151,7 +152,7 @@ EXPECTED = [f"{index}/{100 + index}/{member}" for index in range(PROMPTS) for me
 
 
 def engines(
-    *lost: int, count: int = 3, failure: type[TrainerError] = WorkerLost, size: int = 1, after: int = 0
+    *lost: int, count: int = 3, failure: type[RunError] = WorkerLost, size: int = 1, after: int = 0
 ) -> list[SimulatedEngine]:
     return [
         SimulatedEngine(f"rollout-{n}", [failure("died")] if n in lost else [], after, n % size == 0)

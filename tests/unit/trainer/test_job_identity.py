@@ -10,8 +10,8 @@ import pytest
 
 from rljob_api.job import RLJob
 from rljob_api.optimizer import OptimizerSpec
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.ledger import Ledger
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, identity
 from tests.unit.ledger.samples import step_record

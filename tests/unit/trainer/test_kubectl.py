@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.kubectl import ClusterError, Kubectl, explain_failure
+from rljob_client.kubectl import ClusterError, Kubectl, explain_failure
 
 NO_SERVER = (
     'E1127 12:36:29.637011   28340 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list'

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rljob_api.plan_change import PlanChange
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import plan_change_records
 from rljob_memory.recovery import Changed, RecoveryState
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import plan_change_records
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan, state_at_start
 from tests.unit.ledger.samples import PLAN, step_record
 from tests.unit.ledger.samples import plan_change as change

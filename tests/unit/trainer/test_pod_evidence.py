@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.kubectl import ClusterError
-from rljob_trainer.pod_evidence import collect_pods
+from rljob_client.kubectl import ClusterError
+from rljob_client.pod_evidence import collect_pods
 
 
 def pod(name: str, **labels: str) -> dict[str, Any]:

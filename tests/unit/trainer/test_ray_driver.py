@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import ray
 
+from rljob_client.errors import BadInput
 from rljob_memory.planning.shared_memory import object_store_bytes
-from rljob_trainer.errors import BadInput, WorkerLost
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles import ray_driver
 
 

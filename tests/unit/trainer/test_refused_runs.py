@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.manifest import load_manifest
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.durable_files import disk_full_message
+from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.recovery import GiveUp, GiveUpReason
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.durable_files import disk_full_message
-from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models.random_model import resolve
 from rljob_trainer.runtime.job_run import JobRun, identity

@@ -9,13 +9,14 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
+from rljob_client.errors import BadInput, RunError
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.recovery.repeated_failures import require_new_failure
 from rljob_trainer.roles.calls import result_of
 
 
-def raised(kind: str = "IndexError while generating", actor: str = "rollout-0", said: str = "first") -> TrainerError:
-    failure = TrainerError(f"{actor} failed while generating: {said}").of(actor)
+def raised(kind: str = "IndexError while generating", actor: str = "rollout-0", said: str = "first") -> RunError:
+    failure = RunError(f"{actor} failed while generating: {said}").of(actor)
     failure.raised = kind
     return failure
 
@@ -29,11 +30,11 @@ def raised(kind: str = "IndexError while generating", actor: str = "rollout-0", 
         (raised(), raised("ValueError while generating"), 4, False),
         (raised(), raised(actor="policy-0"), 4, False),
         (WorkerLost("died"), WorkerLost("died"), 4, False),
-        (TrainerError("CUDA error"), TrainerError("CUDA error"), 4, False),
+        (RunError("CUDA error"), RunError("CUDA error"), 4, False),
     ],
 )
 def test_the_same_exception_at_the_same_step_is_not_restarted_again(
-    tmp_path: Path, first: TrainerError, second: TrainerError, step: int, repeats: bool
+    tmp_path: Path, first: RunError, second: RunError, step: int, repeats: bool
 ) -> None:
     record = tmp_path / "failure.json"
     require_new_failure(first, record, 4)
@@ -65,7 +66,7 @@ def test_the_exception_of_a_role_names_its_type_and_call(
     monkeypatch: pytest.MonkeyPatch, cause: Exception, expected: str | None
 ) -> None:
     monkeypatch.setattr(ray, "get", failing_with(cause))
-    with pytest.raises(TrainerError) as failed:
+    with pytest.raises(RunError) as failed:
         result_of("reference", "rollout-0", "generating")
     assert failed.value.raised == expected
 

@@ -11,9 +11,10 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.recovery import RecoverySpec
+from rljob_client.errors import BadInput, OutputUnavailable, RunError
+from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.recovery import Constraints, RecoveryState, Response, Restart, respond
-from rljob_trainer.errors import BadInput, DeviceOutOfMemory, OutputUnavailable, TrainerError, WorkerLost
-from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.recovery.recovery import failure_report
 from rljob_trainer.runtime.job_run import JobRun, Outcome
 from rljob_trainer.runtime.run_command import RunOptions, run_manifest
@@ -21,7 +22,7 @@ from rljob_trainer.runtime.supervision import Supervision
 from tests.unit.ledger.samples import step_record
 
 LOST = WorkerLost("policy-0 died while updating").of("policy-0")
-RAISED = TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")
+RAISED = RunError("policy-0 failed while updating: ValueError: no").of("policy-0")
 MANIFEST = """
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
@@ -35,11 +36,11 @@ spec:
 ON_ITS_OWN = Constraints(MemorySettings(), RecoverySpec(max_restarts=1), None, Supervision().levels)
 
 
-def answer(failure: TrainerError, state: RecoveryState) -> Response:
+def answer(failure: RunError, state: RecoveryState) -> Response:
     return respond(failure_report(failure, 1, datetime(2026, 1, 1, tzinfo=UTC)), state, ON_ITS_OWN)
 
 
-def given_up(failure: TrainerError) -> TrainerError:
+def given_up(failure: RunError) -> RunError:
     failure.given_up = True
     return failure
 
@@ -69,7 +70,7 @@ def test_half_of_the_remaining_steps_give_a_restart_back(tmp_path: Path, monkeyp
     ],
 )
 def test_a_run_that_is_given_up_reports_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: TrainerError, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: RunError, why: str
 ) -> None:
     def attempt(*_: object) -> Outcome:
         raise failure
@@ -97,10 +98,8 @@ def test_a_failure_after_the_last_step_names_the_missing_model(tmp_path: Path, m
     assert reason.startswith("the disk is full. To write the model, run the same command again.")
 
 
-@pytest.mark.parametrize(
-    "failure", [LOST, TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")]
-)
-def test_a_process_that_died_or_raised_is_restarted(failure: TrainerError) -> None:
+@pytest.mark.parametrize("failure", [LOST, RunError("policy-0 failed while updating: ValueError: no").of("policy-0")])
+def test_a_process_that_died_or_raised_is_restarted(failure: RunError) -> None:
     assert isinstance(answer(failure, RecoveryState(None, 100)), Restart)
 
 
@@ -110,8 +109,8 @@ def test_a_process_that_died_or_raised_is_restarted(failure: TrainerError) -> No
         BadInput("no such model").of("policy-0"),
         OutputUnavailable("the disk is full"),
         given_up(DeviceOutOfMemory("CUDA out of memory").of("policy-0")),
-        TrainerError("Ray did not start"),
+        RunError("Ray did not start"),
     ],
 )
-def test_a_failure_that_would_recur_is_not_restarted(failure: TrainerError) -> None:
+def test_a_failure_that_would_recur_is_not_restarted(failure: RunError) -> None:
     assert not isinstance(answer(failure, RecoveryState(None, 100)), Restart)

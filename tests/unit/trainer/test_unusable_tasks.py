@@ -79,7 +79,7 @@ def test_neither_the_locale_nor_the_working_directory_changes_a_command(locale: 
     (tmp_path / "numbers.py").write_text("raise SystemError('it shadows another module')\n", encoding="utf-8")
     (tmp_path / "jöb.yaml").write_text("apiVersion: rljob.dev/v1alpha1\nkind: Jöb\n", encoding="utf-8")
     variables = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "rljob_trainer", "validate", "--schema-only", "jöb.yaml", "-"]
+    command = [sys.executable, "-m", "rljob_client", "validate", "--schema-only", "jöb.yaml", "-"]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | variables, input=b"kind: J\xf6b", capture_output=True, check=False
     )

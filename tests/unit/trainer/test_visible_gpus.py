@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.hardware import this_machine, visible_gpus
 
 GIB = 2**30

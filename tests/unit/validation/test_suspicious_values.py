@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted, load_manifest
+from rljob_client.validation.suspicious_values import suspicious_values
 from rljob_testing.repository import EXAMPLES
-from rljob_trainer.validation.suspicious_values import suspicious_values
 
 
 def warnings(**spec: Any) -> dict[str, str]:

@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rljob_api.manifest import dotted, load_manifest
+from rljob_client.cli import app
+from rljob_client.validation.inspect_job import findings_in, inspect_job
 from rljob_testing.hub_server import HubServer
-from rljob_trainer.cli import app
 from rljob_trainer.hardware import Machine
+from rljob_trainer.inspection import Inspection
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.validation.inspect_job import findings_in, inspect_job
-from rljob_trainer.validation.inspection import Inspection
 
 JOB = """\
 apiVersion: rljob.dev/v1alpha1
@@ -189,7 +189,7 @@ def test_8_bits_that_this_machine_cannot_compute_are_a_warning(folder: Path, mon
 
     def warnings(capability: tuple[int, int] | None) -> list[str]:
         machine = Machine((80 << 30,), 64 << 30, 8, capability)
-        monkeypatch.setattr("rljob_trainer.validation.inspection.this_machine", lambda: machine)
+        monkeypatch.setattr("rljob_trainer.inspection.this_machine", lambda: machine)
         entries: list[dict[str, Any]] = []
         Inspection(job, folder, entries.append).run()
         return [f"{dotted(each['field'])}: {each['message']}" for each in entries if each.get("severity") == "warning"]

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from rljob_trainer.ledger.durable_files import DISK_FULL, writing
+from rljob_client.run_directory.durable_files import DISK_FULL, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
 def crash_report(error: BaseException, log: Path) -> str:
     """An unexpected error in three lines: the error, its location, and the file with the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "rljob_trainer" in frame.filename]
+    own = [frame for frame in frames if any(part in frame.filename for part in ("rljob_client", "rljob_trainer"))]
     where = [f"  at {frame.filename}:{frame.lineno}, in {frame.name}" for frame in (own or list(frames))[-1:]]
     message = "".join(traceback.format_exception_only(error)).strip()
     return "\n".join([f"unexpected {message}", *where, f"  the full traceback is in {log}"])

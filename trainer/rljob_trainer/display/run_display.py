@@ -16,9 +16,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from rljob_client.run_directory.records import StepRecord
+from rljob_client.run_directory.reward_trend import reward_text
 from rljob_trainer.display.numbers import clock, gibibytes, short_seconds, sparkline
-from rljob_trainer.ledger.records import StepRecord
-from rljob_trainer.ledger.reward_trend import reward_text
 
 _SPARKLINE_WIDTH = 20
 _SHORTEST_SPARKLINE = 8

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from rljob_api.plan_change import PlanChange
 from rljob_api.storable_text import storable
+from rljob_client.run_directory.reward_trend import reward_text
+from rljob_client.run_directory.summary import Summary
 from rljob_memory.recovery import messages
 from rljob_trainer.display.numbers import gibibytes, short_seconds
-from rljob_trainer.ledger.reward_trend import reward_text
-from rljob_trainer.ledger.summary import Summary
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}

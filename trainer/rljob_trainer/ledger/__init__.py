@@ -1,1 +1,1 @@
-"""The files of a run, which stay consistent if the run stops at any moment."""
+"""The files of a run that the trainer alone reads: checkpoints, journal, identity and lock."""

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import OutputUnavailable
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.durable_files import (
+    disk_full_message,
+    free_bytes,
+    sync_directory,
+    write_atomically,
+    writing,
+)
 from rljob_trainer.ledger.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
     FileDigest,
     describe,
     find_damage,
-)
-from rljob_trainer.ledger.durable_files import (
-    disk_full_message,
-    free_bytes,
-    sync_directory,
-    write_atomically,
-    writing,
 )
 
 _FINAL_NAME = re.compile(r"step-(?P<step>\d+)")

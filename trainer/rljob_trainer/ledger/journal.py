@@ -7,8 +7,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.durable_files import sync_directory, writing
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.durable_files import sync_directory, writing
 from rljob_trainer.rollout_batch import RolloutBatch
 
 _DAMAGE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.durable_files import write_atomically, writing
-from rljob_trainer.ledger.ledger import read_ledger
-from rljob_trainer.ledger.records import step_records
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.durable_files import write_atomically, writing
+from rljob_client.run_directory.ledger import read_ledger
+from rljob_client.run_directory.records import step_records
 
 _IDENTITY_NAME = ".identity.json"
 _INPUTS = "inputs"

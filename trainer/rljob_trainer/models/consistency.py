@@ -10,17 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import (
-    ADAPTER,
-    ADVICE,
-    is_tied,
-    read_config,
-    read_generation_config,
-    ropes_of,
-    stored_types,
-    weight_shapes,
-)
+from rljob_client.errors import BadInput
+from rljob_client.model_files import ADAPTER, read_config, stored_types, weight_shapes
+from rljob_trainer.models.checkpoint import ADVICE, is_tied, read_generation_config, ropes_of
 from rljob_trainer.models.lora_targets import described_layers
 
 _FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rljob_trainer.errors import BadInput, TrainerError
+from rljob_client.errors import BadInput, RunError
 from rljob_trainer.models.checkpoint import validate_description
 from rljob_trainer.models.trainable import require_trainable_settings
 
@@ -27,7 +27,7 @@ _LEFTOVER_SECONDS = 3600.0
 _TOKEN = "HF_TOKEN (in pods by spec.env)"
 
 
-class HubUnreachable(TrainerError):
+class HubUnreachable(RunError):
     """The model is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may help."""
 
 

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import described_dimensions, policy_weight_shapes, read_config
+from rljob_client.errors import BadInput
+from rljob_client.model_files import read_config
+from rljob_trainer.models.checkpoint import described_dimensions, policy_weight_shapes
 
 MatrixShapes = Mapping[str, tuple[int, ...]]
 """Rows and columns of a weight, by the name of its layer."""

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rljob_api.random_model import CHARACTERS, SPECIAL_TOKENS, VOCABULARY_SIZE, RandomModel
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.models.random_weights import write_bfloat16_weights
 
 # Part of the cache key: increment it if the same query gives other files than before.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.models import hub, random_model
 from rljob_trainer.models.checkpoint import validate_checkpoint
 

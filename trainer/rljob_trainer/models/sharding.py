@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import read_config
+from rljob_client.errors import BadInput
+from rljob_client.model_files import read_config
 
 
 def require_shardable(directory: Path, tensor_parallel_size: int) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import ADVICE, read_config, weight_shapes
+from rljob_client.errors import BadInput
+from rljob_client.model_files import read_config, weight_shapes
+from rljob_trainer.models.checkpoint import ADVICE
 from rljob_trainer.models.consistency import require_complete_weights, require_known_kind, require_same_reading
 
 _SCALED_HEAD_SETTINGS = (

@@ -15,7 +15,7 @@ from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.grown_job import grown_job
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.pods.environment import InvalidEnvironment, PodEnvironment
 
 WAIT_SECONDS = 180.0
@@ -39,7 +39,7 @@ class RequiredAttempt(BaseModel):
         return settings.attempt >= self.number and settings.plan_generation >= self.plan_generation
 
 
-class OutdatedSettings(TrainerError):
+class OutdatedSettings(RunError):
     """The settings of the attempt do not reach the pod, or no restart was requested. The pod fails, and is replaced."""
 
 

@@ -12,13 +12,13 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 
 TERMINATION_LOG_VARIABLE = "RLJOB_TERMINATION_LOG"
 TERMINATION_LOG = Path("/dev/termination-log")
 
 
-class InvalidEnvironment(TrainerError):
+class InvalidEnvironment(RunError):
     """The pod is misconfigured; nothing was started."""
 
     exit_code = ExitCode.INVALID_MANIFEST

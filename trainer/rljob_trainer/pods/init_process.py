@@ -31,7 +31,7 @@ def continue_under_init(at_end: Callable[[int], None] = lambda _: None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     # Blocked before the fork, so that no signal is missed. A blocked signal also reaches the first process. One that
-    # arrived earlier, while `rljob_trainer.__main__` blocked it, is forwarded to the child like any other.
+    # arrived earlier, while `rljob_client.__main__` blocked it, is forwarded to the child like any other.
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     program = os.fork()
     if program == 0:

@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from rljob_trainer.errors import TrainerError, WorkerLost
+from rljob_client.errors import RunError
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import Bundle
 from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles.ray_driver import (
@@ -152,7 +153,7 @@ def require_started(exit_code: int, log: Path) -> None:
     """Raise an error with the last line of the log if `ray start` failed: `WorkerLost` if a process of Ray has died."""
     if exit_code != 0:
         last = log.read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
-        failure = WorkerLost if exit_code == EXIT_DIED else TrainerError
+        failure = WorkerLost if exit_code == EXIT_DIED else RunError
         raise failure(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
 
 

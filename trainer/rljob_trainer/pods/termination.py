@@ -12,7 +12,7 @@ from pathlib import Path
 from rljob_api.exit_codes import ExitCode
 from rljob_api.manifest import ManifestError
 from rljob_api.termination_message import TerminationMessage
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.pods.environment import TERMINATION_LOG, TERMINATION_LOG_VARIABLE
 
 
@@ -32,7 +32,7 @@ def report_early_failure(variables: Mapping[str, str]) -> Iterator[EarlyFailure]
         yield failure
     except ManifestError as error:
         failure.exit_code, message = ExitCode.INVALID_MANIFEST, str(error)
-    except TrainerError as error:
+    except RunError as error:
         failure.exit_code, message = error.exit_code, str(error)
     except Exception as error:
         traceback.print_exc()

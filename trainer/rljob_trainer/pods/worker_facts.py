@@ -10,7 +10,7 @@ from itertools import chain
 from rljob_api.job import RLJobSpec
 from rljob_api.status import Role
 from rljob_api.topology import WorkerPods, worker_pods
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.hardware import Bundle, Device, Machine, this_machine, torch_may_compile, torch_version
 from rljob_trainer.pods.ray_node import only_on
 from rljob_trainer.runtime.eight_bits import require_eight_bits
@@ -53,7 +53,7 @@ def worker_facts() -> WorkerFacts:
 def role_hosts(spec: RLJobSpec, workers: Sequence[WorkerFacts], pods: Sequence[str]) -> RoleHosts:
     """The resources of the roles. `pods`: names of the pods, in the order of `workers`. Pure.
 
-    Raises a `TrainerError` if a worker has fewer GPUs than the job requests. An image for CPUs trains on the CPU, even
+    Raises a `RunError` if a worker has fewer GPUs than the job requests. An image for CPUs trains on the CPU, even
     if the job requests GPUs.
     """
     groups = worker_pods(spec)
@@ -126,7 +126,7 @@ def _device(groups: Sequence[WorkerPods], workers: Sequence[WorkerFacts], pods: 
     for group, worker, pod in zip(wanted_by, workers, pods, strict=True):
         found = len(worker.machine.gpu_memory_bytes)
         if found < group.gpus:
-            raise TrainerError(
+            raise RunError(
                 f"expected {group.gpus} GPUs in pod {pod} ({group.role}.gpusPerReplica), found {found}; check the "
                 "driver and the device plugin of its node"
             )

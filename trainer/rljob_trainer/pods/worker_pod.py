@@ -18,7 +18,8 @@ from rljob_api.job import RLJob
 from rljob_api.status import Role
 from rljob_api.termination_message import TerminationMessage
 from rljob_api.topology import worker_pods
-from rljob_trainer.errors import TrainerError, WorkerLost
+from rljob_client.errors import RunError
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
@@ -115,7 +116,7 @@ def _join(environment: WorkerEnvironment, job: RLJob) -> Address:
             head = _reach(environment.ray_head_address)
             _start_ray(environment, job, head)
             return head
-        except (OSError, TrainerError) as error:
+        except (OSError, RunError) as error:
             waited = time.monotonic() - began
             if waited > environment.join_timeout_seconds:
                 raise WorkerLost(

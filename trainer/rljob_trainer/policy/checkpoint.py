@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.errors import BadInput, TrainerError
+from rljob_client.errors import BadInput, RunError
 from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDigest
 from rljob_trainer.policy.checkpoint_files import DamagedCheckpoint, ParallelWriter, VerifyingReader
 from rljob_trainer.policy.checkpoint_planners import LoadIntoOptimizer, SaveInPieces
@@ -225,7 +225,7 @@ def _of_rank(rank: int, failures: Mapping[int, BaseException]) -> BaseException:
     if rank in failures:
         return failures[rank]
     other, error = next(iter(failures.items()))
-    if isinstance(error, TrainerError):
+    if isinstance(error, RunError):
         return error
     return RuntimeError(f"rank {other} could not load the checkpoint: {type(error).__name__}: {error}")
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.ledger.durable_files import writing
-from rljob_trainer.models.checkpoint import read_config
+from rljob_client.errors import BadInput
+from rljob_client.model_files import read_config
+from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name

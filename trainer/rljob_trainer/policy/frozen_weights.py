@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import files_of_weights
+from rljob_client.errors import BadInput
+from rljob_client.model_files import files_of_weights
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.weight_loading import Piece, fill_piece, pieces_of
 

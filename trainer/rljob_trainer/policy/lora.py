@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.ledger.durable_files import writing
+from rljob_client.errors import BadInput
+from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.weight_loading import require_finite
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+from rljob_client.errors import BadInput
+from rljob_client.model_files import files_of_weights, read_config
 from rljob_trainer.algorithm.logprobs import chunked_logprobs
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import ADVICE, files_of_weights, policy_weight_shapes, read_config
+from rljob_trainer.models.checkpoint import ADVICE, policy_weight_shapes
 from rljob_trainer.models.trainable import scaled_head_settings
 from rljob_trainer.policy import packed_attention
 from rljob_trainer.policy.float32_masters import split

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_client.model_files import has_only_bfloat16
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
-from rljob_trainer.models.checkpoint import has_only_bfloat16
 from rljob_trainer.policy import checkpoint, export
 from rljob_trainer.policy.compiled_layers import compile_layers
 from rljob_trainer.policy.config import PolicyConfig

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import files_of_weights
+from rljob_client.errors import BadInput
+from rljob_client.model_files import files_of_weights
 from rljob_trainer.policy.float32_masters import split
 from rljob_trainer.policy.gradients import local
 

@@ -10,15 +10,16 @@ from typing import get_args
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import Evidence, RankMemory
+from rljob_client.errors import RunError
+from rljob_client.run_directory.memory_logs import latest_samples
 from rljob_memory.diagnosis import diagnose, diagnosis_statuses
 from rljob_memory.evidence import Failure, evidence_around
 from rljob_memory.evidence.failure import DeviceMemory
 from rljob_memory.evidence.reports import completed
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import OutOfMemory, TrainerError
+from rljob_trainer.errors import OutOfMemory
 from rljob_trainer.roles.faults import INJECTED
 from rljob_trainer.step_report.content import rank_memory, role_and_rank
-from rljob_trainer.telemetry.memory_logs import latest_samples
 
 _LONGEST_MESSAGE = 4_096
 _LONGEST_TEXT = 1_000
@@ -26,7 +27,7 @@ _PHASES: dict[str, Phase] = {phase: phase for phase in get_args(Phase)}
 
 
 def gather_evidence(
-    error: TrainerError | None,
+    error: RunError | None,
     directory: Path,
     *,
     attempt: int,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rljob_api.fault_injection import Fault, FaultPhase
 from rljob_api.plan_change import Phase
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import FaultRecord, fault_records
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import FaultRecord, fault_records
 from rljob_trainer.roles.faults import InjectedFault, target_role
 from rljob_trainer.roles.role_processes import RoleProcesses
 from rljob_trainer.roles.roles import Roles

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rljob_trainer.errors import HostOutOfMemory, TrainerError, WorkerLost
+from rljob_client.errors import RunError
+from rljob_trainer.errors import HostOutOfMemory, WorkerLost
 
 
 class KernelKills:
@@ -23,7 +24,7 @@ class KernelKills:
     def any_new(self) -> bool:
         return self._count() > self._attributed
 
-    def explain(self, failure: WorkerLost) -> TrainerError:
+    def explain(self, failure: WorkerLost) -> RunError:
         """The lost process as a failure of host memory, if the kernel has killed one since the last failure."""
         before, self._attributed = self._attributed, self._count()
         if self._attributed <= before:

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from rljob_api.plan_change import Phase
+from rljob_client.run_directory.records import StepRecord
 from rljob_trainer.errors import PhaseDeadlineExceeded
-from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.roles.time_limit import time_limit
 
 _TIMES_USUAL = 10

@@ -8,10 +8,10 @@ from dataclasses import replace
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import AttemptRecord, PlanChangeRecord, plan_change_records
 from rljob_memory.recovery import Changed, RecoveryState, Restart
 from rljob_memory.recovery.other_machine import PlanFacts
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import AttemptRecord, PlanChangeRecord, plan_change_records
 
 
 def state_at_start(

@@ -10,6 +10,7 @@ from pathlib import Path
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, Role
 from rljob_api.step_report import Evidence, MemoryPressure
+from rljob_client.errors import BadInput, RunError
 from rljob_memory.recovery import (
     Changed,
     Constraints,
@@ -25,14 +26,7 @@ from rljob_memory.recovery import (
     role_that_shows,
 )
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import (
-    BadInput,
-    HostOutOfMemory,
-    PhaseDeadlineExceeded,
-    SharedMemoryExhausted,
-    TrainerError,
-    WorkerLost,
-)
+from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
 from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import with_stacks
@@ -66,7 +60,7 @@ class Recovery:
     listener: RunListener
     _retrying: bool = field(default=False, init=False)
 
-    def recover(self, failure: TrainerError, step: int, phase: Phase | None) -> None:
+    def recover(self, failure: RunError, step: int, phase: Phase | None) -> None:
         """Change the memory plan, record the change and apply it. The caller then retries the phase.
 
         `phase` None: the roles were starting. Raises `NewAttempt` if the change needs one, and `failure`, possibly with
@@ -171,12 +165,12 @@ class Recovery:
         self.checkpointing.keep_if_written()
         try:
             self.roles.rejoin_policy()
-        except TrainerError as failure:
+        except RunError as failure:
             self.display.warning(f"Replacing the policy's processes: the ranks did not form a new group: {failure}")
             self.roles.end("policy")
 
 
-def dead_roles(roles: Roles, failure: TrainerError, phase: Phase | None) -> frozenset[Role]:
+def dead_roles(roles: Roles, failure: RunError, phase: Phase | None) -> frozenset[Role]:
     """Roles whose processes are unusable after `failure`.
 
     - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
@@ -195,7 +189,7 @@ def dead_roles(roles: Roles, failure: TrainerError, phase: Phase | None) -> froz
 
 
 def failure_report(
-    failure: TrainerError, attempt: int, time: datetime, dead: frozenset[Role] = frozenset()
+    failure: RunError, attempt: int, time: datetime, dead: frozenset[Role] = frozenset()
 ) -> FailureReport:
     """The failure of an attempt, as input of the recovery engine."""
     final = None
@@ -205,7 +199,7 @@ def failure_report(
         final = GiveUpReason.BAD_INPUT
     elif failure.evidence is None and not isinstance(failure, WorkerLost):
         # A restart helps after an error in a role process, but not after a full disk or a missing device.
-        final = None if failure.actor is not None and type(failure) is TrainerError else GiveUpReason.TRAINER_ERROR
+        final = None if failure.actor is not None and type(failure) is RunError else GiveUpReason.TRAINER_ERROR
     return FailureReport(
         str(failure),
         attempt,
@@ -217,7 +211,7 @@ def failure_report(
     )
 
 
-def _with_explanation(failure: TrainerError, answer: Response) -> TrainerError:
+def _with_explanation(failure: RunError, answer: Response) -> RunError:
     """`failure` with the engine's explanation as its message; `failure` itself if a supervisor handles it."""
     if not isinstance(answer, GiveUp) or answer.reason is GiveUpReason.LEFT_TO_SUPERVISOR:
         return failure

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import BadInput, TrainerError
-from rljob_trainer.ledger.durable_files import write_atomically
+from rljob_client.errors import BadInput, RunError
+from rljob_client.run_directory.durable_files import write_atomically
 
 
-def require_new_failure(failure: TrainerError, record: Path, step: int) -> None:
+def require_new_failure(failure: RunError, record: Path, step: int) -> None:
     """Record the exception of a role, and raise `BadInput` if the attempt before has recorded the same one.
 
     Two are the same if they have the same type, in the same call of the same role at the same uncommitted `step`. Other

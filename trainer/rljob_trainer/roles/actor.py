@@ -15,19 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_memory.evidence.exception import failure_of_exception
 from rljob_memory.evidence.failure import FailureKind
 from rljob_memory.evidence.log_lines import time_mark
 from rljob_memory.evidence.signatures import match_signature
-from rljob_trainer.errors import (
-    BadInput,
-    DeviceOutOfMemory,
-    HostOutOfMemory,
-    OutOfMemory,
-    OutputUnavailable,
-    SharedMemoryExhausted,
-    TrainerError,
-)
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, OutOfMemory, SharedMemoryExhausted
 from rljob_trainer.roles.faults import InjectedFault
 from rljob_trainer.roles.time_limit import current_limit, stacks_written_after
 
@@ -60,7 +53,7 @@ class RoleActor:
     """Holds the object of one role and calls its methods by name.
 
     The class of the role is given by name, so that the controller, which creates the actor, imports neither torch nor
-    vLLM. For the same reason, failures that a person can act on leave the process as a `TrainerError`.
+    vLLM. For the same reason, failures that a person can act on leave the process as a `RunError`.
     """
 
     def __init__(self, name: str, role: str, log: Path) -> None:
@@ -135,10 +128,10 @@ def spawn(name: str, role: str, log: Path, options: Mapping[str, Any]) -> RoleHa
 
 @contextmanager
 def _readable_failures(actor: str, method: str) -> Iterator[None]:
-    """Convert known failures of the block, a call of `method`, to a `TrainerError` that names the actor."""
+    """Convert known failures of the block, a call of `method`, to a `RunError` that names the actor."""
     try:
         yield
-    except TrainerError as error:
+    except RunError as error:
         # Ray wraps an error of another actor in a class that cannot be raised again here.
         raise (_of_another_actor(error) or error.of(error.actor or actor)) from None
     except Exception as error:
@@ -153,14 +146,14 @@ def _readable_failures(actor: str, method: str) -> Iterator[None]:
         raise known.of(actor) from None
 
 
-def _of_another_actor(error: TrainerError) -> TrainerError | None:
+def _of_another_actor(error: RunError) -> RunError | None:
     """The error that was raised in another actor, called from this one; None if it was raised here."""
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, TrainerError) else None
+    return cause if isinstance(cause, RunError) else None
 
 
-def known_failure(error: Exception) -> TrainerError | None:
-    """The `TrainerError` for memory that ran out or a full disk; None for other errors."""
+def known_failure(error: Exception) -> RunError | None:
+    """The `RunError` for memory that ran out or a full disk; None for other errors."""
     text = str(error)
     found = match_signature(f"{type(error).__name__}: {text}" if text else type(error).__name__)
     kind = found[0] if found else None

@@ -8,15 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from rljob_client.errors import BadInput, RunError
 from rljob_memory.evidence.exception import failure_of_exception
-from rljob_trainer.errors import (
-    BadInput,
-    HostOutOfMemory,
-    PhaseDeadlineExceeded,
-    SharedMemoryExhausted,
-    TrainerError,
-    WorkerLost,
-)
+from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.roles.actor import is_repeatable
 from rljob_trainer.roles.time_limit import GRACE_SECONDS, current_limit
 
@@ -34,7 +28,7 @@ class Served(Protocol):
         """Its calls without a result yet."""
 
     def serve(self, name: str) -> None:
-        """Take the result of one of them, which has arrived. Raises no `TrainerError`."""
+        """Take the result of one of them, which has arrived. Raises no `RunError`."""
 
 
 _served: ContextVar[Served | None] = ContextVar("served", default=None)
@@ -91,7 +85,7 @@ def next_result(calls: Calls, doing: str) -> tuple[str, Any]:
             served.serve(others[ready])
     try:
         return name_of[ready], result_of(ready, name_of[ready], doing)
-    except TrainerError as failure:
+    except RunError as failure:
         if _names_no_cause(failure):
             _raise_cause_among([reference for reference in name_of if reference != ready], name_of, doing)
         raise
@@ -113,8 +107,8 @@ def all_returned(calls: Calls, *, within_seconds: float) -> bool:
     return not pending
 
 
-def _names_no_cause(failure: TrainerError) -> bool:
-    return type(failure) is TrainerError or failure.raised is not None
+def _names_no_cause(failure: RunError) -> bool:
+    return type(failure) is RunError or failure.raised is not None
 
 
 def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) -> None:
@@ -127,13 +121,13 @@ def _raise_cause_among(pending: list[Any], name_of: dict[Any, str], doing: str) 
         for reference in ended:
             try:
                 result_of(reference, name_of[reference], doing)
-            except TrainerError as failure:
+            except RunError as failure:
                 if not _names_no_cause(failure):
                     raise
 
 
 def result_of(reference: Any, name: str, doing: str) -> Any:
-    """The result of a call that has ended. Raises a `TrainerError` if it has failed."""
+    """The result of a call that has ended. Raises a `RunError` if it has failed."""
     import ray
     from ray import exceptions
 
@@ -144,10 +138,10 @@ def result_of(reference: Any, name: str, doing: str) -> Any:
             told = BadInput(f"{name} failed while {doing}: {error.cause}").of(error.cause.actor or name)
             told.raised = error.cause.raised
             raise told from None
-        if isinstance(error.cause, TrainerError):
+        if isinstance(error.cause, RunError):
             raise error.cause.of(error.cause.actor or name) from None
         kind = type(error.cause).__name__
-        failure = TrainerError(f"{name} failed while {doing}: {kind}: {error.cause}")
+        failure = RunError(f"{name} failed while {doing}: {kind}: {error.cause}")
         if is_repeatable(error.cause):
             said = f": {error.cause}" if kind == "RuntimeError" else ""  # many causes have this type
             failure.raised = f"{kind} while {doing}{said}"

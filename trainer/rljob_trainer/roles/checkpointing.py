@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.ledger.checkpoint_manifest import FilesOfRanks, find_damage
 from rljob_trainer.ledger.checkpoint_store import Checkpoint, CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
@@ -84,7 +84,7 @@ class Checkpointing:
         """Keep the checkpoint in progress if it is written, otherwise drop it. Call it when the ranks form a new
         group."""
         if self._writing is not None and self._naming is None:
-            with suppress(TrainerError):
+            with suppress(RunError):
                 if self.roles.checkpoint_written():
                     self._begin_naming(self._writing)
         self.abandon()

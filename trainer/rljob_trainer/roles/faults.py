@@ -14,7 +14,7 @@ import psutil
 
 from rljob_api.fault_injection import Fault, FaultPhase
 from rljob_api.plan_change import Role
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.telemetry.host_memory import host_memory
 
 INJECTED = "(injected by spec.faultInjection)"

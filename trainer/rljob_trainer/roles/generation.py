@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
+from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles.actor import RoleHandle
 from rljob_trainer.roles.calls import Calls, next_result, result_of, wait_for
 from rljob_trainer.roles.role_processes import RoleProcesses
@@ -94,7 +95,7 @@ class Generation(Generic[Result]):
         """Take a result that has arrived, and give the engine more. `finish` raises a failure."""
         try:
             result = result_of(self._calls[name], name, _DOING)
-        except TrainerError:
+        except RunError:
             self._failed.add(name)
             return
         with time_limit(self._limit.seconds_left if self._limit else None):

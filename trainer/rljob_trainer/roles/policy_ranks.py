@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_trainer.errors import DeviceOutOfMemory, TrainerError
+from rljob_client.errors import RunError
+from rljob_trainer.errors import DeviceOutOfMemory
 from rljob_trainer.roles.calls import all_returned, wait_for
 from rljob_trainer.roles.role_processes import RoleProcesses
 from rljob_trainer.roles.time_limit import time_limit
@@ -54,11 +55,11 @@ class PolicyRanks:
             return False
         try:
             return all(wait_for(self._processes.call("can_undo_update"), "checking the failed update").values())
-        except TrainerError:
+        except RunError:
             return False
 
     def rejoin(self) -> None:
-        """Bring the ranks to the state before the failed call, in a new group. Raises `TrainerError` if that fails."""
+        """Bring the ranks to the state before the failed call, in a new group. Raises `RunError` if that fails."""
         with time_limit(_REJOIN_SECONDS):
             host, port = self._rendezvous()
             wait_for(self._processes.call("rejoin", host, port, self._in_update), "joining the new process group")

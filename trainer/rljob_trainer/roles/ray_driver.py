@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rljob_trainer.errors import BadInput, WorkerLost
+from rljob_client.errors import BadInput
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles.warm import setup_worker
 
 STARTS = 3

@@ -105,7 +105,7 @@ class Roles(ABC):
     def rejoin_policy(self) -> None:
         """Form a new group of the policy ranks after a failure that left their processes running.
 
-        Raises `TrainerError` if that fails.
+        Raises `RunError` if that fails.
         """
         with self.clock.part("rejoin"):
             self.ranks.rejoin()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
 from rljob_trainer.rollout.requests import Requests
@@ -26,14 +26,14 @@ class ColocatedEngine(RolloutEngine):
 
     def _ready_requests(self) -> Requests:
         if self._asleep and self._weights.version is not None:
-            raise TrainerError(
+            raise RunError(
                 "expected the rollout engine to be awake, found it asleep; wake its weights and its KV cache first"
             )
         return super()._ready_requests()
 
     def start_weight_update(self) -> None:
         if "weights" in self._asleep:
-            raise TrainerError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
+            raise RunError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
         super().start_weight_update()
 
     def sleep(self) -> None:

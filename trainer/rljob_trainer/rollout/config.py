@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import TrainerError
-from rljob_trainer.models.checkpoint import policy_weight_shapes, read_config
+from rljob_client.errors import RunError
+from rljob_client.model_files import read_config
+from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
 from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
@@ -170,7 +171,7 @@ class RolloutEngine(ABC):
         return self._requests
 
     def _same_in_all_processes(self, outputs: list[Any]) -> list[Any]:
-        """vLLM's outputs, which are given. Raises `TrainerError` if another process of the engine has others."""
+        """vLLM's outputs, which are given. Raises `RunError` if another process of the engine has others."""
         if self.shard.has_peers:
             from rljob_trainer.rollout.shard_executor import require_same_tokens
 
@@ -224,7 +225,7 @@ class RolloutEngine(ABC):
         self._update_session_open = False
         # Cached keys and values belong to the previous weights.
         if not self._llm.reset_prefix_cache():
-            raise TrainerError("the engine's prefix cache could not be reset: requests are still running")
+            raise RunError("the engine's prefix cache could not be reset: requests are still running")
         self._weights.complete(version)
 
     def uses_fast_logprobs(self) -> bool:
@@ -271,12 +272,12 @@ def _texts(outputs: Iterable[Any], tokenizer: Any) -> list[str]:
 
 def _completion(output: Any, text: str) -> Completion:
     if output.finish_reason not in ("stop", "length"):
-        raise TrainerError(f"the engine finished a response with {output.finish_reason!r}; expected 'stop' or 'length'")
+        raise RunError(f"the engine finished a response with {output.finish_reason!r}; expected 'stop' or 'length'")
     token_ids = list(output.token_ids)
     # One log-probability a position: that of the sampled token.
     logprobs = list(output.logprobs.logprobs) if token_ids else []
     if len(logprobs) != len(token_ids):
-        raise TrainerError(f"the engine returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+        raise RunError(f"the engine returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
     return Completion(token_ids, logprobs, finished=output.finish_reason == "stop", text=text)
 
 

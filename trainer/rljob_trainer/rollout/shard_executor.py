@@ -11,7 +11,7 @@ import torch.distributed as dist
 from vllm.distributed.parallel_state import get_world_group
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.rollout.tensor_parallel import HOST
 
 
@@ -40,7 +40,7 @@ def shard_executor(shard: int, store_port: int) -> str:
 
 
 def require_same_tokens(request_outputs: Iterable[Any]) -> None:
-    """Raise `TrainerError` if the processes of the engine have generated different tokens. Collective."""
+    """Raise `RunError` if the processes of the engine have generated different tokens. Collective."""
     digest = 0
     for request in request_outputs:
         for output in sorted(request.outputs, key=lambda output: output.index):
@@ -49,7 +49,7 @@ def require_same_tokens(request_outputs: Iterable[Any]) -> None:
     found: list[int] = [0] * dist.get_world_size(group)
     dist.all_gather_object(found, digest, group=group)
     if len(set(found)) > 1:
-        raise TrainerError(
+        raise RunError(
             "expected the processes of the engine to generate the same tokens, found different ones; remove "
             "rollout.engineArgs that change how requests are scheduled or sampled"
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 
 
-class WeightsNotSynced(TrainerError):
+class WeightsNotSynced(RunError):
     """An engine was asked to generate without a complete version of the policy's weights."""
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rljob_trainer.errors import BadInput
-from rljob_trainer.ledger.records import StepRecord
+from rljob_client.errors import BadInput
+from rljob_client.run_directory.records import StepRecord
 from rljob_trainer.policy.result import UpdateResult
 
 _LARGEST_MEAN_NATS = 1.0

@@ -17,6 +17,9 @@ import structlog
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.step_report import Evidence
+from rljob_client.errors import BadInput, RunError
+from rljob_client.run_directory.durable_files import writing
+from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.plan import compiles_ahead, first_plan
 from rljob_memory.planning.job_workload import workload_of
 from rljob_memory.planning.prediction import Prediction, copies_in_host_memory, predict
@@ -29,18 +32,12 @@ from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import human_bytes
 from rljob_memory.workload import Hardware
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
-from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import (
-    ModelDimensions,
-    load_tokenizer,
-    model_dimensions,
-)
+from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
 from rljob_trainer.models.consistency import vocabulary_rows
 from rljob_trainer.models.files_in_memory import is_in_memory
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
@@ -112,7 +109,7 @@ class Attempt:
     def run(self) -> None:
         """Train until every step is committed or a stop is requested.
 
-        Raises a `TrainerError` if the attempt fails, `NewAttempt` if another one is to follow under a changed plan.
+        Raises a `RunError` if the attempt fails, `NewAttempt` if another one is to follow under a changed plan.
         """
         started_at, clock = time.time(), PartClock()
         spec = self.job.spec
@@ -224,7 +221,7 @@ class Attempt:
             with checkpointing:
                 controller.run()
 
-    def evidence_of(self, failure: TrainerError) -> Evidence | None:
+    def evidence_of(self, failure: RunError) -> Evidence | None:
         """Evidence of the failure that ended the attempt; None if it is not an out-of-memory failure."""
         return failure.evidence or gather_evidence(
             failure,

@@ -21,13 +21,13 @@ from typing import TypeVar
 import numpy as np
 
 from rljob_api.plan_change import Phase
+from rljob_client.errors import RunError
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import ReadyRecord, RestoreRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import group_advantages
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import TrainerError
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import ReadyRecord, RestoreRecord
 from rljob_trainer.phase_clock import PhaseClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
@@ -245,7 +245,7 @@ class Controller:
         while True:
             try:
                 result = work()
-            except TrainerError as failure:
+            except RunError as failure:
                 self.recovery.recover(failure, step, self._phase)
                 self.early_warning.forget()
             else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rljob_api.job import RLJobSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.hardware import Device
 from rljob_trainer.rollout.engine_fields import installed_values
 

@@ -21,16 +21,17 @@ from rljob_api.grown_job import grown_job
 from rljob_api.job import RLJob
 from rljob_api.step_report import Evidence
 from rljob_api.storable_text import storable
+from rljob_client.errors import OutputUnavailable, RunError
+from rljob_client.run_directory.durable_files import disk_full_message, is_disk_full, write_atomically
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.summary import Summary, summarize
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
 from rljob_memory.recovery.growth import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary
-from rljob_trainer.errors import OutputUnavailable, TrainerError, WorkerLost
-from rljob_trainer.ledger.durable_files import disk_full_message, is_disk_full, write_atomically
-from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.ledger.summary import Summary, summarize
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, failure_report
 from rljob_trainer.recovery.repeated_failures import require_new_failure
@@ -99,7 +100,7 @@ class Outcome:
     steps: int
     """Committed steps, over all attempts."""
 
-    error: TrainerError | None = None
+    error: RunError | None = None
     """The error that ended the last attempt."""
 
     evidence: Evidence | None = None
@@ -182,7 +183,7 @@ class JobRun:
             except NewAttempt:
                 log.info("starting a new attempt under the changed memory plan")
                 display.note("starting a new attempt under the changed memory plan")
-            except TrainerError as error:
+            except RunError as error:
                 log.exception("the attempt failed")
                 report = failure_report(error, len(ledger.attempts) or 1, datetime.now(UTC))
                 answer = respond(report, replace(state, committed_step=ledger.last_step), constraints)
@@ -210,8 +211,8 @@ class JobRun:
         try:
             with stop.at_once():
                 attempt.run()
-        except TrainerError as error:
-            if type(error) in (TrainerError, WorkerLost) and is_disk_full(self.directory.path):
+        except RunError as error:
+            if type(error) in (RunError, WorkerLost) and is_disk_full(self.directory.path):
                 raise self._disk_full(error) from error
             error.evidence = attempt.evidence_of(error)
             require_new_failure(error, self.directory.failure, ledger.next_step)
@@ -244,7 +245,7 @@ class JobRun:
             return state
         return replace(state, plan=within_max_gpus(state.plan, self.job.spec))
 
-    def _failed(self, ledger: Ledger, error: TrainerError, answer: Response) -> Outcome:
+    def _failed(self, ledger: Ledger, error: RunError, answer: Response) -> Outcome:
         message = str(error)
         if isinstance(answer, GiveUp) and answer.reason is not GiveUpReason.LEFT_TO_SUPERVISOR:
             message = answer.explanation

@@ -9,7 +9,7 @@ from pathlib import Path
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_api.yaml_document import Path as FieldPath
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.models.block_sizes import require_whole_blocks
 from rljob_trainer.models.checkpoint import described_positions, require_same_rope
 from rljob_trainer.models.consistency import require_same_window

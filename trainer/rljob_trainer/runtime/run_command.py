@@ -21,10 +21,10 @@ from rljob_api.manifest import ManifestDocument, ManifestError, dotted, only_job
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
 from rljob_api.unread_fields import unread_fields
+from rljob_client.errors import BadInput, RunError
+from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, TrainerError
 from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torch_version
-from rljob_trainer.ledger.durable_files import writing
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.warm.start import start_warm
@@ -45,7 +45,7 @@ _REQUEST: dict[Topology, str] = {
 }
 
 
-class InvalidCommandLine(TrainerError):
+class InvalidCommandLine(RunError):
     """The command-line options are invalid; nothing was started."""
 
     exit_code = ExitCode.INVALID_MANIFEST
@@ -94,7 +94,7 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
-    except TrainerError as error:
+    except RunError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code
     return outcome.exit_code or not_drawn
@@ -114,7 +114,7 @@ def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
 def _print_unread_fields(document: ManifestDocument, spec: RLJobSpec, choice: DeviceChoice) -> None:
     """Prints the fields that have no effect in this run."""
     device: Device | None = None
-    with suppress(TrainerError):  # the placement reports it
+    with suppress(RunError):  # the placement reports it
         device = this_machine(gpus=choice != "cpu").choose_device(choice)
     for severity, field, message in unread_fields(spec, document.document.data["spec"], device):
         print(document.problem(field, message, severity), file=sys.stderr)
@@ -237,13 +237,13 @@ def _require_plots() -> None:
 
 def _plot(directory: OutputDirectory) -> ExitCode:
     """Draw the plots and print their paths. A failed run may have nothing to draw: its own exit code counts more."""
-    from rljob_trainer.plot import plot_run  # importing matplotlib takes seconds
+    from rljob_client.plot import plot_run  # importing matplotlib takes seconds
 
     try:
         with writing(directory.path / "plots"):
             for picture in plot_run(directory.path):
                 print(picture)
-    except TrainerError as error:
+    except RunError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code
     return ExitCode.COMPLETE

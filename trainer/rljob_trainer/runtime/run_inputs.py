@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.models.checkpoint import weight_files
+from rljob_client.model_files import weight_files
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.task import Item, ItemSource, Task
 

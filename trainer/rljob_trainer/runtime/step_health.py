@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from rljob_api.step_report import MAX_WARNING_LENGTH, TrainingWarning, TrainingWarningReason
-from rljob_trainer.errors import BadInput
-from rljob_trainer.ledger.records import StepRecord
+from rljob_client.errors import BadInput
+from rljob_client.run_directory.records import StepRecord
 
 _MAX_STEPS_NOT_FINITE = 3
 """Weights that are NaN stay so. A single overflow of a gradient does not repeat."""

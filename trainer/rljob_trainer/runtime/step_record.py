@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from rljob_api.plan_change import Phase
+from rljob_client.run_directory.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import uniform_groups
-from rljob_trainer.ledger.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_trainer.phase_clock import PhaseClock
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch

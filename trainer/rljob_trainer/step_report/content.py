@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MAX_RANKS_REPORTED, PhaseSeconds, RankMemory
+from rljob_client.run_directory.records import StepRecord
 from rljob_memory.sample import MemorySample
-from rljob_trainer.ledger.records import StepRecord
 
 _REPORTED_NUMBERS = tuple(RankMemory.model_fields.keys() - {"role", "rank", "phase"})
 _ROLES: dict[str, Role] = {"policy": "policy", "rollout": "rollout"}

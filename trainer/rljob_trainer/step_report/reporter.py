@@ -12,8 +12,8 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReportStatus, TrainingWarning
+from rljob_client.run_directory.records import StepRecord
 from rljob_memory.sample import MemorySample
-from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.api_server import NoAnswer
 from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.task_args import JsonlArgs
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of, require_storable
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.user_code import shown

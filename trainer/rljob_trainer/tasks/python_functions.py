@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.task_modules import load_module

@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_api.task import AnswerSpec
 from rljob_api.task_args import ReasoningGymArgs
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.rewards import AnswerReward
 from rljob_trainer.tasks.task import Item

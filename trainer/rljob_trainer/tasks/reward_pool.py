@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Self
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_process import LOAD_SECONDS, RewardCall, RewardProcess
 from rljob_trainer.tasks.reward_source import RewardSource

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.reward_worker import Progress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljob_api.task import TaskSpec
 from rljob_api.task_args import ReasoningGymArgs
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.digits import ShareOfDigit
 from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems, verifier
 from rljob_trainer.tasks.rewards import reward_from_manifest

@@ -13,7 +13,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.scoring import RewardFailure, compute_reward
 from rljob_trainer.tasks.user_code import raised
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_api.job import RLJobSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.task_modules import load_module
 from rljob_trainer.tasks.user_code import shown, user_code
 

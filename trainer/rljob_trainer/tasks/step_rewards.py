@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rljob_api.task import TaskSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.rewards import response_with
 from rljob_trainer.tasks.scoring import RewardFailure, Scorer

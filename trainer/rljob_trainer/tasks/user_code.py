@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.storable_text import storable
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 
 _LAST_FRAMES = 5
 _LONGEST_ERROR = 1000

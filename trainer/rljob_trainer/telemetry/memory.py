@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.memory_logs import old_log
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.telemetry.allocator import allocator_sample
 from rljob_trainer.telemetry.host_memory import host_memory
 from rljob_trainer.telemetry.outside_torch import OutsideTorch
@@ -44,11 +45,6 @@ class Progress:
 
 _LARGEST_LOG_BYTES = 32 << 20
 """About 100,000 samples: 2,500 steps of 40 micro-batches."""
-
-
-def old_log(path: Path) -> Path:
-    """The file with the samples before those of the memory log `path`."""
-    return path.with_name(f"{path.name}.old")
 
 
 class MemoryLog:

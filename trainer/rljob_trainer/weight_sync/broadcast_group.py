@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ _CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 """torch's watchdog then aborts a broken communicator without ending the process: the policy survives a lost engine."""
 
 
-class BroadcastInterrupted(TrainerError):
+class BroadcastInterrupted(RunError):
     """Another member of the group has failed. What this member has received is incomplete."""
 
 

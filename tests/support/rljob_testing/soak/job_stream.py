@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import read_ledger
+from rljob_client.run_directory.records import LedgerRecord
 from rljob_testing.cluster.job_status import attempt, finished, holds, status
 from rljob_testing.soak.cluster import Object, SoakCluster
 from rljob_testing.soak.jobs import job_manifest
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.ledger import read_ledger
-from rljob_trainer.ledger.records import LedgerRecord
 
 _LOOK_SECONDS = 1.0
 

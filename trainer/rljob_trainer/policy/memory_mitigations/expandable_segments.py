@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import structlog
 import torch
 
+from rljob_client.errors import RunError
 from rljob_memory.allocator import ALLOCATOR_VARIABLE, torch_release
 from rljob_memory.allocator_settings import allocator_options
-from rljob_trainer.errors import TrainerError
 
 _PAGE_MIB, _DEFAULT_PAGE_MIB = 256, 20
 """Expandable segments grow and shrink by pages, and mapping a large page takes as long as a small one. With torch's
@@ -45,11 +45,11 @@ class ExpandableSegments:
             log.warning("expandable segments stay off: torch refuses to switch them on", error=str(error))
 
     def disable(self) -> None:
-        """Disable them for new allocations. Raises `TrainerError` if torch refuses: weights could not be exported."""
+        """Disable them for new allocations. Raises `RunError` if torch refuses: weights could not be exported."""
         try:
             self._set(False)
         except (RuntimeError, ValueError, AttributeError) as error:
-            raise TrainerError(
+            raise RunError(
                 f"expected torch to disable expandable segments for the weight sync, it refused: {error}; "
                 "set memory.expandableSegments: Disabled, or memory.weightExport: ReservedBuffer"
             ) from error

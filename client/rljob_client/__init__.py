@@ -1,0 +1,1 @@
+"""The `rljob` command: checks, diagnoses, plots and fetches runs without torch, vLLM and Ray."""

@@ -1,0 +1,177 @@
+"""The commands `rljob validate`, `plot`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rljob_client.app import app, examples
+
+__all__ = ["app"]
+
+if find_spec("rljob_trainer") is not None:
+    import_module("rljob_trainer.commands")  # first in the help
+
+
+@app.command(
+    epilog=examples(
+        "rljob validate job.yaml", "rljob validate --strict jobs/*.yaml", "helm template CHART | rljob validate -"
+    )
+)
+def validate(
+    manifests: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MANIFEST", help="RLJob manifests, with one or more documents each. - reads standard input."
+        ),
+    ],
+    schema_only: Annotated[
+        bool, typer.Option("--schema-only", metavar="", help="Check the schema only, without model, task and values.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", metavar="", help="Treat warnings as errors.")] = False,
+) -> None:
+    """Check manifests: the schema, suspicious values, and everything that a job needs. Print each finding with its
+    line.
+
+    Read the model's configuration and tokenizer, every line of the data set and the engine arguments, and call the
+    reward function once, in a separate process. These checks require the trainer.
+
+    \b
+    Exit codes:
+      0    all manifests are valid; there may be warnings
+      2    a manifest is invalid, or has warnings with --strict
+      84   unusable model, task, reward or engine arguments
+    """
+    from rljob_client.validation.validate_command import Validation
+
+    raise typer.Exit(Validation(schema_only, strict).check(manifests))
+
+
+@app.command(epilog=examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))
+def plot(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory of the plots. Default: DIR/plots.")
+    ] = None,
+) -> None:
+    """Plot reward, learning curves, timing and memory of a run, as PNG and SVG. The run may be in progress."""
+    from rljob_client.errors import RunError
+    from rljob_client.plot import plot_run
+
+    try:
+        for path in plot_run(directory, output):
+            typer.echo(path)
+    except RunError as error:
+        typer.echo(f"rljob: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+@app.command(
+    epilog=examples(
+        "rljob diagnose train.log",
+        "rljob diagnose runs/digits --explain",
+        "rljob diagnose --job digits --namespace research",
+        "kubectl logs POD | rljob diagnose -",
+    )
+)
+def diagnose(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE|DIR]...",
+            help="Logs, termination messages or allocator snapshots of one failure, or directories of them. "
+            "- reads standard input.",
+        ),
+    ] = None,
+    pod: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Read the logs and the termination status of a pod through kubectl. Repeatable."
+        ),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Read those of all pods of a job of any kind, through kubectl.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of --pod and --job.")
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", metavar="", help="Also print the memory ledger of the GPU and the recognized facts."),
+    ] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", metavar="", help="Exit with 1 if an out-of-memory failure was found.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print a JSON list, most likely cause first.")
+    ] = False,
+) -> None:
+    """Explain why a job ran out of memory, and which setting to change. Works with the logs of any trainer.
+
+    \b
+    Exit codes:
+      0    diagnosed, or no out-of-memory failure found
+      1    a failure was found, with --exit-code
+      2    nothing to read, or FILE|DIR is not readable
+    """
+    from rljob_client.diagnose_command import run_diagnose
+    from rljob_client.kubectl import ClusterError
+    from rljob_client.pod_evidence import collect_pods
+
+    try:
+        with collect_pods(pods=pod or [], job=job, namespace=namespace) as collected:
+            sources = [*(paths or []), *collected]
+            if not sources:
+                raise typer.BadParameter("name a FILE, a DIR, --pod or --job", param_hint="FILE|DIR")
+            raise typer.Exit(run_diagnose(sources, as_json=as_json, explain=explain, exit_code=exit_code))
+    except ClusterError as problem:
+        typer.echo(f"rljob: {problem}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command(
+    epilog=examples(
+        "rljob fetch digits", "rljob fetch digits -n research -o my-model", "rljob fetch digits --path plots"
+    )
+)
+def fetch(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the RLJob.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="New directory. Default: runs/JOB/PATH.")
+    ] = None,
+    path: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Directory of the run to fetch, such as checkpoints; . fetches the whole run."
+        ),
+    ] = "model",
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Default: that of the context.")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig. Default: the current one.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Image with tar and sleep. Default: that of the job's pods.")
+    ] = None,
+    print_pod: Annotated[
+        bool, typer.Option("--print-pod", metavar="", help="Only print the manifest of the reader pod.")
+    ] = False,
+) -> None:
+    """Fetch the trained model of a job from its volume in the cluster, through a small pod. Requires kubectl.
+
+    \b
+    Exit codes:
+      0    fetched
+      1    no such job or directory, or the cluster refused
+      84   the fetched model is damaged
+      85   DIR is not empty or not writable
+    """
+    from rljob_client.fetch.fetch_command import FetchOptions
+    from rljob_client.fetch.fetch_command import fetch as run
+
+    raise typer.Exit(run(FetchOptions(job, path, output, namespace, context, image, print_pod)))

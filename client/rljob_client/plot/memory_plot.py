@@ -1,0 +1,89 @@
+"""Peak memory of each phase over the steps, one panel per role: which phase needs it, and does it grow?"""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rljob_client.plot.memory_samples import MemoryPeaks
+from rljob_client.plot.style import (
+    GIB,
+    INK,
+    MUTED,
+    draw_limit,
+    label_right,
+    merge_lines,
+    phase_colour,
+    step_axis,
+    titled_figure,
+)
+from rljob_client.run_directory.records import PHASES
+
+_ROLE_ORDER = ("policy", "rollout", "controller")
+_COUNTED = {
+    "device": "reserved by torch's allocator on one GPU",
+    "host": "resident host memory of one process",
+}
+_SAME_LINE = 0.005
+"""Of the height of the axis."""
+_LABEL_WIDTH = 16
+
+
+def draw_memory(peaks: MemoryPeaks) -> Figure:
+    """One line per phase, in GiB, or per group of phases with the same peaks. The size of the GPU is drawn if the lines
+    come near it."""
+    roles = sorted(peaks.by_role, key=lambda role: (role not in _ROLE_ORDER, role))
+    highest, role, phase = max(
+        (max(by_step.values()), role, phase) for role in roles for phase, by_step in peaks.by_role[role].items()
+    )
+    figure, panels = titled_figure(
+        f"Memory peaked at {_shown(highest / GIB)} GiB, in the {role} process during {phase}",
+        f"Peak of each phase in each step: {_COUNTED[peaks.counts]}, the highest rank. Numbers: latest.",
+        panels=len(roles),
+    )
+    near_limit = highest > 0.5 * peaks.device_total_bytes > 0
+    for axes, name in zip(panels, roles, strict=True):
+        axes.set_title(name, loc="left", fontsize=12, color=INK)
+        axes.set_ylim(0, 1.08 * max(highest, peaks.device_total_bytes if near_limit else 0) / GIB)
+        _draw_role(axes, peaks.by_role[name])
+        if near_limit:
+            draw_limit(axes, "the GPU", peaks.device_total_bytes / GIB)
+        axes.set_ylabel("GiB")
+    return figure
+
+
+def _draw_role(axes: Axes, phases: dict[str, dict[int, int]]) -> None:
+    steps = sorted({step for by_step in phases.values() for step in by_step})
+    lines = {
+        phase: np.array([phases[phase].get(step, np.nan) for step in steps]) / GIB
+        for phase in sorted(phases, key=_phase_order)
+    }
+    labels = []
+    for names, gib in merge_lines(lines, _SAME_LINE * axes.get_ylim()[1]):
+        colour = phase_colour(names[0]) if len(names) == 1 else MUTED
+        measured = np.isfinite(gib)  # a checkpoint is not in every step
+        points = int(measured.sum())
+        axes.plot(
+            np.array(steps)[measured],
+            gib[measured],
+            color=colour,
+            linewidth=2,
+            marker="o" if points == 1 else None,  # a lone step has no line
+            clip_on=False,
+        )
+        latest = float(gib[measured][-1])
+        label = textwrap.fill(", ".join(names), _LABEL_WIDTH)
+        labels.append((f"{label}  {_shown(latest)}", latest, colour))
+    step_axis(axes, steps[0], steps[-1])
+    label_right(axes, labels)
+
+
+def _shown(gib: float) -> str:
+    return f"{gib:.1f}" if gib >= 10 else f"{gib:.2f}"
+
+
+def _phase_order(phase: str) -> tuple[int, str]:
+    return (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)

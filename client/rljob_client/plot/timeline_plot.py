@@ -1,0 +1,261 @@
+"""The memory timeline: memory by role over time, with phases, failures and plan changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from rljob_client.plot.memory_timeline import Band, Moment, Timeline
+from rljob_client.plot.style import (
+    FAILURE_COLOUR,
+    GIB,
+    INK,
+    MUTED,
+    OTHER_COLOUR,
+    PHASE_COLOURS,
+    Values,
+    draw_limit,
+    label_right,
+    phase_colour,
+    stacked_figure,
+)
+from rljob_client.plot.time_axis import TimeAxis, phase_shares, time_axis
+
+_COLUMNS = 900
+ROLE_COLOURS = {"policy": "#6a51a3", "rollout": "#8c6d31"}
+"""None of them is the colour of a phase."""
+_CLOSE_UP_STEPS = 3
+_FEW_STEPS = 6
+"""A run of at most this many steps needs no close-up."""
+_WORTH_A_LABEL = 0.015
+_STRIP_BOTTOM = 0.955
+_MOST_BANDS = 200
+"""More would not be legible one by one."""
+_STRIP_COLUMNS = 100
+_TICK_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+_TICK_ROOM = 0.045
+_LEGEND: dict[str, Any] = {
+    "frameon": False,
+    "borderaxespad": 0.2,
+    "handlelength": 0.9,
+    "handletextpad": 0.4,
+    "columnspacing": 1.1,
+}
+_COUNTED = {
+    "device": "Held by torch for each role (dark: in tensors, light: cached), and by others.",
+    "host": "Resident host memory of rank {rank}'s processes.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark on the timeline."""
+
+    time: float
+    """Seconds since the epoch."""
+
+    text: str
+
+    failure: bool
+    """False: a preventive change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    name: str
+    colour: str
+    alpha: float
+    gib: Values
+
+
+def draw_timeline(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[float]) -> Figure:
+    """Draw the whole run, and below it a close-up of its last steps, or of those around its last mark."""
+    fullest = timeline.fullest
+    steps = sorted({band.step for band in timeline.bands})
+    close_up = _close_up(timeline, marks) if len(steps) > _FEW_STEPS else None
+    figure, rows = stacked_figure(
+        _title(timeline, fullest),
+        _COUNTED[timeline.counts].format(rank=timeline.rank) + " Strip: phases, by share of time.",
+        rows=2 if close_up else 1,
+    )
+    near_limit = fullest.total > 0.5 * timeline.limit_bytes > 0
+    height = 1.12 * max(fullest.total, timeline.limit_bytes if near_limit else 0) / GIB
+    time = time_axis(timeline)
+    windows = [("whole run", timeline.begin, timeline.end)]
+    if close_up:
+        windows.append(("around the last mark" if marks else f"last {_CLOSE_UP_STEPS} steps", *close_up))
+    for axes, (name, begin, end) in zip(rows, windows, strict=True):
+        axes.set_title(name, loc="left", fontsize=11, color=INK)
+        axes.set_ylim(0, height)
+        axes.set_xlim(*time.at([begin, end]))
+        axes.set_ylabel("GiB")
+        axes.set_xlabel("time; a number is at the start of its step")
+        edges = np.linspace(*axes.get_xlim(), _COLUMNS + 1)
+        _draw_layers(axes, timeline.columns([*map(float, time.times_at(edges))]), timeline.roles, edges)
+        _draw_strip(axes, timeline.bands, time, edges)
+        _draw_gaps(axes, time, begin, end)
+        _draw_attempts(axes, time, [attempt for attempt in attempts if begin < attempt < end])
+        _draw_marks(axes, time, [mark for mark in marks if begin <= mark.time <= end], height)
+        if near_limit:
+            draw_limit(axes, "the GPU" if timeline.counts == "device" else "the limit", timeline.limit_bytes / GIB)
+    return figure
+
+
+def _title(timeline: Timeline, fullest: Moment) -> str:
+    where = f"in step {fullest.step}'s {fullest.phase}" if fullest.phase else f"in step {fullest.step}"
+    of_all = f" of {timeline.limit_bytes / GIB:.1f}" if timeline.limit_bytes else ""
+    what = f"Memory of GPU {timeline.rank}" if timeline.counts == "device" else "Host memory"
+    return f"{what} peaked {where}: {_shown(fullest.total / GIB)}{of_all} GiB"
+
+
+def _shown(gib: float) -> str:
+    return f"{gib:.1f}" if gib >= 10 else f"{gib:.2f}"
+
+
+def _close_up(timeline: Timeline, marks: Sequence[Mark]) -> tuple[float, float]:
+    """The time range around the last mark, with the steps before it; without a mark, the last steps."""
+    last = max((mark.time for mark in marks), default=timeline.end)
+    begins = sorted({band.step: band.begin for band in reversed(timeline.bands)}.values())
+    before = [begin for begin in begins if begin <= last]
+    after = [band.end for band in timeline.bands if band.end > last]
+    begin = before[-min(_CLOSE_UP_STEPS, len(before))] if before else timeline.begin
+    return begin, min(after[:_CLOSE_UP_STEPS][-1:] or [timeline.end])
+
+
+# --- parts of the plot ---
+
+
+def _draw_layers(axes: Axes, columns: Sequence[Moment], roles: Sequence[str], edges: Values) -> None:
+    layers = _layers(columns, roles)
+    top = np.zeros(_COLUMNS)
+    labels = []
+    for layer in layers:
+        base, top = top, top + layer.gib
+        axes.stairs(top, edges, baseline=base, fill=True, color=layer.colour, alpha=layer.alpha, linewidth=0)
+        highest = float(layer.gib.max())
+        if highest >= _WORTH_A_LABEL * axes.get_ylim()[1]:
+            labels.append((f"{layer.name}  {_shown(highest)}", float(base[-1] + layer.gib[-1] / 2), layer.colour))
+    label_right(axes, labels)
+
+
+def _layers(columns: Sequence[Moment], roles: Sequence[str]) -> list[_Layer]:
+    """The layers from bottom to top. The cache of a role is above its tensors."""
+    layers = []
+    for role in roles:
+        levels = [column.levels.get(role) for column in columns]
+        in_use = np.array([level.in_use if level else 0 for level in levels]) / GIB
+        cached = np.array([level.held - level.in_use if level else 0 for level in levels]) / GIB
+        colour = ROLE_COLOURS.get(role, OTHER_COLOUR)
+        layers += [_Layer(role, colour, 0.85, in_use), _Layer(f"{role}, cached", colour, 0.35, cached)]
+    others = np.array([column.others for column in columns]) / GIB
+    return [layer for layer in [*layers, _Layer("others", OTHER_COLOUR, 0.6, others)] if layer.gib.any()]
+
+
+def _draw_strip(axes: Axes, bands: Sequence[Band], time: TimeAxis, edges: Values) -> None:
+    """Draw the phases as a strip along the top, and the step numbers. Phases that are too short share a column."""
+    shown = [band for band in bands if band.end > time.times_at(edges)[0] and band.begin < time.times_at(edges)[-1]]
+    if len(shown) > _MOST_BANDS:
+        edges = np.linspace(*axes.get_xlim(), _STRIP_COLUMNS + 1)
+    times = time.times_at(edges)
+    _step_ticks(axes, shown, time)
+    phases = sorted({band.phase for band in shown}, key=[*PHASE_COLOURS, *(band.phase for band in shown)].index)
+    shares = [phase_shares(shown, phase, times) for phase in phases]
+    # Phases may overlap: with stale rollouts, one step is generated while another is learned from.
+    whole = np.maximum(1.0, np.sum(shares, axis=0))
+    top = np.full(len(edges) - 1, _STRIP_BOTTOM)
+    for phase, share in zip(phases, shares, strict=True):
+        base, top = top, top + (1 - _STRIP_BOTTOM) * share / whole
+        colour, transform = phase_colour(phase), axes.get_xaxis_transform()
+        axes.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0, transform=transform)
+    axes.legend(
+        handles=[Patch(color=phase_colour(phase), label=phase) for phase in phases],
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=max(1, len(phases)),
+        fontsize=9,
+        labelcolor=MUTED,
+        **_LEGEND,
+    )
+
+
+def _draw_gaps(axes: Axes, time: TimeAxis, begin: float, end: float) -> None:
+    """Fade the shortened gaps, and state how long they were."""
+    for gap in time.gaps:
+        left, right = time.at(gap)
+        if gap[1] <= begin or gap[0] >= end:
+            continue
+        axes.axvspan(left, right, ymax=_STRIP_BOTTOM, color="white", alpha=0.6, linewidth=0)
+        name = "loading" if gap[0] == time.times[0] else "no step for"
+        axes.text(
+            (max(left, axes.get_xlim()[0]) + min(right, axes.get_xlim()[1])) / 2,
+            0.04,
+            f"{name} {_duration(gap[1] - gap[0])}",
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            ha="center",
+            va="bottom",
+            color=INK,
+            fontsize=9,
+        )
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h"
+    )
+
+
+def _step_ticks(axes: Axes, bands: Sequence[Band], time: TimeAxis) -> None:
+    """Label round step numbers at the start of their steps, as many as fit."""
+    begins: dict[int, float] = {}
+    for band in bands:
+        if band.step:
+            at = float(time.at(band.begin))
+            begins[band.step] = min(begins.get(band.step, at), at)
+    begin, end = axes.get_xlim()
+    shown = [step for step in sorted(begins) if begin <= begins[step] <= end]
+    room = _TICK_ROOM * (end - begin)
+    for size in _TICK_SIZES:
+        ticks = [step for step in shown if step % size == 0]
+        if all(begins[b] - begins[a] >= room for a, b in pairwise(ticks)):
+            break
+    axes.set_xticks([begins[step] for step in ticks], [str(step) for step in ticks])
+
+
+def _draw_attempts(axes: Axes, time: TimeAxis, attempts: Sequence[float]) -> None:
+    for attempt in attempts:
+        axes.axvline(float(time.at(attempt)), color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+
+
+def _draw_marks(axes: Axes, time: TimeAxis, marks: Sequence[Mark], height: float) -> None:
+    """Draw failures as crosses and preventive changes as triangles, with their texts below each other."""
+    begin, end = axes.get_xlim()
+    for number, mark in enumerate(marks):
+        colour = FAILURE_COLOUR if mark.failure else INK
+        x = float(time.at(mark.time))
+        y = height * (0.8 - 0.07 * (number % 4))
+        axes.axvline(x, color=colour, linewidth=1, alpha=0.7)
+        axes.plot([x], [y], marker="X" if mark.failure else "v", color=colour, markersize=8, clip_on=False)
+        on_the_left = x > (begin + end) / 2
+        axes.annotate(
+            mark.text,
+            xy=(x, y),
+            xytext=(-8 if on_the_left else 8, 0),
+            textcoords="offset points",
+            ha="right" if on_the_left else "left",
+            va="center",
+            color=colour,
+            fontsize=9.5,
+            bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5},
+        )

@@ -1,0 +1,122 @@
+"""`rljob validate`: checks manifests, and prints each finding with its line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.all_errors import Checked
+from rljob_api.exit_codes import ExitCode
+from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
+from rljob_api.unread_fields import unread_fields
+from rljob_api.yaml_document import Path as FieldPath
+from rljob_client.validation.inspect_job import inspect_job
+from rljob_client.validation.suspicious_values import Finding, suspicious_values
+
+_STDIN = "-"
+
+
+@dataclass(slots=True)
+class Validation:
+    """Checks manifests, prints the findings, and remembers the worst."""
+
+    schema_only: bool = False
+    """Check the schema only."""
+
+    strict: bool = False
+    """Warnings are errors."""
+
+    invalid: bool = False
+    """A manifest is invalid, or has a warning that counts as an error."""
+
+    unusable: bool = False
+    """A job would fail, although its manifest is valid."""
+
+    def check(self, manifests: Sequence[str]) -> ExitCode:
+        """Check all manifests. `-` is standard input."""
+        for manifest in manifests:
+            self._check_file(manifest)
+        if self.invalid:
+            return ExitCode.INVALID_MANIFEST
+        return ExitCode.BAD_INPUT if self.unusable else ExitCode.COMPLETE
+
+    def _check_file(self, manifest: str) -> None:
+        path = Path("stdin") if manifest == _STDIN else Path(manifest)
+        directory = Path.cwd() if manifest == _STDIN else path.parent
+        try:
+            text = decoded(path, sys.stdin.buffer.read()) if manifest == _STDIN else read_text(path)
+            documents = read_manifest(path, text)
+        except ManifestError as error:
+            self._refuse(error)
+            return
+        for document in documents:
+            if kind := document.other_kind:
+                _print(f"{_place(document)}: skipped: {kind}")
+            else:
+                self._check_document(document, directory)
+        if all(document.other_kind for document in documents):
+            self.invalid = True
+            _print(f"{path}: expected an RLJob, found other kinds of objects only", error=True)
+
+    def _check_document(self, document: ManifestDocument, directory: Path) -> None:
+        try:
+            job = document.load()
+        except ManifestError as error:
+            self._refuse(error)
+            if error.checked is not None and not self.schema_only:
+                for finding in _other_errors(error.checked, directory):
+                    self._show(finding, document)
+            return
+        findings: list[Finding] = []
+        if not self.schema_only:
+            data = document.document.data
+            unread = [Finding(*each) for each in unread_fields(job.spec, data["spec"])]
+            found = [*suspicious_values(job, data), *unread, *inspect_job(job, directory)]
+            findings = list(dict.fromkeys(found))
+        for finding in findings:
+            self._show(finding, document)
+        if not any(finding.severity == "error" for finding in findings):
+            warnings = sum(finding.severity == "warning" for finding in findings)
+            counted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+            _print(f"{_place(document)}: valid{counted}")
+
+    def _show(self, finding: Finding, document: ManifestDocument) -> None:
+        problem = document.problem(finding.field, finding.message, finding.severity)
+        _print(str(problem), error=finding.severity != "note")
+        self.unusable |= finding.severity == "error"
+        self.invalid |= self.strict and finding.severity == "warning"
+
+    def _refuse(self, error: ManifestError) -> None:
+        self.invalid = True
+        _print(str(error), error=True)
+
+
+def _other_errors(checked: Checked, directory: Path) -> Iterator[Finding]:
+    """Errors of the job that have nothing to do with its invalid fields."""
+    replaced = {path[:2] for path in checked.replaced}
+    model, task, trainer = (("spec", name) in replaced for name in ("model", "task", "trainer"))
+    if trainer or ("spec",) in checked.replaced or (model and task):
+        return
+    for finding in inspect_job(checked.job, directory):
+        of_task = finding.field[:2] == ("spec", "task")
+        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _OF_PROMPTS)
+        if finding.severity == "error" and not depends and not _touches(finding.field, checked.replaced):
+            yield finding
+
+
+_OF_PROMPTS = ("maxPromptTokens", "maxStaleness")
+
+
+def _touches(field: FieldPath, paths: frozenset[FieldPath]) -> bool:
+    """True if `field` is at, around or within one of the `paths`."""
+    return any(field[: len(path)] == path or path[: len(field)] == field for path in paths)
+
+
+def _place(document: ManifestDocument) -> str:
+    return f"{document.file} (document {document.number})" if document.number else str(document.file)
+
+
+def _print(text: str, *, error: bool = False) -> None:
+    print(text, file=sys.stderr if error else sys.stdout)
