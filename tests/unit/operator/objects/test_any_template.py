@@ -139,10 +139,11 @@ def test_any_template_makes_whole_pods_or_is_refused_by_its_field(
     template = WITHOUT_GPU if role == "controller" else TEMPLATE
     for path, value in changes:
         template = written(template, path, value)
+    changed: Object = {**spec, role: {"template": template}}
     plain = objects(job(queueName="q", **spec), PROBING, gang=gang, plan=plan)
     built: JobObjects | InvalidTemplate
     try:
-        built = objects(job(queueName="q", **spec, **{role: {"template": template}}), PROBING, gang=gang, plan=plan)
+        built = objects(job(queueName="q", **changed), PROBING, gang=gang, plan=plan)
     except InvalidTemplate as refusal:
         built = refusal
     if isinstance(built, InvalidTemplate):

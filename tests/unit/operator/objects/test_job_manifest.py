@@ -55,7 +55,7 @@ texts = st.sampled_from(TEXTS) | st.text()
 def test_any_arguments_of_a_task_survive(
     tmp_path_factory: pytest.TempPathFactory, args: dict[str, str | float]
 ) -> None:
-    args = dict(zip(TEXTS, TEXTS, strict=True)) | args
+    args = {**dict(zip(TEXTS, TEXTS, strict=True)), **args}
     a_job = job(task={"name": "my.tasks:items", "args": args, "reward": "my.tasks:reward"})
     assert read_back(a_job, tmp_path_factory.mktemp("job")).spec == a_job.spec
 

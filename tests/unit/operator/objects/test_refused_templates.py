@@ -19,8 +19,9 @@ def with_limits(**limits: Any) -> Object:
 
 
 def refusal(role: str, template: Object, **fields: Any) -> str:
+    spec: Object = {role: {"template": template, **fields}}
     with pytest.raises(InvalidTemplate) as caught:
-        objects(job(**{role: {"template": template, **fields}}), plan=PLAN.model_copy(update={"host_memory_bytes": 1}))
+        objects(job(**spec), plan=PLAN.model_copy(update={"host_memory_bytes": 1}))
     assert len(caught.value.sentence) < 500
     return caught.value.sentence
 
@@ -88,6 +89,11 @@ def test_what_the_controller_depends_on_cannot_be_overridden(template: Object, m
 
 
 GPU = {"nvidia.com/gpu": 4}
+SIDECARS: list[tuple[str, Object]] = [
+    ("containers", {"resources": {"limits": GPU}}),
+    ("initContainers", {"resources": {"requests": {"amd.com/gpu": "1"}}}),
+    ("initContainers", {"restartPolicy": "Always", "resources": {"limits": {"x.io/gpu": 1}}}),
+]
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
@@ -95,14 +101,7 @@ GPU = {"nvidia.com/gpu": 4}
     ("template", "message"),
     [
         (with_limits(**GPU), "write spec.policy.gpusPerReplica"),
-        *[
-            ({"spec": {kind: [{"name": "side", **extra}]}}, "the container side requests ")
-            for kind, extra in [
-                ("containers", {"resources": {"limits": GPU}}),
-                ("initContainers", {"resources": {"requests": {"amd.com/gpu": "1"}}}),
-                ("initContainers", {"restartPolicy": "Always", "resources": {"limits": {"x.io/gpu": 1}}}),
-            ]
-        ],
+        *[({"spec": {kind: [{"name": "side", **extra}]}}, "the container side requests ") for kind, extra in SIDECARS],
         *[
             (with_limits(**{kind: 1}), f"{kind} is not among the GPUs of this installation (nvidia.com/gpu)")
             for kind in ("nvidia.com/mig-1g.10gb", "amd.com/gpu", "nvidia.com/gpu.shared")
