@@ -123,10 +123,19 @@ def test_a_job_has_the_objects_that_are_written_down(case: Object) -> None:
     assert differences(case) == case["objects"]
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes an object without objects in it in one line, if it is short."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        node.flow_style = node.flow_style and len(str(mapping)) < 100
+        return node
+
+
 if __name__ == "__main__":
     documents = []
     for document in FILE.read_text().split("---\n"):
-        objects_of_case = json.loads(json.dumps(differences(yaml.safe_load(document))))
-        text = yaml.safe_dump({"objects": objects_of_case}, sort_keys=False, default_flow_style=None, width=120)
+        found = {"objects": json.loads(json.dumps(differences(yaml.safe_load(document))))}
+        text = yaml.dump(found, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=120)
         documents.append(document.partition("objects:")[0] + text)
     FILE.write_text("---\n".join(documents))
