@@ -45,7 +45,8 @@ def test_the_api_server_sets_the_same_defaults_as_pydantic(smallest: dict[str, A
 
 
 def test_a_job_survives_a_json_round_trip_and_null_counts_as_absent(smallest: dict[str, Any]) -> None:
-    smallest["spec"] |= {"memory": {"kvCache": "4Gi", "emptyCache": "Enabled"}, "policy": {"replicas": None}}
+    memory = {"kvCache": "4Gi", "microBatchTokens": 8192, "emptyCache": "Enabled"}
+    smallest["spec"] |= {"memory": memory, "policy": {"replicas": None}}
     job = RLJob.model_validate(smallest | {"spec": smallest["spec"] | {"trainer": None}})
     assert (job.spec.memory.kv_cache, job.spec.policy.replicas) == (4 << 30, 1)
     assert RLJob.model_validate_json(job.model_dump_json(by_alias=True)) == job

@@ -1,4 +1,4 @@
-"""Programs of the test cluster: built completely or not at all, supervised, and ended with their parent."""
+"""Programs of the test cluster: built completely or not at all, and ended with their parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rljob_cluster import cgroups, cluster, machine_init, requirements
+from rljob_cluster import cluster, requirements
 from rljob_cluster.binaries import MODULES, SOURCES, Module, require_binaries, versions_key
 from rljob_cluster.build import build
 from rljob_cluster.child_process import ChildProcess
@@ -25,7 +25,6 @@ from rljob_cluster.errors import ClusterError
 from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.progress import Progress
 from rljob_cluster.requirements import PROGRAMS, require_packages
-from rljob_cluster.supervisor import RESTART_SECONDS
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 
 FILES = st.dictionaries(st.text("abc/.", min_size=1), st.binary(max_size=8), max_size=4)
@@ -126,49 +125,3 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def test_the_supervisor_restarts_exited_programs_after_a_delay(tmp_path: Path) -> None:
-    # In a process of its own, for it takes note of every child that ends.
-    script = f"""
-import time
-from pathlib import Path
-from types import SimpleNamespace
-from rljob_cluster import supervisor as module
-clock = SimpleNamespace(now=0.0)
-module.time = SimpleNamespace(monotonic=lambda: clock.now)
-supervisor = module.Supervisor(Path("{tmp_path}"), search_path="/bin")
-def starts():
-    return len(Path("{tmp_path}/short.log").read_text().splitlines())
-for _ in range(2):
-    supervisor.ensure("short", ["/bin/sh", "-c", "echo started"])
-for number in range(1, 4):
-    clock.now = (number - 1) * {RESTART_SECONDS}
-    while starts() < number:
-        supervisor.restart_ended()
-        time.sleep(0.02)
-    clock.now += {RESTART_SECONDS} * 0.99
-    for _ in range(25):
-        supervisor.restart_ended()
-        time.sleep(0.02)
-    assert starts() == number, f"start {{starts()}} came too soon"
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("has_starter", [True, False])
-def test_a_machine_starts_only_for_a_starter_that_lives(monkeypatch: pytest.MonkeyPatch, has_starter: bool) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(cgroups, "enter", lambda group: None)
-    monkeypatch.setattr(os, "execvp", lambda program, command: started.append(command))
-    starter = os.getppid() if has_starter else os.getpid()
-    monkeypatch.setattr(sys, "argv", ["machine_init", "root", "binaries", str(starter)])
-    if has_starter:
-        machine_init.main()
-    else:
-        with pytest.raises(SystemExit, match="has exited"):
-            machine_init.main()
-    assert len(started) == has_starter

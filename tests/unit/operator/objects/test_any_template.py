@@ -123,7 +123,7 @@ JOBS: list[Object] = [
 ]
 
 
-@examples(max_examples=400, deadline=None)
+@examples(max_examples=300, deadline=None)
 @given(
     spec=st.sampled_from(JOBS),
     gang=st.sampled_from(["Native", "Kueue", "Volcano"]),

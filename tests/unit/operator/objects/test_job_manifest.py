@@ -50,7 +50,7 @@ TEXTS = ("1e5", "2026-01-01", "on", "null", "", " x ", "a: b", "#", "\x85\u2028\
 texts = st.sampled_from(TEXTS) | st.text()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.dictionaries(st.text(max_size=5), texts | st.floats(allow_nan=False, allow_infinity=False)))
 def test_any_arguments_of_a_task_survive(
     tmp_path_factory: pytest.TempPathFactory, args: dict[str, str | float]

@@ -96,6 +96,7 @@ def test_pods_read_the_plan_and_its_changes_as_they_are() -> None:
     text = of_kind("ConfigMap", objects(job(), attempt=4, plan=PLAN, plan_changes=[CHANGE]))["data"]["attempt.json"]
     read = AttemptSettings.model_validate_json(text)
     assert (read.attempt, read.memory_plan, read.plan_changes) == (4, PLAN, [CHANGE])
+    assert read.allocator_environments.keys() == {"policy", "rollout"}
     without = of_kind("ConfigMap", objects(job(), attempt=2))["data"]["attempt.json"]
     assert AttemptSettings.model_validate_json(without).plan_generation == 1
 

@@ -164,7 +164,7 @@ async def run(served: Served, *errors: Exception) -> list[str]:
 RESOURCES = st.sampled_from(list(OBJECTS))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data(), RESOURCES, st.sampled_from(["listed", "ADDED", "MODIFIED", "DELETED", "BOOKMARK"]))
 def test_no_listed_or_changed_object_stops_anything(data: st.DataObject, resource: Resource, kind: str) -> None:
     [original] = OBJECTS[resource]

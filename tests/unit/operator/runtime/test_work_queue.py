@@ -151,6 +151,7 @@ def taken(order: FairOrder, *, running_only: bool = False) -> list[str]:
     ("order", "expected"),
     [
         (order_of(("a", "p", PENDING), ("a", "r", RUNNING), ("b", "s", RUNNING)), "r s p"),
+        (order_of(("b", "x", PENDING), ("b", "x", RUNNING), ("a", "p", PENDING)), "x p"),
         # namespaces in turn, and first come, first served within one
         (order_of(*[("a", f"a{n}", PENDING) for n in range(4)], ("b", "b0", PENDING)), "a0 b0 a1 a2 a3"),
         (
