@@ -39,7 +39,8 @@ def sent(request: Request, *answers: Answer, method: str = "GET", **options: Any
             server.answer(method, "", answer)
 
     async def story(serving: Serving) -> None:
-        api = ApiClient(serving.connection, **{"concurrency": 4, "retry": QUICK} | options)
+        given: dict[str, Any] = {"concurrency": 4, "retry": QUICK, **options}
+        api = ApiClient(serving.connection, **given)
         try:
             await request(api)
         finally:

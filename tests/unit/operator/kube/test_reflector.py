@@ -102,6 +102,7 @@ def test_an_ended_stream_resumes_at_the_last_revision_or_bookmark() -> None:
     assert asked[2].query["resourceVersion"] == "90"
 
 
+UNKNOWN: list[object] = [{}, [], 5, {"type": "ADDED"}, {"type": "ERROR", "object": 7}, "not JSON"]
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 DEEP_PAGE = {"items": [pod("a") | {"spec": "DEEP"}, pod("b")], "metadata": {"resourceVersion": "5"}}
 
@@ -140,7 +141,7 @@ DEEP_PAGE = {"items": [pod("a") | {"spec": "DEEP"}, pod("b")], "metadata": {"res
                 {"a", "b"},
                 id=f"an event of no known form: {event}",
             )
-            for event in ({}, [], 5, {"type": "ADDED"}, {"type": "ERROR", "object": 7}, "not JSON")
+            for event in UNKNOWN
         ],
         *[
             pytest.param([Answer(text=page), listing(5, "a"), stream()], {"a"}, id=f"a page that is no list: {page}")
