@@ -43,7 +43,7 @@ def test_any_message_fits_and_survives_a_round_trip(sentence: str, message: str 
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "€", "🙂"])
-def test_the_longest_texts_of_any_characters_fit_and_are_kept_as_far_as_possible(character: str) -> None:
+def test_the_longest_texts_fit_and_are_kept_as_far_as_possible(character: str) -> None:
     message = TerminationMessage(exit_code=80, message=character * 5000, evidence=evidence(character * 4096))
     assert len(message.to_json()) <= MAX_TERMINATION_MESSAGE_BYTES
     assert len(message.message) == 1024

@@ -67,7 +67,7 @@ def test_prometheus_never_sends_its_own_token(render: Render) -> None:
     assert of_kind(objects, "Secret") == []
 
 
-def test_metrics_are_scraped_over_tls_with_a_certificate_that_can_be_mounted(render: Render) -> None:
+def test_metrics_are_scraped_over_tls_by_a_certificate_of_choice(render: Render) -> None:
     endpoint = endpoint_of(render(serviceMonitor={"enabled": True}))
     assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
     without = render(serviceMonitor={"enabled": True}, metrics={"tls": {"enabled": False}})
