@@ -130,33 +130,33 @@ def test_an_answer_is_remembered_and_no_token_is_asked_about_for_nothing() -> No
     assert len(play(story, script).asked) == 1
 
 
-def test_a_flood_of_unknown_tokens_is_refused_and_starves_no_known_caller() -> None:
-    reviews = 0
-
-    async def slow(self: TokenCheck, token: str) -> int:
-        nonlocal reviews
-        reviews += 1
-        await asyncio.sleep(0.2)
-        return 200 if token == "prometheus" else 401
+def test_a_flood_of_unknown_tokens_is_refused_and_starves_no_known_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
 
     async def story(serving: Serving) -> None:
-        nonlocal reviews
+        released = asyncio.Event()
+
+        async def ask(self: TokenCheck, token: str) -> int:
+            asked.append(token)
+            if token != "prometheus":
+                await released.wait()
+            return 200 if token == "prometheus" else 401
+
+        monkeypatch.setattr(TokenCheck, "_ask", ask)
         client = ApiClient(serving.connection, concurrency=1)
         check = TokenCheck(client)
         assert await check("prometheus") == 200
         check._accepted.update(dict.fromkeys(check._accepted, 0.0))
-        reviews = 0
         flood = [asyncio.create_task(check(f"token {number}")) for number in range(600)]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         assert await check("prometheus") == 200
-        answers = [await caller for caller in flood]
-        assert reviews < 10
-        assert answers.count(503) > 590
+        released.set()
+        answers = await asyncio.gather(*flood)
+        assert (answers.count(401), answers.count(503)) == (4, 596)
         for number in range(3000):
             check._remember(f"token {number}".encode(), 401)
         assert await check("prometheus") == 200, "known callers are not forgotten for unknown ones"
         await client.close()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenCheck, "_ask", slow)
-        play(story)
+    play(story)
+    assert len(asked) == 6
