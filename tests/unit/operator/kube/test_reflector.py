@@ -103,6 +103,8 @@ def test_an_ended_stream_resumes_at_the_last_revision_or_bookmark() -> None:
 
 
 UNKNOWN: list[object] = [{}, [], 5, {"type": "ADDED"}, {"type": "ERROR", "object": 7}, "not JSON"]
+TWO_TRIES = [Answer(0)] * 2
+"""aiohttp repeats a request whose connection was closed."""
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 DEEP_PAGE = {"items": [pod("a") | {"spec": "DEEP"}, pod("b")], "metadata": {"resourceVersion": "5"}}
 
@@ -116,7 +118,7 @@ DEEP_PAGE = {"items": [pod("a") | {"spec": "DEEP"}, pod("b")], "metadata": {"res
             id="an expired revision: objects that vanished are dropped",
         ),
         pytest.param(
-            [refusal(500, "Internal"), listing(5, "a"), Answer(0), stream(added("b"))],
+            [refusal(500, "Internal"), listing(5, "a"), *TWO_TRIES, stream(added("b"))],
             {"a", "b"},
             id="errors of listing and watching",
         ),
