@@ -1,7 +1,9 @@
-"""Every setting is an option, an environment variable and a row of the manual; every metric is in the manual."""
+"""The command `rljob-operator`: settings, help, logs, and the metrics that the manual lists."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,40 +39,26 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return settings_of
 
 
-def test_without_options_the_settings_are_the_defaults(settings_of: Any) -> None:
-    expected = OperatorSettings(trainer_image="trainer:1", trainer_torch_version="2.8.0")
-    assert settings_of().model_dump() == expected.model_dump()
-
-
-def test_options_and_environment(settings_of: Any) -> None:
-    given = settings_of(
-        "--namespaces", "a", "--namespaces", "b", "--pod-labels", "team=rl", "--no-label-nodes",
-        RLJOB_OPERATOR_CHECKPOINT_CLAIM_BYTES="5Gi",
-        RLJOB_OPERATOR_IMAGE_PULL_SECRETS="one two",
-        RLJOB_OPERATOR_METRICS_AUTH="false",
-        RLJOB_OPERATOR_CHECKPOINT_STORAGE_CLASS="",
-    )  # fmt: skip
-    assert given.namespaces == ("a", "b")
-    assert given.pod_labels == {"team": "rl"}
-    assert given.checkpoint_claim_bytes == 5 << 30
-    assert given.checkpoint_storage_class is None
-    assert given.image_pull_secrets == ("one", "two")
-    assert (given.label_nodes, given.metrics_auth) == (False, False)
-
-
-def test_labels_in_the_environment_are_separated_by_spaces(settings_of: Any) -> None:
-    assert settings_of(RLJOB_OPERATOR_POD_LABELS="team=rl cost=7").pod_labels == {"team": "rl", "cost": "7"}
-
-
-def test_options_take_precedence_over_the_environment(settings_of: Any) -> None:
-    given = settings_of(
-        "--lease-name", "option", RLJOB_OPERATOR_LEASE_NAME="variable", RLJOB_OPERATOR_LOG_LEVEL="debug"
-    )
-    assert (given.lease_name, given.log_level) == ("option", "debug")
-
-
-def test_nodes_that_are_not_watched_are_not_labelled(settings_of: Any) -> None:
-    assert settings_of("--no-watch-nodes").label_nodes is False
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        ([], {}, {}),
+        (["--namespaces", "a", "--namespaces", "b"], {}, {"namespaces": ("a", "b")}),
+        (["--pod-labels", "team=rl", "--no-label-nodes"], {}, {"pod_labels": {"team": "rl"}, "label_nodes": False}),
+        (["--no-watch-nodes"], {}, {"watch_nodes": False, "label_nodes": False}),
+        ([], {"POD_LABELS": "team=rl cost=7"}, {"pod_labels": {"team": "rl", "cost": "7"}}),
+        ([], {"CHECKPOINT_CLAIM_BYTES": "5Gi"}, {"checkpoint_claim_bytes": 5 << 30}),
+        ([], {"IMAGE_PULL_SECRETS": "one two"}, {"image_pull_secrets": ("one", "two")}),
+        ([], {"METRICS_AUTH": "false", "CHECKPOINT_STORAGE_CLASS": ""}, {"metrics_auth": False}),
+        (["--lease-name", "option"], {"LEASE_NAME": "variable"}, {"lease_name": "option"}),
+    ],
+)
+def test_settings_come_from_options_before_variables_before_defaults(
+    settings_of: Any, arguments: list[str], environment: dict[str, str], expected: dict[str, Any]
+) -> None:
+    found = settings_of(*arguments, **{f"RLJOB_OPERATOR_{name}": value for name, value in environment.items()})
+    defaults = OperatorSettings(trainer_image="trainer:1", trainer_torch_version="2.8.0")
+    assert found.model_dump() == defaults.model_dump() | expected
 
 
 @pytest.mark.parametrize(
@@ -96,11 +84,9 @@ def test_an_invalid_option_exits_with_2(
 
 
 def test_a_missing_setting_names_option_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit):
         cli.main(["run"])
-    assert stopped.value.code == 2
-    message = "--trainer-image is required: set it, or RLJOB_OPERATOR_TRAINER_IMAGE"
-    assert message in capsys.readouterr().err
+    assert "--trainer-image is required: set it, or RLJOB_OPERATOR_TRAINER_IMAGE" in capsys.readouterr().err
 
 
 def test_help_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,3 +113,28 @@ def test_every_metric_is_in_the_manual_and_no_other() -> None:
         if family.name.startswith(("rljob_operator_", "workqueue_"))
     }
     assert described == existing
+
+
+PROGRAM = """
+import sys, structlog
+from rljob_operator.runtime.logs import set_up_logs
+set_up_logs(sys.argv[1], "info")
+def deeper(value): return deeper({"a": value})
+try:
+    deeper(1)
+except RecursionError:
+    import time
+    began = time.process_time()
+    structlog.get_logger("rljob_operator").exception("too deep")
+    assert time.process_time() - began < 3, time.process_time() - began
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_the_traceback_of_a_recursion_does_not_block_the_process(log_format: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, log_format], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "too deep" in done.stderr
+    assert "RecursionError" in done.stderr
