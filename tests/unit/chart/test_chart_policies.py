@@ -16,7 +16,7 @@ KINDS = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
 def test_only_metrics_reach_the_operator_and_it_only_the_api_server(render: Render) -> None:
     policy = the(render(networkPolicy={"apiServerPorts": [443, 16443]}), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+    assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"podSelector": {}}]}]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 5353, 443, 16443}
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     [rule] = the(render(networkPolicy={"metricsFrom": monitoring}), "NetworkPolicy")["spec"]["ingress"]
