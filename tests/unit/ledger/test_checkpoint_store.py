@@ -1,14 +1,17 @@
+"""Checkpoints are whole, checked and pruned. A full disk keeps committed data and no partial file."""
+
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -19,6 +22,10 @@ from rljob_trainer.ledger.checkpoint_manifest import (
     share_of_reader,
 )
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+from rljob_trainer.ledger.durable_files import write_atomically
+from rljob_trainer.ledger.journal import RolloutJournal
+from rljob_trainer.ledger.ledger import Ledger
+from tests.unit.ledger.samples import rollout_batch, step_record
 
 
 @pytest.fixture
@@ -38,22 +45,19 @@ def names(store: CheckpointStore) -> list[str]:
     return sorted(path.name for path in store.directory.iterdir())
 
 
-def test_an_empty_store_has_no_checkpoint(store: CheckpointStore) -> None:
-    found = store.latest_valid()
-    assert found.checkpoint is None
-    assert found.problems == []
-    assert (store.oldest_step(), store.newest_step()) == (0, 0)
-
-
-def test_the_newest_checkpoint_is_found_with_its_metadata(store: CheckpointStore) -> None:
-    for step in (10, 20):
+def test_the_newest_checkpoints_are_kept_and_found_with_their_metadata(store: CheckpointStore) -> None:
+    assert (store.latest_valid().checkpoint, store.oldest_step(), store.newest_step()) == (None, 0, 0)
+    for step in (10, 20, 30):
         write_checkpoint(store, step)
+    assert names(store) == ["step-000020", "step-000030"]
+    assert (store.oldest_step(), store.newest_step()) == (20, 30)
     found = store.latest_valid()
     assert found.problems == []
     assert found.checkpoint
-    assert found.checkpoint.step == 20
-    assert found.checkpoint.metadata == {"plan_generation": 3}
-    assert (found.checkpoint.path / "shards" / "rank-0.bin").read_bytes() == bytes([20]) * 1000
+    assert (found.checkpoint.step, found.checkpoint.metadata) == (30, {"plan_generation": 3})
+    assert (found.checkpoint.path / "shards" / "rank-0.bin").read_bytes() == bytes([30]) * 1000
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointStore(store.directory, keep=0)
 
 
 def test_a_writer_of_an_earlier_attempt_cannot_reach_the_new_files(store: CheckpointStore) -> None:
@@ -67,13 +71,6 @@ def test_a_writer_of_an_earlier_attempt_cannot_reach_the_new_files(store: Checkp
     assert (new_attempt.commit(10).path / "shard.bin").read_bytes() == b"new"
     new_attempt.latest_valid()
     assert names(new_attempt) == ["step-000010"]
-
-
-def test_only_the_newest_are_kept(store: CheckpointStore) -> None:
-    for step in (10, 20, 30):
-        write_checkpoint(store, step)
-    assert names(store) == ["step-000020", "step-000030"]
-    assert (store.oldest_step(), store.newest_step()) == (20, 30)
 
 
 def test_a_checkpoint_counts_only_once_it_is_committed(store: CheckpointStore) -> None:
@@ -103,7 +100,6 @@ def _flip_a_bit(path: Path) -> None:
     [
         ("shards/rank-0.bin", _flip_a_bit, r"shards/rank-0\.bin is corrupt \(its checksum differs\)"),
         ("shards/rank-0.bin", _truncate, r"shards/rank-0\.bin has 999 bytes instead of 1,000"),
-        ("shards/rank-0.bin", Path.unlink, r"shards/rank-0\.bin is missing"),
         ("shards", shutil.rmtree, r"shards/rank-0\.bin is missing"),
         ("checkpoint.json", Path.unlink, r"checkpoint\.json is missing"),
         ("checkpoint.json", lambda path: path.write_text("{"), r"checkpoint\.json is corrupt"),
@@ -114,51 +110,26 @@ def test_a_damaged_checkpoint_is_skipped_and_named(
 ) -> None:
     write_checkpoint(store, 10)
     damage(write_checkpoint(store, 20) / file)
-
     found = store.latest_valid()
-
     assert found.checkpoint
     assert found.checkpoint.step == 10
     (problem,) = found.problems
     assert re.match(f"the checkpoint of step 20 is not used: {said}", problem)
     assert (store.newest_step(), store.oldest_step()) == (10, 10)
-
-
-def test_a_damaged_checkpoint_is_kept_until_its_step_is_written_again(store: CheckpointStore) -> None:
-    write_checkpoint(store, 10)
-    (write_checkpoint(store, 20) / "optimizer.bin").unlink()
-    store.latest_valid()
     assert names(store) == ["step-000010", "step-000020.rejected"]
-
     write_checkpoint(store, 20)
-
     assert names(store) == ["step-000010", "step-000020"]
     assert store.latest_valid().problems == []
 
 
-def test_if_all_checkpoints_are_damaged_each_is_named(store: CheckpointStore) -> None:
-    for step in (10, 20):
-        (write_checkpoint(store, step) / "optimizer.bin").unlink()
-    found = store.latest_valid()
-    assert found.checkpoint is None
-    assert ["step 20" in found.problems[0], "step 10" in found.problems[1]] == [True, True]
-
-
-def test_a_checkpoint_under_another_step_s_name_is_not_used(store: CheckpointStore) -> None:
+def test_checkpoints_of_other_steps_are_not_used(store: CheckpointStore) -> None:
     path = write_checkpoint(store, 10)
     path.rename(path.with_name("step-000012"))
-    found = store.latest_valid()
-    assert found.checkpoint is None
-    assert "checkpoint.json is for step 10" in found.problems[0]
-
-
-def test_a_checkpoint_ahead_of_the_ledger_is_not_used(store: CheckpointStore) -> None:
-    for step in (10, 20):
-        write_checkpoint(store, step)
+    write_checkpoint(store, 20)
     found = store.latest_valid(through=19)
-    assert found.checkpoint
-    assert found.checkpoint.step == 10
-    assert "ahead of the ledger, which ends at step 19" in found.problems[0]
+    assert found.checkpoint is None
+    assert "step 20 is not used: it is ahead of the ledger, which ends at step 19" in found.problems[0]
+    assert "checkpoint.json is for step 10" in found.problems[1]
 
 
 def _killed(*_: object, **__: object) -> None:
@@ -170,10 +141,9 @@ def test_a_kill_between_manifest_and_rename_keeps_the_previous_one(
 ) -> None:
     write_checkpoint(store, 10)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "rename", _killed)
-        with pytest.raises(KeyboardInterrupt):
-            write_checkpoint(store, 20)
+        write_checkpoint(store, 20)
 
     found = store.latest_valid()
     assert found.checkpoint
@@ -189,10 +159,9 @@ def test_a_kill_while_pruning_leaves_the_newest_and_nothing_half_deleted(
         write_checkpoint(store, step)
 
     (store.begin(30) / "optimizer.bin").write_bytes(b"o")
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", _killed)
-        with pytest.raises(KeyboardInterrupt):
-            store.commit(30)
+        store.commit(30)
 
     found = store.latest_valid()
     assert found.checkpoint
@@ -207,19 +176,6 @@ def test_a_valid_checkpoint_of_the_same_step_is_not_replaced(store: CheckpointSt
     kept = store.commit(10)
     assert (kept.path / "optimizer.bin").read_bytes() == b"o" * 10
     assert names(store) == ["step-000010"]
-
-
-def test_the_manifest_lists_every_file_with_its_size(store: CheckpointStore) -> None:
-    manifest = json.loads((write_checkpoint(store, 10) / "checkpoint.json").read_text())
-    assert {name: digest["size_bytes"] for name, digest in manifest["files"].items()} == {
-        "optimizer.bin": 10,
-        "shards/rank-0.bin": 1000,
-    }
-
-
-def test_keeping_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        CheckpointStore(tmp_path, keep=0)
 
 
 def test_checksums_of_the_writers_are_used_without_reading_their_files(
@@ -262,3 +218,87 @@ def test_an_impossible_file_name_in_a_manifest_is_damage(tmp_path: Path, name: s
     damage = find_damage(tmp_path, step=3)
     assert damage is not None
     assert len(damage) < 300
+
+
+DISK_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", tmp_path], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a full disk needs the right to mount a tmpfs: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def fill(disk: Path, leave_bytes: int = 0) -> None:
+    """Write until `leave_bytes`, in whole pages, are free."""
+    (disk / "filler").unlink(missing_ok=True)
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        try:
+            while filler.write(b"x" * 4096) == 4096:
+                pass
+        except OSError:
+            pass
+        filler.truncate(filler.tell() - leave_bytes)
+
+
+def test_a_commit_on_a_full_disk_keeps_earlier_steps_and_can_be_retried(small_disk: Path) -> None:
+    path = small_disk / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        ledger.commit(step_record(1))
+        fill(small_disk)
+        with pytest.raises(
+            OutputUnavailable, match=r"the disk is full: .*ledger\.jsonl needs [\d,]+ bytes, 0 are free"
+        ):
+            # More than what is left of the file's last page.
+            ledger.commit(step_record(2, metrics={f"metric_{i}": 0.5 for i in range(500)}))
+        assert path.read_bytes().count(b"\n") == 1
+        assert path.read_bytes().endswith(b"\n")
+
+        (small_disk / "filler").unlink()
+        ledger.commit(step_record(2))
+    with Ledger(path) as ledger:
+        assert ledger.last_step == 2
+
+
+def test_rollouts_that_do_not_fit_leave_nothing_behind(small_disk: Path) -> None:
+    journal = RolloutJournal(small_disk / "journal")
+    journal.save(rollout_batch(1))
+    fill(small_disk, leave_bytes=8192)
+    with pytest.raises(OutputUnavailable, match=r"step-000002\.npz needs [\d,]+ bytes, [\d,]+ are free"):
+        journal.save(rollout_batch(2, response_tokens=10_000))
+    assert [path.name for path in journal.directory.iterdir()] == ["step-000001.npz"]
+    assert journal.has(1)
+
+
+def test_a_replaced_file_keeps_its_old_content(small_disk: Path) -> None:
+    path = small_disk / "summary.json"
+    write_atomically(path, b"old")
+    fill(small_disk)
+    with pytest.raises(OutputUnavailable, match=r"summary\.json needs 50,000 bytes"):
+        write_atomically(path, b"n" * 50_000)
+    assert path.read_bytes() == b"old"
+    assert {file.name for file in small_disk.iterdir()} == {"summary.json", "filler"}
+
+
+def test_a_checkpoint_that_does_not_fit_does_not_count(small_disk: Path) -> None:
+    store = CheckpointStore(small_disk / "checkpoints", keep=1)
+    (store.begin(10) / "weights.bin").write_bytes(b"w" * 20_000)
+    fill(small_disk)
+    with pytest.raises(OutputUnavailable, match="the disk is full"):
+        store.commit(10)
+    assert (store.newest_step(), store.latest_valid().checkpoint) == (0, None)
+    (small_disk / "filler").unlink()
+    (store.begin(10) / "weights.bin").write_bytes(b"w" * 20_000)
+    store.commit(10)
+    fill(small_disk, leave_bytes=8192)
+    with pytest.raises(OutputUnavailable, match=r"step-000020 needs 20,\d{3} bytes, 8,192 are free"):
+        store.begin(20)
+    found = store.latest_valid()
+    assert found.checkpoint
+    assert found.checkpoint.step == 10

@@ -1,3 +1,5 @@
+"""The ledger and the journal: committed steps and the rollouts of them survive kills, and damage is named."""
+
 from __future__ import annotations
 
 import json
@@ -7,35 +9,27 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger, read_ledger
 from rljob_trainer.ledger.records import RestoreRecord, step_records
-from tests.unit.ledger.samples import step_record, write_ledger
+from tests.unit.ledger.samples import rollout_batch, step_record, write_ledger
 
 
-def test_a_new_ledger_starts_at_step_one(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        assert ledger.last_step == 0
-        assert list(ledger.remaining(3)) == [1, 2, 3]
-
-
-def test_a_reopened_ledger_continues_after_its_last_step(tmp_path: Path) -> None:
+def test_a_ledger_continues_after_its_last_step(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "new.jsonl") as ledger:
+        assert (ledger.last_step, list(ledger.remaining(3))) == (0, [1, 2, 3])
     path = write_ledger(tmp_path, [0.1, 0.2])
     with Ledger(path) as ledger:
-        assert ledger.last_step == 2
-        assert list(ledger.remaining(4)) == [3, 4]
+        assert [list(ledger.remaining(steps)) for steps in (4, 1)] == [[3, 4], []]
         assert [step.reward.mean for step in ledger.steps] == [0.1, 0.2]
         ledger.commit(step_record(3, 0.3))
     assert [step.step for step in step_records(read_ledger(path).records)] == [1, 2, 3]
-
-
-def test_a_job_with_fewer_steps_than_committed_has_none_left(tmp_path: Path) -> None:
-    with Ledger(write_ledger(tmp_path, [0.1, 0.2])) as ledger:
-        assert list(ledger.remaining(1)) == []
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
@@ -154,3 +148,63 @@ def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:
     with Ledger(path) as ledger:
         assert reported <= ledger.last_step <= reported + 1
         ledger.commit(step_record(ledger.next_step))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> RolloutJournal:
+    return RolloutJournal(tmp_path / "journal")
+
+
+def test_saved_rollouts_are_those_of_their_step(journal: RolloutJournal) -> None:
+    """`test_rollouts` compares every array of a saved batch."""
+    journal.save(rollout_batch(7))
+    assert journal.has(7)
+    assert not journal.has(8)
+    np.testing.assert_array_equal(journal.load(7).response_ids[0], rollout_batch(7).response_ids[0])
+
+
+@settings(max_examples=40)
+@given(kept=st.floats(min_value=0, max_value=1, exclude_max=True))
+def test_a_file_torn_at_any_byte_counts_as_absent(tmp_path_factory: pytest.TempPathFactory, kept: float) -> None:
+    journal = RolloutJournal(tmp_path_factory.mktemp("journal"))
+    journal.save(rollout_batch(3))
+    (path,) = journal.directory.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    assert not journal.has(3)
+
+
+def test_a_flipped_bit_in_the_tokens_counts_as_absent(journal: RolloutJournal) -> None:
+    journal.save(rollout_batch(3, response_tokens=100))
+    (path,) = journal.directory.iterdir()
+    content = bytearray(path.read_bytes())
+    content[content.index(np.arange(50, 60, dtype=np.int32).tobytes())] ^= 1
+    path.write_bytes(content)
+    assert not journal.has(3)
+
+
+def test_a_file_of_another_step_counts_as_absent(journal: RolloutJournal) -> None:
+    journal.save(rollout_batch(3))
+    (path,) = journal.directory.iterdir()
+    path.rename(path.with_name("step-000004.npz"))
+    assert not journal.has(4)
+    with pytest.raises(OutputUnavailable, match=r"committed step 4 .* found the file of step 3"):
+        journal.load(4)
+
+
+def test_unusable_rollouts_of_a_committed_step_are_an_error_with_advice(journal: RolloutJournal) -> None:
+    with pytest.raises(OutputUnavailable, match=r"committed step 5 in .*step-000005\.npz, found the file missing"):
+        journal.load(5)
+    journal.save(rollout_batch(5))
+    (path,) = journal.directory.iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(OutputUnavailable, match=r"found the file corrupt.*Restore the file.*another --output"):
+        journal.load(5)
+
+
+def test_discarding_keeps_the_steps_after(journal: RolloutJournal) -> None:
+    for step in (1, 2, 3):
+        journal.save(rollout_batch(step))
+    (journal.directory / "step-000002.npz.partial").write_bytes(b"torn")
+    journal.discard_through(2)
+    assert [path.name for path in journal.directory.iterdir()] == ["step-000003.npz"]

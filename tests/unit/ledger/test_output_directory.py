@@ -1,19 +1,24 @@
+"""An output directory belongs to one job, and to one run at a time."""
+
 from __future__ import annotations
 
 import errno
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rljob_api.job import RLJob
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, identity
 from tests.unit.ledger.samples import step_record
 
 IDENTITY: dict[str, Any] = {"model": "random://qwen3", "algorithm": {"groupSize": 8, "seed": 0}, "task": {"args": {}}}
@@ -42,29 +47,27 @@ def other_run(output: OutputDirectory) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_opening_creates_the_layout_and_keeps_the_manifest(output: OutputDirectory) -> None:
-    with output.open("steps: 10", IDENTITY):
-        assert output.manifest.read_text() == "steps: 10"
-        assert output.checkpoints.is_dir()
-        assert output.journal.is_dir()
-        assert output.memory.is_dir()
-        assert output.logs.is_dir()
+def test_opening_creates_the_layout_and_keeps_the_newest_manifest(output: OutputDirectory) -> None:
+    with output.open("steps: 10", IDENTITY | {"betas": (0.9, 0.95)}):
+        assert all(each.is_dir() for each in (output.checkpoints, output.journal, output.memory, output.logs))
+        (output.journal / "step-000001.npz").write_bytes(b"rollouts of an uncommitted step")
+    with output.open("steps: 20", {"betas": [0.9, 0.95]} | dict(reversed(IDENTITY.items()))):
+        assert output.manifest.read_text() == "steps: 20"
+        assert [path.name for path in output.journal.iterdir()] == ["step-000001.npz"]
 
 
-def test_a_second_run_is_refused_with_the_name_of_the_first(
+def test_a_second_run_is_refused_until_the_first_has_ended(
     output: OutputDirectory, other_run: subprocess.Popen[str]
 ) -> None:
     expected = rf"in use by another run: process {other_run.pid} on \S+, since .*kill -TERM {other_run.pid}.*--output"
     with pytest.raises(OutputUnavailable, match=expected), output.open("steps: 99", IDENTITY):
         pass
     assert output.manifest.read_text() == "steps: 10", "the running run's manifest stays"
-
-
-def test_a_run_killed_with_kill_9_releases_the_lock(output: OutputDirectory, other_run: subprocess.Popen[str]) -> None:
-    other_run.kill()
-    other_run.wait()
-    with output.open("steps: 20", IDENTITY):
-        assert output.manifest.read_text() == "steps: 20"
+    threading.Timer(0.3, other_run.kill).start()
+    with pytest.raises(FileNotFoundError), output.open("steps: 20", IDENTITY, wait_seconds=PATIENCE_SECONDS):
+        raise FileNotFoundError
+    with output.open("steps: 30", IDENTITY):
+        assert output.manifest.read_text() == "steps: 30", "an error in the block releases the lock"
 
 
 def test_in_a_cluster_the_pod_that_holds_the_directory_is_named(output: OutputDirectory) -> None:
@@ -76,14 +79,6 @@ def test_in_a_cluster_the_pod_that_holds_the_directory_is_named(output: OutputDi
         output.open("", IDENTITY),
     ):
         pass
-
-
-def test_a_waiting_run_gets_the_directory_once_it_is_released(
-    output: OutputDirectory, other_run: subprocess.Popen[str]
-) -> None:
-    threading.Timer(0.3, other_run.kill).start()
-    with output.open("steps: 20", IDENTITY, wait_seconds=PATIENCE_SECONDS):
-        assert output.manifest.read_text() == "steps: 20"
 
 
 def test_a_volume_without_locks_is_used_without_one(output: OutputDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,30 +101,16 @@ def test_a_child_that_outlives_the_run_does_not_hold_the_directory(output: Outpu
         child.wait()
 
 
-def test_an_error_in_the_block_releases_the_lock_and_propagates(output: OutputDirectory) -> None:
-    with pytest.raises(FileNotFoundError), output.open("", IDENTITY):
-        raise FileNotFoundError
-    with output.open("", IDENTITY):
-        pass
-
-
-def test_a_directory_with_other_files_is_refused_and_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("…")
-    with pytest.raises(OutputUnavailable, match=r"found thesis\.tex in "):
-        OutputDirectory(tmp_path).open("", IDENTITY).__enter__()
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_fresh_volume_is_accepted(tmp_path: Path) -> None:
-    (tmp_path / "lost+found").mkdir()
-    with OutputDirectory(tmp_path).open("", IDENTITY):
-        pass
-
-
-def test_a_file_is_refused(tmp_path: Path) -> None:
+def test_only_a_directory_without_other_files_is_used(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(OutputUnavailable, match="found the file"):
         OutputDirectory(tmp_path / "run").open("", IDENTITY).__enter__()
+    with pytest.raises(OutputUnavailable, match=r"found run in "):
+        OutputDirectory(tmp_path).open("", IDENTITY).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    (tmp_path / "run").rename(tmp_path / "lost+found")  # a fresh volume
+    with OutputDirectory(tmp_path).open("", IDENTITY):
+        pass
 
 
 def test_another_job_is_refused_with_the_fields_that_differ(output: OutputDirectory) -> None:
@@ -165,13 +146,6 @@ def test_a_corrected_manifest_starts_over_if_no_step_is_committed(output: Output
         pass
 
 
-def test_a_restarted_run_keeps_rollouts_of_an_uncommitted_step(output: OutputDirectory) -> None:
-    with output.open("first", IDENTITY):
-        (output.journal / "step-000001.npz").write_bytes(b"rollouts")
-    with output.open("first", IDENTITY):
-        assert [path.name for path in output.journal.iterdir()] == ["step-000001.npz"]
-
-
 def test_a_changeable_setting_may_change_after_committed_steps(output: OutputDirectory) -> None:
     commit_a_step(output, IDENTITY)
     raised = IDENTITY | {"algorithm": {"groupSize": 16, "seed": 0}}
@@ -197,20 +171,6 @@ def commit_a_step(output: OutputDirectory, identity: dict[str, Any]) -> None:
         ledger.commit(step_record(1))
 
 
-def test_the_same_job_with_more_steps_continues_and_keeps_its_new_manifest(output: OutputDirectory) -> None:
-    with output.open("steps: 10", IDENTITY):
-        pass
-    with output.open("steps: 20", dict(reversed(IDENTITY.items()))):
-        assert output.manifest.read_text() == "steps: 20"
-
-
-def test_identities_are_compared_as_json(output: OutputDirectory) -> None:
-    with output.open("", {"betas": (0.9, 0.95)}):
-        pass
-    with output.open("", {"betas": [0.9, 0.95]}):
-        pass
-
-
 @pytest.mark.parametrize(
     ("path", "cause"), [("/dev/null/run", "Not a directory"), ("/tmp/" + "long" * 99, "File name too long")]
 )
@@ -219,26 +179,55 @@ def test_a_directory_that_cannot_exist_is_refused_with_the_cause(path: str, caus
         OutputDirectory(Path(path)).open("", IDENTITY).__enter__()
 
 
-@pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_model_that_cannot_be_replaced_is_found_at_the_start(
-    output: OutputDirectory, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("put", "cause"),
+    [
+        (lambda run: run.model.write_text("no directory"), "trained model is written, found a .*file; remove it"),
+        (lambda run: run.model.symlink_to(run.path.parent), "trained model is written, found a .*link; remove it"),
+        (lambda run: run.summary.mkdir(), r"summary\.json could not be written"),
+    ],
+)
+def test_a_file_that_cannot_be_replaced_is_found_at_the_start(
+    output: OutputDirectory, put: Callable[[OutputDirectory], object], cause: str
 ) -> None:
     with output.open("steps: 10", IDENTITY):
         pass
-    if kind == "file":
-        output.model.write_text("not a directory")
-    else:
-        output.model.symlink_to(tmp_path)
-    found = pytest.raises(
-        OutputUnavailable, match=r"where the trained model is written, found a .*(file|link); remove it"
-    )
-    with found, output.open("steps: 10", IDENTITY):
+    put(output)
+    with pytest.raises(OutputUnavailable, match=cause), output.open("steps: 10", IDENTITY):
         pass
 
 
-def test_a_directory_in_place_of_the_summary_is_found_at_the_start(output: OutputDirectory) -> None:
-    with output.open("steps: 10", IDENTITY):
+# --- settings of a job that may not change ---
+
+
+def job(**policy: Any) -> RLJob:
+    spec = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 3}, "policy": policy}
+    return RLJob.model_validate({"metadata": {"name": "a"}, "spec": spec}, by_alias=True, by_name=False)
+
+
+def moments_open(output: OutputDirectory, moments: str | None) -> AbstractContextManager[None]:
+    of_job = job(optimizer={"moments": moments}) if moments else job()
+    return output.open("", identity(of_job), defaults=DEFAULTS_OF_IDENTITY)
+
+
+@pytest.mark.parametrize(("before", "after"), [("int8", None), ("int8", "float32"), (None, "int8")])
+def test_a_run_with_other_moments_is_refused(output: OutputDirectory, before: str | None, after: str | None) -> None:
+    """A directory without recorded moments has float32 ones: earlier versions did not record them."""
+    for known in {before, before or "float32"}:
+        with moments_open(output, known), Ledger(output.ledger) as ledger:
+            if not ledger.steps:
+                ledger.commit(step_record(1))
+    values = [f'"{moments or "float32"}"' for moments in (before, after)]
+    expected = r"policy\.optimizer\.moments: {} in the run, {} in the manifest\nRevert them".format(*values)
+    with pytest.raises(OutputUnavailable, match=expected), moments_open(output, after):
         pass
-    output.summary.mkdir()
-    with pytest.raises(OutputUnavailable, match=r"summary\.json could not be written"), output.open("", IDENTITY):
-        pass
+
+
+def test_a_setting_that_a_directory_lacks_has_the_default_of_the_api() -> None:
+    assert "policy" not in identity(job())
+    values = job().spec.model_dump(mode="json", by_alias=True)
+    for name, default in DEFAULTS_OF_IDENTITY.items():
+        value: Any = values
+        for key in name.split("."):
+            value = value[key]
+        assert value == default, name
