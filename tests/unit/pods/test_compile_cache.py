@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rljob_trainer.pods import compile_cache
+from rljob_trainer.pods.code_platform import CodePlatform, flags_digest, this_platform
 from rljob_trainer.pods.compile_cache import CompileCache, distrust, files_to_remove, is_kept_elsewhere
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.worker_pod import _restored_cache
@@ -48,24 +51,16 @@ def test_the_next_pod_has_the_code_of_the_last_one(saved: Path) -> None:
     assert (second.directory / "inductor/fxgraph/a.py").read_text() == "code"
     assert second.save_if_settled() is None, "nothing is new"
     compile_in(second, "vllm/torch_compile_cache/b/model")
-    assert second.save_if_settled() is not None
+    restarted = pod(saved, 2)
+    assert "kept in" in restarted.restore(), "a restart in place keeps the directory"
+    assert restarted.save_if_settled() is not None, "the container before it had not saved its code"
     third = pod(saved, 3)
     third.restore()
     found = {str(path.relative_to(third.directory)) for path in third.directory.rglob("*") if path.is_file()}
     assert found == {"inductor/fxgraph/a.py", "vllm/torch_compile_cache/b/model"}
-
-
-def test_a_restart_in_place_keeps_the_directory_and_saves_what_is_new(saved: Path) -> None:
-    before = pod(saved, 2)
-    before.restore()
-    compile_in(before, "triton/kernel.cubin")
-    after = pod(saved, 2)
-    assert "kept in" in after.restore()
-    assert (after.directory / "triton/kernel.cubin").exists()
-    assert after.save_if_settled() is not None, "the container before it had not saved its code"
-    third = pod(saved, 3)
-    third.restore()
-    assert (third.directory / "triton/kernel.cubin").exists()
+    (file,) = (saved / "volume").iterdir()
+    for path, mode in ((file, 0o600), (file.parent, 0o700), (third.directory, 0o700)):
+        assert path.stat().st_mode & 0o777 == mode, "only the owner can read or write"
 
 
 def test_code_that_is_being_written_is_not_saved(tmp_path: Path) -> None:
@@ -80,14 +75,6 @@ def test_code_that_is_being_written_is_not_saved(tmp_path: Path) -> None:
     second = pod(tmp_path, 2)
     second.restore()
     assert not list(second.directory.rglob("*.tmp"))
-
-
-def test_only_the_owner_can_read_or_write(saved: Path) -> None:
-    second = pod(saved, 2)
-    second.restore()
-    (file,) = (saved / "volume").iterdir()
-    for path, mode in ((file, 0o600), (file.parent, 0o700), (second.directory, 0o700)):
-        assert path.stat().st_mode & 0o777 == mode, path
 
 
 def test_code_that_others_may_have_written_is_not_used(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,26 +115,23 @@ def test_the_file_that_was_checked_is_the_one_that_is_read(saved: Path, monkeypa
     assert (second.directory / "inductor/fxgraph/a.py").read_text() == "code"
 
 
-def test_a_damaged_file_or_an_unwritable_volume_costs_only_the_cache(saved: Path) -> None:
+def test_an_unusable_volume_costs_only_the_cache(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = (saved / "volume").iterdir()
     file.write_bytes(file.read_bytes()[:300])
     second = pod(saved, 2)
     assert "is not used" in second.restore()
     assert list(second.directory.iterdir()) == []
     assert list(second.directory.parent.iterdir()) == [second.directory], "a part of the code takes the pod's space"
-    unusable = saved / "file"
-    unusable.write_text("")
-    third = CompileCache(saved / "pod-3", unusable / "volume", NAME)
+    monkeypatch.setattr(compile_cache, "LIMIT_BYTES", 100)
+    assert "larger than" in pod(saved, 4).restore()
+    assert not list((saved / "volume").iterdir()), "a file that has grown too large is begun anew"
+    monkeypatch.undo()
+    (saved / "file").write_text("")
+    third = CompileCache(saved / "pod-3", saved / "file" / "volume", NAME)
     third.restore()
     compile_in(third, "inductor/a.py")
     assert "is not kept" in (third.save_if_settled() or "")
     assert third.save_if_settled() is None, "a failure is reported once"
-
-
-def test_a_file_that_has_grown_too_large_is_begun_anew(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_cache, "LIMIT_BYTES", 100)
-    assert "larger than" in pod(saved, 2).restore()
-    assert not list((saved / "volume").iterdir())
 
 
 def test_the_least_recently_used_files_and_lost_partial_ones_are_removed(tmp_path: Path) -> None:
@@ -179,3 +163,38 @@ def test_the_processes_of_a_worker_write_to_its_cache(tmp_path: Path, monkeypatc
     assert _restored_cache(worker) is None, "the user's own directories are left alone"
     without = WorkerEnvironment.read(pod_variables(tmp_path, RLJOB_INDEX="0"))
     assert _restored_cache(without) is None
+
+
+PLATFORM = CodePlatform(
+    machine="x86_64",
+    cpu_flags="a1",
+    gpus=("NVIDIA H200 9.0",),
+    versions=("python 3.11.9", "torch 2.11.0+cu129", "triton 3.6.0", "vllm 0.26.0"),
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": "aarch64"},
+        {"cpu_flags": "a2"},
+        {"gpus": ("NVIDIA H100 80GB HBM3 9.0",)},
+        {"gpus": ()},
+        {"versions": ("python 3.11.9", "torch 2.13.0+cu129", "triton 3.6.0", "vllm 0.26.0")},
+    ],
+)
+def test_anything_that_code_depends_on_changes_the_key(changes: dict[str, Any]) -> None:
+    assert replace(PLATFORM, **changes).key != PLATFORM.key
+    assert replace(PLATFORM).key == PLATFORM.key
+
+
+def test_the_flags_of_a_cpu_count_and_not_its_cores_or_their_order() -> None:
+    one = "processor\t: 0\ncpu MHz\t\t: 2400.1\nflags\t\t: fpu avx2 avx512f\n"
+    two = one + "processor\t: 1\ncpu MHz\t\t: 800.0\nflags\t\t: avx2 fpu avx512f\n"
+    assert flags_digest(one) == flags_digest(two)
+    assert flags_digest(one) != flags_digest(one.replace(" avx512f", ""))
+    assert flags_digest("Features\t: fp asimd sve\n") != flags_digest("Features\t: fp asimd\n")
+    here = this_platform()
+    assert here == this_platform()
+    assert here.cpu_flags != flags_digest(""), "/proc/cpuinfo lists the CPU's instructions"
+    assert {version.partition(" ")[0] for version in here.versions} >= {"python", "torch"}
