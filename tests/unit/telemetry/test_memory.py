@@ -1,3 +1,5 @@
+"""Samples of memory, and their log."""
+
 from __future__ import annotations
 
 import json
@@ -51,35 +53,21 @@ def test_peaks_are_since_the_last_reset() -> None:
     assert sample_memory("cpu").peak_rss_bytes < high - 100 * MIB
 
 
-def test_the_log_has_one_json_line_per_sample_and_is_appended_to(tmp_path: Path) -> None:
+def test_the_log_has_a_line_per_sample_with_the_start_of_its_phase(tmp_path: Path) -> None:
     path = tmp_path / "memory" / "policy-0.jsonl"
-    begun = time.time()
-    MemoryLog(path, "cpu").record(3, "update", 0)
+    log = MemoryLog(path, "cpu")
+    log.begin_phase(3, "update")
+    log.record(3, "update", 0)
+    log.record(3, "update")
     sample = MemoryLog(path, "cpu").record(3, "sync")
-    first, second = lines_of(path)
-    assert begun <= first["time"] <= time.time()
-    assert (first["step"], first["phase"], first["micro_batch"]) == (3, "update", 0)
-    assert (second["phase"], second["micro_batch"], second["rss_bytes"]) == ("sync", None, sample.rss_bytes)
-
-
-def test_a_sample_of_a_micro_batch_has_only_inexpensive_numbers(tmp_path: Path) -> None:
-    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
-    log.record(1, "update", 0)
-    log.record(1, "update")
-    micro_batch, end_of_phase = lines_of(tmp_path / "policy-0.jsonl")
+    micro_batch, end, between = lines_of(path)
     of_the_line = {"time", "began", "step", "phase", "micro_batch"}
-    assert set(micro_batch) == of_the_line | {"allocated_bytes", "reserved_bytes", "device_total_bytes", "rss_bytes"}
-    assert {"host_used_bytes", "host_limit_bytes", "peak_rss_bytes"} <= set(end_of_phase)
-
-
-def test_each_sample_has_the_start_of_its_phase(tmp_path: Path) -> None:
-    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
-    log.begin_phase(1, "update")
-    log.record(1, "update", 0)
-    log.record(1, "update")
-    log.record(1, "sync")
-    micro_batch, end, between = lines_of(tmp_path / "policy-0.jsonl")
-    assert micro_batch["began"] == end["began"] <= micro_batch["time"]
+    inexpensive = {"allocated_bytes", "reserved_bytes", "device_total_bytes", "rss_bytes"}
+    assert set(micro_batch) == of_the_line | inexpensive
+    assert {"host_used_bytes", "host_limit_bytes", "peak_rss_bytes"} <= set(end)
+    assert (micro_batch["step"], micro_batch["phase"], micro_batch["micro_batch"]) == (3, "update", 0)
+    assert (between["phase"], between["micro_batch"], between["rss_bytes"]) == ("sync", None, sample.rss_bytes)
+    assert micro_batch["began"] == end["began"] <= micro_batch["time"] <= time.time()
     assert between["began"] is None
 
 
@@ -142,9 +130,6 @@ def test_a_full_disk_is_named() -> None:
         MemoryLog(Path("/dev/full"), "cpu").record(1, "update")
 
 
-# --- torch's counters: their form is that of torch.cuda.memory_stats_as_nested_dict, torch 2.6 to 2.14 ---
-
-
 def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
     return {
         "all": {"current": current, "peak": peak, "allocated": 10 * peak, "freed": 10 * peak - current},
@@ -174,10 +159,8 @@ def test_the_counters_are_of_all_pools_together() -> None:
         alloc_retries=3,
         ooms=1,
     )
-
-
-def test_counters_that_torch_lacks_are_zero() -> None:
-    assert sample_of_stats({"allocated_bytes": {"all": {"current": 5}}}) == MemorySample(allocated_bytes=5)
+    few = {"allocated_bytes": {"all": {"current": 5}}}
+    assert sample_of_stats(few) == MemorySample(allocated_bytes=5), "counters that torch lacks are zero"
 
 
 class Gpu:
@@ -200,33 +183,22 @@ class Gpu:
 
 
 def test_a_sample_of_a_gpu_is_of_the_allocator_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpu(monkeypatch)
-    sample = quick_sample("cuda")
-    assert (sample.allocated_bytes, sample.reserved_bytes, sample.peak_allocated_bytes, sample.peak_reserved_bytes) == (
-        30,
-        40,
-        33,
-        44,
-    )
-    assert (sample.device_free_bytes, sample.device_total_bytes) == (35, 80)
-
-
-def test_before_the_gpu_is_used_a_sample_makes_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpu(monkeypatch).initialized = False
-    sample = quick_sample("cuda")
-    assert (sample.reserved_bytes, sample.device_total_bytes) == (0, 0)
+    gpu = Gpu(monkeypatch)
+    found = quick_sample("cuda").as_line()
+    expected = {"allocated": 30, "reserved": 40, "peak_allocated": 33, "peak_reserved": 44}
+    expected |= {"device_free": 35, "device_total": 80}
+    assert {name: found[f"{name}_bytes"] for name in expected} == expected
+    gpu.initialized = False
+    before = quick_sample("cuda")
+    assert (before.reserved_bytes, before.device_total_bytes) == (0, 0), "a sample makes no context"
 
 
 def test_memory_released_by_a_sleeping_engine_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     log = MemoryLog(tmp_path / "rollout-0.jsonl", "cuda")
-    with log.behind_torch():
-        gpu.free += 25 + 4
-        gpu.reserved -= 4  # of its own cache, in passing
-    assert log.record(1, "update").asleep_bytes == 25
-    with log.behind_torch():
-        gpu.free -= 10
-    assert log.record(1, "sync").asleep_bytes == 15
-    with log.behind_torch():
-        gpu.free -= 16
-    assert log.record(1, "rollout").asleep_bytes == 0
+    # The second number is of torch's own cache, in passing.
+    for freed, uncached, asleep in ((25, 4, 25), (-10, 0, 15), (-16, 0, 0)):
+        with log.behind_torch():
+            gpu.free += freed + uncached
+            gpu.reserved -= uncached
+        assert log.record(1, "update").asleep_bytes == asleep
