@@ -1,7 +1,9 @@
-"""Deadlines of phases, and the stacks of processes that exceed them."""
+"""Deadlines of phases, the stacks of processes that exceed them, and requests to stop."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines, innermost_frame, with_stacks
 from rljob_trainer.roles.time_limit import current_limit, time_limit
+from rljob_trainer.runtime.stop_request import StopNow, stop_on_signals
 from tests.unit.ledger.samples import step_record
 
 HANGING = """
@@ -25,6 +29,7 @@ def all_reduce():
 with stacks_written_after(float(sys.argv[1])):
     all_reduce()
 """
+HANG = [sys.executable, "-c", HANGING]
 
 
 def deadlines(*seconds: float, floor: float = 600) -> PhaseDeadlines:
@@ -41,6 +46,8 @@ def test_the_first_run_of_a_phase_has_more_time_than_later_ones() -> None:
     limits.forget()
     assert limits.limit_seconds("update") == 3600
     assert limits.limit_seconds(None) == 7200
+    with deadlines(floor=0).limited("update"):
+        assert current_limit() is None, "0 disables the limits"
 
 
 def test_a_long_phase_has_ten_times_its_median() -> None:
@@ -69,25 +76,22 @@ def test_checkpoints_are_limited_by_the_slowest_one() -> None:
     assert PhaseDeadlines(600, [slow, step_record(2)]).limit_seconds("checkpoint") == 9000
 
 
-def test_zero_disables_the_limits() -> None:
-    limits = deadlines(floor=0)
-    with limits.limited("update"):
-        assert current_limit() is None
-
-
 def test_an_inner_limit_replaces_the_outer_one() -> None:
+    def seconds() -> float | None:
+        limit = current_limit()
+        return None if limit is None else limit.seconds
+
     with time_limit(100):
         with time_limit(5):
-            assert current_limit().seconds == 5  # type: ignore[union-attr]
-        assert current_limit().seconds == 100  # type: ignore[union-attr]
-    assert current_limit() is None
+            assert seconds() == 5
+        assert seconds() == 100
+    assert seconds() is None
 
 
 def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) -> None:
     log = tmp_path / "policy-0.log"
-    command = [sys.executable, "-c", HANGING, "0.5"]
     deadline = Deadline(PATIENCE_SECONDS)
-    with log.open("w") as file, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=file) as process:
+    with log.open("w") as file, subprocess.Popen([*HANG, "0.5"], stdin=subprocess.PIPE, stderr=file) as process:
         while not log.read_text().endswith(" in <module>\n") and not deadline.passed:
             time.sleep(0.05)
     assert process.returncode == 0
@@ -99,17 +103,8 @@ def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) ->
     )
     assert explained.actor == "policy-0"
     assert "=== policy-0\nTimeout (" in stacks.read_text()
-
-
-def test_a_process_within_its_limit_writes_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HANGING, "60"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=True,
-        timeout=300,
-    )
-    assert done.stderr == b""
+    in_time = subprocess.run([*HANG, "60"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+    assert in_time.stderr == b"", "a process within its limit writes nothing"
 
 
 def test_the_frame_is_that_of_the_thread_that_runs_the_role() -> None:
@@ -132,3 +127,30 @@ def test_a_process_without_stacks_is_named_all_the_same(content: str | None, tmp
     failure = PhaseDeadlineExceeded("rollout-0 did not finish generating").of("rollout-0")
     explained = with_stacks(failure, tmp_path, ["rollout-0"], 1, "rollout")
     assert str(explained) == "rollout-0 did not finish generating; it has written no stack"
+
+
+# --- requests to stop ---
+
+
+def test_a_signal_lets_the_step_finish_and_a_second_one_stops_at_once() -> None:
+    notes: list[str] = []
+    with stop_on_signals(notes.append) as stop:
+        with stop.at_once():
+            stop.after_step()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.exit_code == ExitCode.TERMINATED
+        assert stop, "between two attempts"
+        with pytest.raises(StopNow):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert notes == ["SIGTERM: stopping after this step (a second signal stops at once)"]
+
+
+def test_a_signal_during_start_up_stops_at_once() -> None:
+    notes: list[str] = []
+    with stop_on_signals(notes.append) as stop:
+        with pytest.raises(StopNow), stop.at_once():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.exit_code == ExitCode.INTERRUPTED
+        with pytest.raises(StopNow), stop.at_once():
+            pytest.fail("an attempt began after a request to stop")
+    assert notes == ["SIGINT: stopping"]
