@@ -15,7 +15,7 @@ from rljob_trainer.kubectl import ClusterError, Kubectl, explain_failure
 from rljob_trainer.pod_evidence import collect_pods
 
 NO_SERVER = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
-HEAD_OF_LOG = 'E1127 12:36:29.637011   28 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API: connection refused"\n'
+HEAD_OF_LOG = 'E1127 12:36:29.637011   28 memcache.go] "Unhandled Error" err="couldn\'t get API: connection refused"\n'
 
 
 @pytest.mark.parametrize(
