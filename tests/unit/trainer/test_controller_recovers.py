@@ -25,7 +25,7 @@ from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger
@@ -36,7 +36,7 @@ from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
-from rljob_trainer.recovery.recovery import NewAttempt, Recovery
+from rljob_trainer.recovery.recovery import Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.time_limit import current_limit
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
@@ -221,14 +221,20 @@ class Job:
         return (self.directory / "model").read_text()
 
 
+def undisturbed(directory: Path, **settings: Any) -> Job:
+    """A job without failures, for comparison."""
+    directory.mkdir()
+    job = Job(directory, **settings)
+    roles, _, _ = job.attempt(SimulatedRoles({}))
+    assert roles.updates == list(range(1, job.steps + 1))
+    assert job.model != START
+    return job
+
+
 @pytest.fixture(scope="module", params=[(0, 0), (1, 0), (1, 1)], ids=["fresh", "stale", "partial"])
 def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     staleness, partial = request.param
-    job = Job(tmp_path_factory.mktemp("whole"), staleness=staleness, partial=partial)
-    roles, _, _ = job.attempt(SimulatedRoles({}))
-    assert roles.updates == list(range(1, STEPS + 1))
-    assert job.model != START
-    return job
+    return undisturbed(tmp_path_factory.mktemp("jobs") / "whole", staleness=staleness, partial=partial)
 
 
 HOW = st.sampled_from([WHOLE, HALFWAY])
@@ -305,10 +311,7 @@ def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: P
 
 def test_stale_rollouts_are_generated_again_with_the_weights_of_then(tmp_path: Path) -> None:
     """The engine fails when the policy has learned already: it needs the policy's weights of one step before."""
-    whole, failing = Job(tmp_path / "whole", staleness=1), Job(tmp_path / "failing", staleness=1)
-    for job in (whole, failing):
-        job.directory.mkdir()
-    whole.attempt(SimulatedRoles({}))
+    whole, failing = undisturbed(tmp_path / "whole", staleness=1), Job(tmp_path, staleness=1)
     roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))
     assert roles.updates == [1, 2, 3, 4, 3, 4, 5, 6], "back to the checkpoint of step 2, and to step 3 for the engine"
     assert (failing.rewards, failing.model) == (whole.rewards, whole.model)
@@ -341,34 +344,30 @@ def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
     assert seen[-1].left == [], "the last step leaves nothing"
 
 
-def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
-    roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles({"update 3": WHOLE}))
-    assert roles.updates == list(range(1, STEPS + 1))
-    assert [event for event, _ in listener.events] == ["changed", "recovered"]
-    assert "OutOfMemory: policy rank 0 in update, step 3: " in printed
+ALL = list(range(1, STEPS + 1))
+FROM_CHECKPOINT = [1, 2, 3, 3, 4, 5, 6]
+"""The updates of a run that returns to the checkpoint of step 2 in step 4."""
+
+
+@pytest.mark.parametrize(
+    ("failures", "ranks", "updates", "rejoined", "said"),
+    [
+        ({"update 3": WHOLE}, 1, ALL, 0, "Recovered: resumed at step 3 after "),
+        ({"update 4": HALFWAY}, 1, FROM_CHECKPOINT, 0, "Recovered: resumed at step 4 after "),
+        ({"update 3": WHOLE, "update 4": HALFWAY}, 2, ALL, 2, "Recovered: resumed at step 4 after "),
+        ({"update 4": WHOLE, "rejoin": DEAD}, 2, FROM_CHECKPOINT, 0, "Replacing the policy's processes"),
+    ],
+    ids=["a retry in the same process", "half-written parameters", "a new group", "no new group"],
+)
+def test_only_steps_whose_weights_are_lost_are_replayed(
+    failures: dict[str, str], ranks: int, updates: list[int], rejoined: int, said: str, tmp_path: Path
+) -> None:
+    roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks))
+    assert (roles.updates, roles.rejoined) == (updates, rejoined)
+    assert [event for event, _ in listener.events[:2]] == ["changed", "recovered"]
+    assert "OutOfMemory: policy rank 0 in update, step " in printed
     assert "PlanChanged: " in printed
-    assert "Recovered: resumed at step 3 after " in printed
-
-
-def test_several_ranks_form_a_new_group_and_replay_nothing(tmp_path: Path) -> None:
-    failures = {"update 3": WHOLE, "update 4": HALFWAY}
-    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks=2))
-    assert roles.rejoined == 2
-    assert roles.updates == list(range(1, STEPS + 1))
-    assert "Recovered: resumed at step 4 after " in printed
-
-
-def test_ranks_that_form_no_new_group_are_replaced(tmp_path: Path) -> None:
-    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": WHOLE, "rejoin": DEAD}, ranks=2))
-    assert roles.rejoined == 0
-    assert "Replacing the policy's processes" in printed
-    assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
-
-
-def test_partly_written_parameters_are_restored(tmp_path: Path) -> None:
-    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": HALFWAY}))
-    assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
-    assert "Recovered: resumed at step 4" in printed
+    assert said in printed
 
 
 @pytest.mark.parametrize(
@@ -386,9 +385,7 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     _, _, printed = job.attempt(roles)
     assert f"the checkpoint of step {max(damaged)} is not used: __0_0.distcp is corrupt" in printed
     assert roles.updates == list(range(begun_at + 1, STEPS + 1))
-    whole = Job(tmp_path / "whole")
-    whole.directory.mkdir()
-    whole.attempt(SimulatedRoles({}))
+    whole = undisturbed(tmp_path / "whole")
     assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
@@ -407,15 +404,13 @@ def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_fa
 
 def test_the_journal_keeps_the_steps_after_the_oldest_checkpoint(tmp_path: Path) -> None:
     """The newest checkpoint is damaged, and as many as are kept exist: the steps after the other one are replayed."""
-    job, whole = Job(tmp_path, steps=6), Job(tmp_path / "whole", steps=8)
+    job, whole = Job(tmp_path, steps=6), undisturbed(tmp_path / "whole", steps=8)
     job.attempt(SimulatedRoles({}))
     job.steps = 8
     roles = SimulatedRoles({})
     roles.damaged = {6}
     job.attempt(roles)
     assert roles.updates == [5, 6, 7, 8]
-    whole.directory.mkdir()
-    whole.attempt(SimulatedRoles({}))
     assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
@@ -476,34 +471,26 @@ def test_a_fixed_plan_ends_the_attempt_with_evidence_and_advice(tmp_path: Path) 
     assert job.plan_changes == []
 
 
-def test_giving_up_explains_every_change(tmp_path: Path) -> None:
-    job = Job(tmp_path, max_adjustments=1)
+def test_giving_up_explains_every_change_unless_a_supervisor_decides(tmp_path: Path) -> None:
+    failures = {"update 3": WHOLE, "update 4": WHOLE}
     with pytest.raises(DeviceOutOfMemory, match=r"recovery\.maxAdjustments.*Tried: generation 2") as failure:
-        job.attempt(SimulatedRoles({"update 3": WHOLE, "update 4": WHOLE}))
+        Job(tmp_path, max_adjustments=1).attempt(SimulatedRoles(failures))
     assert failure.value.given_up
-
-
-def test_a_supervised_attempt_raises_the_failure_unchanged(tmp_path: Path) -> None:
-    job = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
+    supervised = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
     with pytest.raises(DeviceOutOfMemory, match=r"^CUDA out of memory") as failure:
-        job.attempt(SimulatedRoles({"update 3": WHOLE}))
+        supervised.attempt(SimulatedRoles(failures))
     assert not failure.value.given_up
     assert failure.value.evidence is not None
 
 
-def test_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
+def test_only_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLost):
+        Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
     kills = iter([3, 4])
-    with pytest.raises((HostOutOfMemory, NewAttempt)) as failure:
-        Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: next(kills))
-    assert isinstance(failure.value, HostOutOfMemory)
+    with pytest.raises(HostOutOfMemory) as failure:
+        Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 4": DEAD}), kills=lambda: next(kills))
     assert failure.value.evidence is not None
     assert failure.value.evidence.diagnoses[0].class_name == "HostMemory"
-
-
-def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError) as failure:
-        Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
-    assert isinstance(failure.value, WorkerLost)
 
 
 @pytest.mark.parametrize(
@@ -521,11 +508,8 @@ def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(
     with pytest.raises(BadInput, match=said):
         Job(tmp_path).attempt(Measured([1], **metrics))
     assert Job(tmp_path).rewards == []
-
-
-def test_a_disagreement_after_step_1_is_left_to_its_metric(tmp_path: Path) -> None:
-    Job(tmp_path).attempt(Measured([2], logprob_diff_mean=3.2))
-    assert len(Job(tmp_path).rewards) == STEPS
+    Job(tmp_path).attempt(Measured([2], **metrics))
+    assert len(Job(tmp_path).rewards) == STEPS, "a disagreement after step 1 is left to its metric"
 
 
 def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path) -> None:
