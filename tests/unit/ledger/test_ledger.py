@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_testing.repository import ROOT
 from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.ledger import Ledger, read_ledger
@@ -43,13 +46,12 @@ def test_only_the_next_step_can_be_committed(tmp_path: Path, step: int) -> None:
 
 def test_attempts_are_numbered_and_record_their_first_step(tmp_path: Path) -> None:
     path = write_ledger(tmp_path, [0.1, 0.2])
+    restored = RestoreRecord(attempt=2, checkpoint_step=1, replayed_steps=1)
     with Ledger(path) as ledger:
         attempt = ledger.begin_attempt(2000.0, {"torch": "2"}, {"generation": 1}, {"controller": 7})
-        ledger.record(RestoreRecord(attempt=2, checkpoint_step=1, replayed_steps=1))
+        ledger.record(restored)
     assert (attempt.attempt, attempt.resumed_from) == (2, 2)
-    reread = read_ledger(path).records
-    assert reread[-2] == attempt
-    assert reread[-1] == RestoreRecord(attempt=2, checkpoint_step=1, replayed_steps=1)
+    assert read_ledger(path).records[-2:] == [attempt, restored]
 
 
 def test_a_diverged_loss_survives_a_round_trip_as_valid_json(tmp_path: Path) -> None:
@@ -72,21 +74,15 @@ def test_a_kill_at_any_byte_of_an_append_keeps_all_earlier_steps(torn_bytes: int
         path = write_ledger(Path(directory), [step / 10 for step in range(steps)])
         whole = path.read_bytes()
         line = step_record(steps + 1).model_dump_json().encode() + b"\n"
-        path.write_bytes(whole + line[: torn_bytes % len(line)])
+        path.write_bytes(torn := whole + line[: torn_bytes % len(line)])
 
+        assert len(step_records(read_ledger(path).records)) == steps
+        assert path.read_bytes() == torn, "reading leaves a line that is being written alone"
         with Ledger(path) as ledger:
             assert ledger.last_step == steps
             assert path.read_bytes() == whole
             ledger.commit(step_record(steps + 1))
         assert path.read_bytes() == whole + line
-
-
-def test_reading_leaves_a_line_that_is_being_written_alone(tmp_path: Path) -> None:
-    path = write_ledger(tmp_path, [0.1])
-    growing = path.read_bytes() + b'{"kind": "st'
-    path.write_bytes(growing)
-    assert len(step_records(read_ledger(path).records)) == 1
-    assert path.read_bytes() == growing
 
 
 @pytest.mark.parametrize(
@@ -108,59 +104,57 @@ def test_damage_in_the_middle_is_refused_and_names_the_line(tmp_path: Path, line
 
 def test_a_record_is_on_disk_before_commit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power failure, which no test can cause, loses what is written and not synchronized."""
-    calls: list[tuple[str, int]] = []
+    calls: list[tuple[Any, int]] = []
+
+    def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+        def recording(file: int, *data: bytes) -> Any:
+            calls.append((call, file))
+            return call(file, *data)
+
+        return recording
+
     write, fsync = os.write, os.fsync
-
-    def recorded_write(file: int, data: bytes) -> int:
-        calls.append(("write", file))
-        return write(file, data)
-
-    def recorded_fsync(file: int) -> None:
-        calls.append(("fsync", file))
-        fsync(file)
-
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        monkeypatch.setattr(os, "write", recorded_write)
-        monkeypatch.setattr(os, "fsync", recorded_fsync)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger, monkeypatch.context() as patch:
+        patch.setattr(os, "write", recorded(write))
+        patch.setattr(os, "fsync", recorded(fsync))
         ledger.commit(step_record(1))
-        monkeypatch.undo()
-    [(first, written), (last, synchronized)] = calls
-    assert (first, last) == ("write", "fsync")
-    assert written == synchronized
+    assert [call for call, _ in calls] == [write, fsync]
+    assert len({file for _, file in calls}) == 1
+
+
+COMMIT_FOR_EVER = """
+import sys
+from pathlib import Path
+from rljob_trainer.ledger.ledger import Ledger
+from tests.unit.ledger.samples import step_record
+ledger = Ledger(Path(sys.argv[1]))
+while True:
+    ledger.commit(step_record(ledger.next_step))
+    print(ledger.last_step, flush=True)
+"""
 
 
 def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    committing = (
-        "import sys; from pathlib import Path; from rljob_trainer.ledger.ledger import Ledger\n"
-        "from tests.unit.ledger.samples import step_record\n"
-        "ledger = Ledger(Path(sys.argv[1]))\n"
-        "while True: ledger.commit(step_record(ledger.next_step)); print(ledger.last_step, flush=True)\n"
-    )
-    root = Path(__file__).parents[3]
-    process = subprocess.Popen([sys.executable, "-c", committing, path], cwd=root, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", COMMIT_FOR_EVER, path]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout
-    for _ in range(20):
-        reported = int(process.stdout.readline())
+    while process.stdout.readline() != "20\n":
+        pass
     process.kill()
-    reported = max([reported, *map(int, process.stdout.read().splitlines())])
+    confirmed = [20, *map(int, process.stdout.read().splitlines())][-1]
     process.wait()
     with Ledger(path) as ledger:
-        assert reported <= ledger.last_step <= reported + 1
+        assert confirmed <= ledger.last_step <= confirmed + 1
         ledger.commit(step_record(ledger.next_step))
+
+
+# --- the journal ---
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> RolloutJournal:
     return RolloutJournal(tmp_path / "journal")
-
-
-def test_saved_rollouts_are_those_of_their_step(journal: RolloutJournal) -> None:
-    """`test_rollouts` compares every array of a saved batch."""
-    journal.save(rollout_batch(7))
-    assert journal.has(7)
-    assert not journal.has(8)
-    np.testing.assert_array_equal(journal.load(7).response_ids[0], rollout_batch(7).response_ids[0])
 
 
 @settings(max_examples=40)
@@ -174,22 +168,20 @@ def test_a_file_torn_at_any_byte_counts_as_absent(tmp_path_factory: pytest.TempP
     assert not journal.has(3)
 
 
-def test_a_flipped_bit_in_the_tokens_counts_as_absent(journal: RolloutJournal) -> None:
-    journal.save(rollout_batch(3, response_tokens=100))
+def test_a_damaged_or_misnamed_file_counts_as_absent(journal: RolloutJournal) -> None:
+    saved = rollout_batch(3, response_tokens=100)
+    journal.save(saved)
+    assert (journal.has(3), journal.has(4)) == (True, False)
+    np.testing.assert_array_equal(journal.load(3).response_ids[0], saved.response_ids[0])
     (path,) = journal.directory.iterdir()
     content = bytearray(path.read_bytes())
-    content[content.index(np.arange(50, 60, dtype=np.int32).tobytes())] ^= 1
-    path.write_bytes(content)
-    assert not journal.has(3)
-
-
-def test_a_file_of_another_step_counts_as_absent(journal: RolloutJournal) -> None:
-    journal.save(rollout_batch(3))
-    (path,) = journal.directory.iterdir()
-    path.rename(path.with_name("step-000004.npz"))
+    path = path.rename(path.with_name("step-000004.npz"))
     assert not journal.has(4)
     with pytest.raises(OutputUnavailable, match=r"committed step 4 .* found the file of step 3"):
         journal.load(4)
+    content[content.index(np.arange(50, 60, dtype=np.int32).tobytes())] ^= 1
+    path.with_name("step-000003.npz").write_bytes(content)
+    assert not journal.has(3)
 
 
 def test_unusable_rollouts_of_a_committed_step_are_an_error_with_advice(journal: RolloutJournal) -> None:
