@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -101,7 +100,7 @@ def test_a_pod_deleted_during_its_imports_exits(command: str, tmp_path: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_forwarded_to_the_program(number: signal.Signals) -> None:
     process = start(
-        f"signal.signal({int(number)}, lambda *_: sys.exit(143))\nprint('ready', flush=True); time.sleep(300)"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(143)); print('ready', flush=True); time.sleep(300)"
     )
     wait_for_line(process, "ready")
     process.send_signal(number)
@@ -131,36 +130,25 @@ def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> N
         process.kill()
 
 
-# --- a worker ---
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port that refuses connections: bound, so that no other process takes it, and without a listener."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        yield int(holder.getsockname()[1])
-
-
 def start_worker(directory: Path, head: str, **variables: str) -> subprocess.Popen[str]:
     write_manifest(directory / "job.yaml", policy={"gpusPerReplica": 0})
     (directory / "run").mkdir()
     write_settings(directory)
-    environment = pod_variables(directory, RLJOB_RAY_HEAD=head, **variables)
+    variables |= {"RLJOB_RAY_HEAD": head, "XDG_CACHE_HOME": str(directory / "cache")}
+    environment = os.environ | pod_variables(directory, **variables)
     return subprocess.Popen(
-        [RLJOB, "worker"],
-        env={**os.environ, **environment, "XDG_CACHE_HOME": str(directory / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [RLJOB, "worker"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def test_a_waiting_worker_logs_the_reason_and_gives_up_eventually(tmp_path: Path, closed_port: int) -> None:
-    worker = start_worker(tmp_path, f"127.0.0.1:{closed_port}", RLJOB_JOIN_TIMEOUT_SECONDS="1")
-    printed, _ = worker.communicate(timeout=PATIENCE_SECONDS)
+def test_a_waiting_worker_logs_the_reason_and_gives_up_eventually(tmp_path: Path) -> None:
+    with socket.socket() as closed:  # bound, so that no other process takes its port, and without a listener
+        closed.bind(("127.0.0.1", 0))
+        head = f"127.0.0.1:{closed.getsockname()[1]}"
+        worker = start_worker(tmp_path, head, RLJOB_JOIN_TIMEOUT_SECONDS="1")
+        printed, _ = worker.communicate(timeout=PATIENCE_SECONDS)
     assert worker.returncode == ExitCode.WORKER_LOST, printed
-    assert f"waiting for the controller's Ray at 127.0.0.1:{closed_port}" in printed
+    assert f"waiting for the controller's Ray at {head}" in printed
     assert "Connection refused" in printed
     assert "check the controller's pod" in printed
     message = read_termination_message((tmp_path / "termination-log").read_text())

@@ -15,32 +15,31 @@ import ray
 
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.repository import ROOT
 from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
 from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
 from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles import ray_driver
 
 PORTS = RayPorts(6380)
-HEAD = head_command(pod_ip="10.0.0.1", port=6379, ports=PORTS)
-
-
-PAGE = Path(__file__).parents[3] / "docs" / "trainer-in-pods.md"
 
 
 def options(command: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (part.removeprefix("--").partition("=") for part in command[4:])}
 
 
-def test_the_head_has_fixed_ports_and_no_resources_for_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_has_the_documented_ports_and_no_resources_for_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=1000 << 20))
     head = options(head_command(pod_ip="10.0.0.1", port=6379, ports=PORTS))
     assert (head["num-cpus"], head["num-gpus"]) == ("0", "0")
     assert "resources" not in head
     assert int(head["object-store-memory"]) == 800 << 20, "room is left in shared memory"
-    ports = [int(value) for name, value in head.items() if name.endswith("port") and not name.startswith("max")]
-    assert len(ports) == len(set(ports)) == 8
-    assert max(ports) < int(head["max-worker-port"])
-    assert not set(ports) & set(range(int(head["min-worker-port"]) + 1, int(head["max-worker-port"]) + 1))
+    ports = {name: int(value) for name, value in head.items() if name.endswith("port")}
+    rows = re.findall(r"^\| (\d{4}[^|]*)\|", (ROOT / "docs" / "trainer-in-pods.md").read_text(), re.M)
+    assert set(ports.values()) == {int(port) for row in rows for port in re.findall(r"\d{4}", row)}
+    of_workers = range(ports.pop("min-worker-port") + 1, ports.pop("max-worker-port") + 1)
+    assert len(set(ports.values())) == len(ports)
+    assert not set(ports.values()) & set(of_workers)
 
 
 def test_a_worker_is_found_by_its_own_resource() -> None:
@@ -51,28 +50,23 @@ def test_a_worker_is_found_by_its_own_resource() -> None:
     assert (endpoint("10.0.0.1", 6379), endpoint("fd00::1", 6379)) == ("10.0.0.1:6379", "[fd00::1]:6379")
 
 
+START_UNTIL_PROCESSES = """
+import sys
+from ray._private import node
+from rljob_trainer.pods import ray_start
+def started(self, parameters, **_):
+    served = [name for name in sys.modules if name.startswith("ray.serve.")]
+    raise SystemExit(f"client server: {parameters.ray_client_server_port}, imported: {served}")
+node.Node.__init__ = started
+ray_start.main()
+"""
+
+
 def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Path) -> None:
-    """Runs the code of `ray start` up to the start of its processes."""
-    program = (
-        "import sys\n"
-        "from ray._private import node\n"
-        "from rljob_trainer.pods import ray_start\n"
-        "def started(self, parameters, **_):\n"
-        "    served = [name for name in sys.modules if name.startswith('ray.serve.')]\n"
-        "    raise SystemExit(f'client server: {parameters.ray_client_server_port}, imported: {served}')\n"
-        "node.Node.__init__ = started\n"
-        "ray_start.main()\n"
-    )
     command = head_command(pod_ip="127.0.0.1", port=6379, ports=PORTS)
-    begun = begin([command[0], "-c", program, *command[3:]], tmp_path / "log")
+    begun = begin([command[0], "-c", START_UNTIL_PROCESSES, *command[3:]], tmp_path / "log")
     begun.wait(PATIENCE_SECONDS)
     assert "client server: None, imported: ['ray.serve.scripts']" in (tmp_path / "log").read_text()
-
-
-def test_the_documented_ports_are_those_that_are_used() -> None:
-    used = {int(value) for name, value in options(HEAD).items() if name.endswith("port")}
-    rows = re.findall(r"^\| (\d{4}[^|]*)\|", PAGE.read_text(), re.M)
-    assert used == {int(port) for row in rows for port in re.findall(r"\d{4}", row)}
 
 
 def test_a_failed_start_shows_the_last_output_of_ray(tmp_path: Path) -> None:
@@ -83,9 +77,6 @@ def test_a_failed_start_shows_the_last_output_of_ray(tmp_path: Path) -> None:
     require_started(0, log)
     with pytest.raises(WorkerLost):
         require_started(EXIT_DIED, log)
-
-
-# --- on this machine ---
 
 
 @pytest.fixture
@@ -164,18 +155,15 @@ def test_a_raylet_has_longer_than_rays_half_a_minute_to_register(monkeypatch: py
 
 @pytest.mark.usefixtures("starting")
 @pytest.mark.parametrize("before", [None, "", "1"])
-def test_ray_imports_nothing_from_the_working_directory(
-    before: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ray_imports_nothing_from_the_working_directory(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", before or "")
     if before is None:
-        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    else:
-        monkeypatch.setenv("PYTHONSAFEPATH", before)
+        monkeypatch.delenv("PYTHONSAFEPATH")
     given: list[Any] = []
     monkeypatch.setattr(ray, "init", lambda job_config, **_: given.extend([job_config, os.environ["PYTHONSAFEPATH"]]))
     ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
     assert given[1] == "1"
     assert os.environ.get("PYTHONSAFEPATH") == before
     monkeypatch.setattr(sys, "path", ["/own"])
-    given[0]._py_driver_sys_path.extend([str(tmp_path), "/own"])
+    given[0]._py_driver_sys_path.extend(["/working/directory", "/own"])
     assert given[0]._py_driver_sys_path == ["/own"]
