@@ -19,6 +19,7 @@ from rljob_trainer.roles import roles as roles_module
 from rljob_trainer.roles.absent_engines import has_place
 from rljob_trainer.roles.colocated import ColocatedRoles
 from rljob_trainer.roles.disaggregated import DisaggregatedRoles
+from rljob_trainer.roles.roles import Roles
 from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.roles.topologies import roles_of
 from rljob_trainer.rollout.config import RolloutConfig
@@ -155,8 +156,8 @@ def settings(topology: Any, device: Any = "cpu", ranks: int = 1, engines: int = 
     return RoleSettings(topology, ranks, engines, policy, rollout, {}, {}, Path("/out"), None)
 
 
-def started(given: RoleSettings) -> Any:
-    roles = roles_of(given, PartClock())
+def started(given: RoleSettings | Roles) -> Any:
+    roles = given if isinstance(given, Roles) else roles_of(given, PartClock())
     roles.construct()
     roles.load()
     return roles
@@ -214,6 +215,18 @@ def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(machine: Machin
         roles.end("policy")
         assert (roles.engines_ended, roles.engines_at) == (1, None)
         assert machine.gpu.held["weights"] == 0
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_engines_that_do_not_start_are_replaced_beside_a_policy_that_loads(machine: Machine, topology: str) -> None:
+    machine.results["rollout-0 start"] = DeviceOutOfMemory("")
+    with pytest.raises(DeviceOutOfMemory):
+        started(roles := roles_of(settings(topology), PartClock()))
+    machine.results.clear()
+    roles.end("rollout")
+    started(roles)
+    assert (roles.up, roles.policy_at) == (True, 0)
+    assert [method for method, _ in machine.started[0].received].count("load") == 1
 
 
 @pytest.mark.parametrize(("topology", "device"), [("Colocated", "cpu"), ("Disaggregated", "cuda")])

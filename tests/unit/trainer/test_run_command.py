@@ -26,7 +26,8 @@ from rljob_trainer.models.random_model import resolve
 from rljob_trainer.runtime import free_disk
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
-from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+from rljob_trainer.runtime.run_command import LocalPlacement, RunOptions, run_manifest
+from rljob_trainer.runtime.supervision import Supervision
 from tests.unit.ledger.samples import step_record, write_ledger
 
 MANIFEST = """
@@ -337,6 +338,17 @@ def test_a_run_that_is_given_up_reports_why(
     assert command("maxRestarts: 1 -> maxRestarts: 2") is failure.exit_code
     assert str(failure) in command.exit_reason
     assert why in command.exit_reason
+
+
+def test_a_supervised_run_leaves_the_decision_to_its_supervisor(command: Command, attempts: list[Any]) -> None:
+    attempts += [(0, RAISED)]
+    supervision = Supervision(levels=frozenset({"Live", "RespawnRole"}))
+    job, directory = load_manifest(command.manifest), command.output
+    run = JobRun(job, directory.path, directory, LocalPlacement("cpu"), supervision=supervision, resume_hint="Wait.")
+    with directory.open(MANIFEST, identity(job)):
+        outcome = run.run()
+    assert outcome.error is RAISED
+    assert outcome.message == f"{RAISED}. Wait. Logs: {directory.logs}."
 
 
 @pytest.mark.parametrize(("committed", "hint"), [(3, "To resume at step 4, run"), (8, "To write the model, run")])
