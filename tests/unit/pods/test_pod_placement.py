@@ -137,8 +137,6 @@ def bundles_on(*pods: int, **gpus: float) -> tuple[dict[str, float], ...]:
 
 
 APART: dict[str, Any] = {"topology": "Disaggregated", "rollout": {"replicas": 2, "gpusPerReplica": 2}}
-
-
 ON_CPUS = {"topology": "Disaggregated", "rollout": {"replicas": 2, "gpusPerReplica": 0, "tensorParallelSize": 2}}
 
 

@@ -27,8 +27,6 @@ from rljob_trainer.pods.init_process import continue_under_init
 from rljob_trainer.pods.termination import report_silent_exit
 continue_under_init(partial(report_silent_exit, os.environ))
 """
-
-
 _IMPORTS_WHEN_TOLD = """
 import sys, time
 from pathlib import Path

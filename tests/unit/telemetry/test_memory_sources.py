@@ -16,11 +16,7 @@ from rljob_trainer.telemetry.host_memory import host_memory
 from rljob_trainer.telemetry.outside_torch import OutsideTorch
 
 MIB = 1 << 20
-
-
 GIB = 1 << 30
-
-
 STAT = "anon 3000000\nfile 900000\ninactive_file 1048576\nactive_file 7\n"
 EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
 

@@ -44,8 +44,6 @@ SNAPSHOT = {
     "device_traces": [[]],
     "allocator_settings": {},
 }
-
-
 STATS = {
     "allocated_bytes": {"all": {"current": 1301 * MIB, "peak": 2 * GIB}},
     "reserved_bytes": {"all": {"current": 2125 * MIB, "peak": 2 * GIB}},

@@ -94,8 +94,6 @@ def test_if_the_longest_come_first_hardly_a_slot_idles(seed: int) -> None:
 # --- on engines ---
 
 PROMPTS = 7
-
-
 GROUP_SIZE = 2
 
 

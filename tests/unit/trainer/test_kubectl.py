@@ -75,19 +75,13 @@ def pod(name: str, **labels: str) -> dict[str, Any]:
 
 
 JOB = {"batch.kubernetes.io/job-name": "train", "job-name": "train"}
-
-
 JOBSET = {
     "jobset.sigs.k8s.io/jobset-name": "train",
     "jobset.sigs.k8s.io/replicatedjob-name": "node",
     "batch.kubernetes.io/job-name": "train-node-0",
     "job-name": "train-node-0",
 }
-
-
 RAY = {"app.kubernetes.io/created-by": "kuberay-operator", "ray.io/node-type": "worker"}
-
-
 WORKLOADS: dict[str, tuple[list[dict[str, Any]], Any]] = {
     "Job": ([pod("train-x", **JOB)], None),
     "JobSet": ([pod("train-node-0-0-a", **JOBSET), pod("train-node-0-1-b", **JOBSET)], None),
@@ -103,11 +97,7 @@ WORKLOADS: dict[str, tuple[list[dict[str, Any]], Any]] = {
     "RLJob": ([pod("train-policy-0", **{"rljob.dev/job-name": "train"})], None),
     "PyTorchJob": ([pod("train-master-0", **{"training.kubeflow.org/job-name": "train"})], None),
 }
-
-
 OTHER = pod("other", **{"batch.kubernetes.io/job-name": "other"})
-
-
 KUBECTL = """#!{python}
 import json, sys
 pods, ray_jobs = json.load(open({state!r}))

@@ -18,31 +18,17 @@ from rljob_trainer.hardware import Machine, this_machine, visible_gpus
 from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import (
-    policy_ranks,
-    role_settings,
-    rollout_engines,
-)
+from rljob_trainer.runtime.role_settings import policy_ranks, role_settings, rollout_engines
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
-
-
-PLAN = memory_plan(sync_bucket_bytes=GIB)
-
-
 CPU = Machine(gpu_memory_bytes=(), host_memory_bytes=16 * GIB, cores=8)
-
-
 TWO_GPUS = Machine(gpu_memory_bytes=(80 * GIB, 80 * GIB), host_memory_bytes=256 * GIB, cores=32)
 
 
 def spec(**changes: dict[str, Any]) -> RLJobSpec:
-    sections: dict[str, Any] = {
-        "model": {"uri": "file:///model"},
-        "task": {"name": "digits"},
-        "algorithm": {"steps": 5},
-    }
+    sections: dict[str, Any] = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}}
+    sections["algorithm"] = {"steps": 5}
     for name, values in changes.items():
         sections[name] = {**sections.get(name, {}), **values}
     return RLJobSpec.model_validate(sections)
@@ -54,7 +40,7 @@ def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any 
     hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True)
     return role_settings(
         spec(**changes),
-        PLAN,
+        memory_plan(),
         model_dir=Path("/model"),
         output_dir=Path("/out"),
         hosts=hosts,
@@ -125,25 +111,15 @@ def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> 
         assert policy_ranks(spec(policy=policy)) == rollout_engines(spec(policy=policy)) == ranks
 
 
-@pytest.mark.parametrize(
-    ("machine", "rollout", "policy", "device", "ranks", "bundles"),
-    [
-        (TWO_GPUS, None, {"gpusPerReplica": 2}, "cuda", 2, ({"GPU": 1, "CPU": 2},) * 2),  # each shared with an engine
-        (CPU, None, {"gpusPerReplica": 2}, "cpu", 2, None),
-        (TWO_GPUS, {}, {}, "cuda", 1, ({"GPU": 1, "CPU": 2},) * 2),  # a GPU for each
-    ],
-)
-def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(
-    machine: Machine,
-    rollout: dict[str, int] | None,
-    policy: dict[str, int],
-    device: str,
-    ranks: int,
-    bundles: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hosts = hosts_on(machine, monkeypatch, rollout, **policy)
-    assert (hosts.device, hosts.ranks, hosts.engine_processes, hosts.bundles) == (device, ranks, ranks, bundles)
+def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def placed(machine: Machine, rollout: dict[str, int] | None = None, **policy: int) -> tuple[Any, ...]:
+        hosts = hosts_on(machine, monkeypatch, rollout, **policy)
+        return hosts.device, hosts.ranks, hosts.engine_processes, hosts.bundles
+
+    on_two_gpus = ({"GPU": 1, "CPU": 2},) * 2
+    assert placed(TWO_GPUS, gpusPerReplica=2) == ("cuda", 2, 2, on_two_gpus), "each shared with an engine"
+    assert placed(TWO_GPUS, rollout={}) == ("cuda", 1, 1, on_two_gpus), "one for each"
+    assert placed(CPU, gpusPerReplica=2) == ("cpu", 2, 2, None)
 
 
 def test_more_processes_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,13 +127,8 @@ def test_more_processes_than_gpus_are_refused_with_the_numbers(monkeypatch: pyte
         hosts_on(TWO_GPUS, monkeypatch, replicas=4)
     with pytest.raises(BadInput, match=r"expected 3 GPUs \(.* \+ rollout\.replicas × .*\), found 2"):
         hosts_on(TWO_GPUS, monkeypatch, rollout={"gpusPerReplica": 2})
-
-
-def test_a_requested_gpu_that_is_missing_is_refused() -> None:
     with pytest.raises(BadInput, match="--device cpu"):
         CPU.choose_device("cuda")
-    assert CPU.choose_device("auto") == "cpu"
-    assert TWO_GPUS.choose_device("auto") == "cuda"
 
 
 def test_layers_are_compiled_on_a_gpu_unless_torch_disables_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,19 +180,15 @@ def test_processes_of_an_engine_get_the_sequences_of_the_whole_engine() -> None:
     assert (made.tensor_parallel_size, made.max_num_seqs) == (2, 4 * 4)
 
 
-# --- GPUs of a machine ---
-
 UUIDS = ["GPU-8f1c2b1e-1111-2222-3333-444455556666", "GPU-0f1c2b1e-1111-2222-3333-444455556666"]
-
-
 MIG = "MIG-9c0d0a1b-aaaa-bbbb-cccc-ddddeeeeffff"
-
-
 MEMORY = {UUIDS[0]: 80 * GIB, UUIDS[1]: 40 * GIB, MIG: 10 * GIB}
 
 
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[None])
+def visible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """CUDA_VISIBLE_DEVICES, on a machine with two GPUs and a part of one."""
+
     class NVMLError(Exception):
         pass
 
@@ -243,9 +210,13 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0) if handle == UUIDS[0] else (8, 0),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", request.param or "")
+    if request.param is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    value: str | None = request.param
+    return value
 
 
-@pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(
     ("visible", "gib", "capability"),
     [
@@ -260,11 +231,11 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0,-1,1", (80,), (9, 0)),
         ("NoDevFiles", (), None),
     ],
+    indirect=["visible"],
 )
 def test_visible_gpus_are_found_by_every_name(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, gib: tuple[int, ...], capability: tuple[int, int] | None
+    visible: str | None, gib: tuple[int, ...], capability: tuple[int, int] | None
 ) -> None:
-    set_visible(monkeypatch, visible)
     machine = this_machine()
     assert machine.gpu_memory_bytes == tuple(n * GIB for n in gib)
     assert machine.gpu_capability == capability
@@ -273,17 +244,8 @@ def test_visible_gpus_are_found_by_every_name(
         assert [gpu.name for gpu in visible_gpus()] == ["NVIDIA H200", "NVIDIA A100"]
 
 
-@pytest.mark.usefixtures("nvml")
-@pytest.mark.parametrize("name", ["2", "cuda:0", "GPU-ffff", "GPU-", "MIG-ffff"])
-def test_a_name_of_no_gpu_is_refused_unless_the_cpu_is_chosen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    set_visible(monkeypatch, name)
-    with pytest.raises(BadInput, match=f"indices below 2.*found '{name}'.*nvidia-smi -L"):
+@pytest.mark.parametrize("visible", ["2", "cuda:0", "GPU-ffff", "GPU-", "MIG-ffff"], indirect=True)
+def test_a_name_of_no_gpu_is_refused_unless_the_cpu_is_chosen(visible: str) -> None:
+    with pytest.raises(BadInput, match=f"indices below 2.*found '{visible}'.*nvidia-smi -L"):
         this_machine()
     assert this_machine(gpus=False).gpu_memory_bytes == ()
-
-
-def set_visible(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

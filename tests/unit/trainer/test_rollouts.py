@@ -26,8 +26,6 @@ from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt, Rollou
 from rljob_trainer.runtime.step_rollouts import new_positions
 
 MAX_TOKENS = 64
-
-
 GROUP_SIZE = 2
 
 

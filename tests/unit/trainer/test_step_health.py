@@ -18,14 +18,8 @@ from tests.unit.trainer.test_controller_recovers import STEPS, Job, Measured
 NAN, INF = math.nan, math.inf
 HEALTHY = {"loss": 0.1, "grad_norm": 0.5, "tokens": 128.0, "dropped_tokens": 0.0, "uniform_groups": 0.5}
 LOST = {"grad_norm": NAN, "skipped_updates": 1.0}
-
-
 ALL_SKIPPED = {"grad_norm": NAN, "skipped_updates": 2.0}
-
-
 ALL_DROPPED = {"grad_norm": 0.0, "dropped_tokens": 128.0}
-
-
 UNIFORM = {"grad_norm": 0.0, "uniform_groups": 1.0}
 
 
