@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,47 +45,33 @@ def raised_in(file: str, function: str) -> TrainerError:
     """Failure of a process, with an exception from a function of a library."""
     namespace: dict[str, Any] = {}
     exec(compile(f"def {function}(error):\n    raise error", file, "exec"), namespace)
-    try:
+    with pytest.raises(OutOfMemoryError) as raised:
         namespace[function](OutOfMemoryError(OUT_OF_MEMORY))
-    except OutOfMemoryError as error:
-        known = known_failure(error)
-        assert known is not None
-        return known.of("policy-0")
-    raise AssertionError
+    known = known_failure(raised.value)
+    assert known is not None
+    return known.of("policy-0")
 
 
-def gathered(failure: TrainerError, directory: Path, phase: Phase | None = "update") -> Evidence:
-    evidence = gather_evidence(failure, directory, attempt=2, step=7, phase=phase, plan=None)
+def gathered(failure: TrainerError, directory: Path, phase: Phase | None = "update", step: int = 7) -> Evidence:
+    evidence = gather_evidence(failure, directory, attempt=2, step=step, phase=phase, plan=None)
     assert evidence is not None
     return evidence
 
 
-def write_memory_log(directory: Path, **last: Any) -> None:
-    (directory / "memory").mkdir()
+def test_the_evidence_joins_exception_message_and_memory_log(tmp_path: Path) -> None:
     on_device = {"allocated": GIB, "reserved": 2 * GIB, "peak_reserved": 3 * GIB, "device_total": 80 * GIB, "rss": GIB}
-    lines = [{"step": 6, "phase": "sync", "micro_batch": None, **on_device}, {**on_device, **last}]
-    text = "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
-    (directory / "memory" / "policy-0.jsonl").write_text(text + '{"torn": ')
-
-
-def test_stack_of_the_exception_shows_the_activity(tmp_path: Path) -> None:
+    places = [{"step": 6, "phase": "sync", "micro_batch": None}, {"step": 7, "phase": "update", "micro_batch": 3}]
+    (tmp_path / "memory").mkdir()
+    text = "".join(json.dumps({"time": 0.0, **place, **on_device}) + "\n" for place in places)
+    (tmp_path / "memory" / "policy-0.jsonl").write_text(text + '{"torn": ')
     evidence = gathered(raised_in("torch/optim/adamw.py", "_init_group"), tmp_path)
-    assert evidence.diagnoses[0].class_name == "OptimizerState"
+    assert evidence.diagnoses[0].class_name == "OptimizerState", "from the stack of the exception"
     assert evidence.message == OUT_OF_MEMORY
     assert (evidence.attempt, evidence.role, evidence.rank, evidence.step) == (2, "policy", 0, 7)
-
-
-def test_the_memory_log_has_the_micro_batch_and_the_message_the_numbers(tmp_path: Path) -> None:
-    write_memory_log(tmp_path, step=7, phase="update", micro_batch=3)
-    evidence = gathered(out_of_memory("policy-0"), tmp_path)
     assert evidence.micro_batch == 4
+    assert gathered(out_of_memory("policy-0"), tmp_path, step=8).micro_batch is None, "before the first"
     assert evidence.memory is not None
     assert (evidence.memory.allocated_bytes, evidence.memory.reserved_bytes) == (76 * GIB, 77 * GIB)
-    before_the_first = gather_evidence(
-        out_of_memory("policy-0"), tmp_path, attempt=2, step=8, phase="update", plan=None
-    )
-    assert before_the_first is not None
-    assert before_the_first.micro_batch is None
     assert latest_memory(tmp_path, "policy", 1) is None, "this process never logged"
     never_up = gathered(out_of_memory("rollout-0"), tmp_path, phase=None).memory
     assert never_up is not None
@@ -96,20 +81,14 @@ def test_the_memory_log_has_the_micro_batch_and_the_message_the_numbers(tmp_path
 def test_the_memory_of_an_injected_failure_is_not_freed_by_a_change(tmp_path: Path) -> None:
     evidence = gathered(out_of_memory("policy-0"), tmp_path)
     assert gpu_memory_at_failure(evidence) == evidence.memory
-    injected = evidence.model_copy(
-        update={"message": f"{evidence.message} {INJECTED}: the fault held 142136573952 bytes"}
-    )
-    assert gpu_memory_at_failure(injected) is None
+    message = f"{evidence.message} {INJECTED}: the fault held 142136573952 bytes"
+    assert gpu_memory_at_failure(evidence.model_copy(update={"message": message})) is None
 
 
 @pytest.mark.parametrize(
     ("error", "role", "cause"),
     [
-        (
-            HostOutOfMemory("Ray ended policy-0, since its machine ran low on memory").of("policy-0"),
-            "policy",
-            "HostMemory",
-        ),
+        (HostOutOfMemory("Ray ended policy-0, as memory was low").of("policy-0"), "policy", "HostMemory"),
         (SharedMemoryExhausted("expected room for 512 MiB in /dev/shm of every pod"), "controller", "SharedMemory"),
         (DeviceOutOfMemory("x" * 10_000).of("policy-0"), "policy", "Unknown"),
     ],
@@ -146,8 +125,10 @@ def test_snapshot_of_the_same_failure_completes_it(tmp_path: Path) -> None:
 
 # --- kinds of errors ---
 
-NO_MEMORY_FOR_KV = (
-    "Available memory on node 0 (0.0/1.17 GiB) on kv cache allocation is less than requested memory for kv"
+NVML_ASSERTION = 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1016'
+NO_ROOM_FOR_KV_CACHE = (
+    "Available memory on node 0 (0.0/1.17 GiB) on kv cache allocation is less than requested memory for kv (0.06 GiB). "
+    "Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used"
 )
 
 
@@ -156,16 +137,13 @@ NO_MEMORY_FOR_KV = (
     [
         (RuntimeError("CUDA error: out of memory"), "DeviceOutOfMemory"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "DeviceOutOfMemory"),
-        (
-            RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:1016"),
-            "DeviceOutOfMemory",
-        ),
+        (RuntimeError(NVML_ASSERTION), "DeviceOutOfMemory"),
         (OSError(28, "No space left on device", "/dev/shm/psm_1"), "SharedMemoryExhausted"),
         (OSError(28, "No space left on device", "/data/run/memory"), "OutputUnavailable"),
         (OSError(122, "Disk quota exceeded", "/data/run/memory"), "OutputUnavailable"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), "OutputUnavailable"),
         (MemoryError(), "HostOutOfMemory"),
-        (ValueError(f"{NO_MEMORY_FOR_KV} (0.06 GiB). Decrease --kv-cache-memory-bytes"), "HostOutOfMemory"),
+        (ValueError(NO_ROOM_FOR_KV_CACHE), "HostOutOfMemory"),
         (ValueError("Killed"), "NoneType"),
         (ValueError("shapes do not match"), "NoneType"),
     ],
@@ -225,10 +203,15 @@ def test_only_ordinary_exceptions_count_as_repeatable(error: Exception, repeatab
 # --- errors that a restart meets again ---
 
 
-def raised(kind: str = "IndexError while generating", actor: str = "rollout-0", said: str = "first") -> TrainerError:
-    failure = TrainerError(f"{actor} failed while generating: {said}").of(actor)
-    failure.raised = kind
-    return failure
+def raised(
+    kind: str = "IndexError while generating",
+    actor: str = "rollout-0",
+    said: str = "first",
+    failure: type[TrainerError] = TrainerError,
+) -> TrainerError:
+    raised = failure(f"{actor} failed while generating: {said}").of(actor)
+    raised.raised = kind
+    return raised
 
 
 @pytest.mark.parametrize(
@@ -256,19 +239,13 @@ def test_the_same_exception_at_the_same_step_is_not_restarted_again(
     assert refused.value.actor == second.actor
 
 
-def refused_model() -> BadInput:
-    refused = BadInput("ValueError: no; change them").of("rollout-0")
-    refused.raised = "ValueError"
-    return refused
-
-
 @pytest.mark.parametrize(
     ("failure", "kind", "message", "repeats"),
     [
-        (IndexError("out of range"), TrainerError, "", "IndexError while generating"),
-        (RuntimeError("head_dim=16"), TrainerError, "", "RuntimeError while generating: head_dim=16"),
-        (RuntimeError("CUDA error"), TrainerError, "", None),
-        (refused_model(), BadInput, "rollout-0 failed while generating: ValueError: no; change them", "ValueError"),
+        (IndexError("out of range"), TrainerError, "IndexError: out of range", "IndexError while generating"),
+        (RuntimeError("head_dim=16"), TrainerError, "head_dim=16", "RuntimeError while generating: head_dim=16"),
+        (RuntimeError("CUDA error"), TrainerError, "CUDA error", None),
+        (raised("ValueError", failure=BadInput), BadInput, "^rollout-0 failed while generating: rollout", "ValueError"),
         # Ray keeps a large result in the memory of the actor's node, and reports the call as complete.
         (ObjectLostError("00", None, ""), WorkerLost, "rollout-0 died while generating", None),
     ],
@@ -285,43 +262,35 @@ def test_the_error_of_a_call_names_its_role_and_what_may_repeat(
     assert (failed.value.actor, failed.value.raised) == ("rollout-0", repeats)
 
 
-# --- processes that are lost while they start ---
+# --- processes that are lost ---
 
 
-def construct(counts: list[int], construct_roles: Callable[[], Any], deadline_seconds: float = 600) -> Any:
-    """Construct roles; `counts` are those of the kernel's kills before and after."""
-    roles = SimpleNamespace(construct=construct_roles)
-    kills = KernelKills(lambda: counts.pop(0))
-    return _construct(cast(Any, roles), PhaseDeadlines(deadline_seconds, []), kills)
+def test_a_kill_by_the_kernel_explains_one_lost_process() -> None:
+    """Also one that is lost while it starts, or a loss that is noticed later."""
+    counts = [3, 3, 4, 5, 5]
 
-
-@pytest.mark.parametrize(
-    ("kills", "kind", "message"), [([3, 4], HostOutOfMemory, "OOMKilled"), ([3, 3], WorkerLost, "died while starting")]
-)
-def test_a_kill_by_the_kernel_explains_a_lost_process(kills: list[int], kind: type[TrainerError], message: str) -> None:
     def lost() -> NoReturn:
         raise WorkerLost("rollout-0 died while starting").of("rollout-0")
 
-    with pytest.raises(TrainerError, match=message) as raised:
-        construct(kills, lost)
-    assert type(raised.value) is kind
-    assert raised.value.actor == "rollout-0"
-
-
-def test_a_kill_explains_one_loss_that_is_noticed_later() -> None:
-    """The policy was killed while it waited for an engine that still imported, and the next call noticed."""
-    count = 3
-    kills = KernelKills(lambda: count)
-    count = 4
+    kills = KernelKills(lambda: counts.pop(0) if len(counts) > 1 else counts[0])
+    roles = cast(Any, SimpleNamespace(construct=lost))
+    for kind, message in ((WorkerLost, "died while starting"), (HostOutOfMemory, "OOMKilled")):
+        with pytest.raises(TrainerError, match=message) as raised:
+            _construct(roles, PhaseDeadlines(600, []), kills)
+        assert (type(raised.value), raised.value.actor) == (kind, "rollout-0")
     assert kills.any_new
-    assert isinstance(kills.explain(WorkerLost("policy-0 died while starting")), HostOutOfMemory)
+    assert isinstance(kills.explain(WorkerLost("policy-0 died while updating")), HostOutOfMemory)
     assert not kills.any_new
     assert type(kills.explain(WorkerLost("policy-0 died while updating"))) is WorkerLost
 
 
 def test_the_first_start_of_the_processes_has_a_deadline_too() -> None:
-    assert construct([0], current_limit).seconds == 12 * 600
-    assert construct([0], current_limit, deadline_seconds=0) is None
+    roles = cast(
+        Any, SimpleNamespace(construct=lambda: {"seconds": limit.seconds if (limit := current_limit()) else 0})
+    )
+    for deadline_seconds, limit_seconds in ((600, 12 * 600), (0, 0)):
+        found = _construct(roles, PhaseDeadlines(deadline_seconds, []), KernelKills(lambda: 0))
+        assert found == {"seconds": limit_seconds}
 
 
 @pytest.mark.parametrize(

@@ -22,41 +22,28 @@ from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.runtime.response_lengths import ResponseLengths
 
 
-@pytest.mark.parametrize(
-    ("expected", "concurrent", "engines", "portions"),
-    [
-        ([3, 9, 1, 1, 1, 3], 64, 2, [[1], [0, 5, 2, 3, 4]]),  # equal work
-        ([1.0] * 7, 256, 3, [[0, 3, 6], [1, 4], [2, 5]]),  # items of unknown length keep their order
-    ],
-)
-def test_engines_with_room_for_all_get_all(
-    expected: list[float], concurrent: int, engines: int, portions: list[list[int]]
-) -> None:
-    queue = WorkQueue(expected, concurrent, sequences=8)
-    assert queue.first_portions(engines) == portions
-    assert len(queue) == queue.sequences_left == 0
-
-
 def test_what_an_engine_cannot_generate_at_once_waits() -> None:
     queue = WorkQueue(list(range(10)), concurrent_sequences=16, sequences=8)
     assert queue.first_portions(2) == [[9, 6, 5], [8, 7, 4]], "two at once, and one in reserve"
     assert queue.sequences_left == 16, "an engine asks for more when it has no reserve"
     assert queue.portion(24, 2) == []
     assert queue.portion(16, 2) == [3]
-    assert queue.portion(9, 2) == [2, 1]
-    assert queue.portion(0, 2) == [0]
+    queue.put_back([6, 9])  # of a lost engine
+    assert queue.portion(9, 2) == [9, 6]
+    assert queue.portion(0, 2) == [2, 1]
+    assert queue.portion(0, 1) == [0]
     assert queue.sequences_left == 0, "nothing waits: it reports when a group is complete"
     few = WorkQueue([1.0] * 4, concurrent_sequences=8, sequences=8)
     few.first_portions(1)
     assert few.portion(0, 2) == [2], "the other one is for the second engine, which would idle"
 
 
-def test_items_of_a_lost_engine_are_taken_in_order() -> None:
-    queue = WorkQueue([5, 4, 3, 2, 1], concurrent_sequences=1)
-    assert queue.first_portions(2) == [[0, 3], [1, 2]]
-    queue.put_back([0, 3])
-    assert queue.portion(0, 1) == [0, 3]
-    assert queue.portion(0, 1) == [4]
+def test_engines_with_room_for_all_get_equal_work() -> None:
+    queue = WorkQueue([3, 9, 1, 1, 1, 3], 64, sequences=8)
+    assert queue.first_portions(2) == [[1], [0, 5, 2, 3, 4]]
+    assert len(queue) == queue.sequences_left == 0
+    of_unknown_length = WorkQueue([1.0] * 7, 256, sequences=8)
+    assert of_unknown_length.first_portions(3) == [[0, 3, 6], [1, 4], [2, 5]], "they keep their order"
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 300), st.integers(1, 16), st.integers(1, 5))
@@ -90,8 +77,6 @@ def test_if_the_longest_come_first_hardly_a_slot_idles(seed: int) -> None:
     assert steps_with_queue(WorkQueue(means, concurrent, group_size), engines, lengths) < 1.1 * least
     assert steps_with_shares(engines, concurrent, lengths) > 1.1 * least, "the test needs responses that differ"
 
-
-# --- on engines ---
 
 PROMPTS = 7
 GROUP_SIZE = 2
@@ -168,21 +153,17 @@ class SimulatedEngines:
         return [names[first : first + self.size] for first in range(0, len(names), self.size)]
 
 
-def next_result(calls: dict[str, Any], doing: str) -> tuple[str, Any]:
-    """The last call ends first."""
-    name = list(calls)[-1]
-    return name, result_of(calls[name], name, doing)
-
-
-def result_of(call: Any, _name: str, _doing: str) -> Any:
-    return call()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _without_ray() -> Iterator[None]:
+    """The last call ends first."""
+
+    def next_result(calls: dict[str, Any], _doing: str) -> tuple[str, Any]:
+        name = list(calls)[-1]
+        return name, calls[name]()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generation, "next_result", next_result)
-        patch.setattr(generation, "result_of", result_of)
+        patch.setattr(generation, "result_of", lambda call, _name, _doing: call())
         patch.setattr(generation, "wait_for", lambda _calls, _doing: {})
         yield
 
@@ -303,29 +284,28 @@ def test_each_group_is_reported_while_others_are_generated() -> None:
     assert seen == [place * (place + 1) for place in range(PROMPTS)], "one after each call"
 
 
-def test_engines_get_more_while_the_controller_waits_for_something_else() -> None:
-    run = Run(engines(count=2), concurrent=1)
+def served(run: Run) -> Run:
+    """A run whose results are taken while the controller waits for something else."""
     while pending := run.generation.pending():
         run.generation.serve(next(iter(pending)))
+    return run
+
+
+def test_engines_get_more_while_the_controller_waits_for_something_else() -> None:
+    run = served(Run(engines(count=2), concurrent=1))
     assert len(run.arrived) == PROMPTS
     assert run.finish() == EXPECTED
 
 
 def test_a_failure_meanwhile_is_raised_when_the_results_are_needed() -> None:
-    run = Run(engines(0, count=2), may_replace=False)
-    while pending := run.generation.pending():
-        run.generation.serve(next(iter(pending)))
+    run = served(Run(engines(0, count=2), may_replace=False))
     assert run.replaced == []
     with pytest.raises(WorkerLost):
         run.finish()
-
-    run = Run(engines(0, count=2))
-    run.generation.serve("rollout-0")
-    assert run.finish() == EXPECTED
+    assert served(Run(engines(0, count=2))).finish() == EXPECTED
 
 
-@pytest.mark.parametrize("lost", [(0,), (2,), (0, 1), (1, 2)])
-def test_the_lots_of_lost_engines_have_the_same_outcome(lost: tuple[int, ...]) -> None:
+def test_the_lots_of_lost_engines_have_the_same_outcome() -> None:
     """The prompts that a step takes or leaves do not depend on which engine generates them."""
     held = [HeldGroup(unstarted(position, GROUP_SIZE), [position], 100 + position) for position in range(9)]
     lots = deal([], held, quota=6, lots=3)
@@ -341,6 +321,7 @@ def test_the_lots_of_lost_engines_have_the_same_outcome(lost: tuple[int, ...]) -
         )
         return run.finish()[0]
 
-    assert outcome(*lost) == outcome()
-    assert sum(len(lot.completed) for lot in outcome(*lost)) == 6
-    assert sum(len(lot.left) for lot in outcome(*lost)) == 3
+    for lost in ((0,), (2,), (0, 1), (1, 2)):
+        assert outcome(*lost) == outcome()
+    assert sum(len(lot.completed) for lot in outcome()) == 6
+    assert sum(len(lot.left) for lot in outcome()) == 3
