@@ -240,19 +240,12 @@ def test_an_engine_that_shares_no_gpu_never_sleeps(machine: Machine, topology: s
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_damaged_checkpoint_leaves_the_policy_in_no_known_state(
-    topology: str, machine: Machine, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_leaves_an_unknown_policy(topology: str, machine: Machine, tmp_path: Path) -> None:
     roles = started(settings(topology, ranks=2))
     machine.results["policy-1 load_checkpoint"] = "__1_0.distcp is corrupt"
-    assert roles.load_checkpoint(tmp_path, 2) == "__1_0.distcp is corrupt"
-    assert roles.policy_at is None
+    assert (roles.load_checkpoint(tmp_path, 2), roles.policy_at) == ("__1_0.distcp is corrupt", None)
     machine.results.clear()
-    assert roles.load_checkpoint(tmp_path, 2) is None
-    assert roles.policy_at == 2
-
-
-# --- engines of several processes ---
+    assert (roles.load_checkpoint(tmp_path, 2), roles.policy_at) == (None, 2)
 
 
 def starts(processes: list[Process]) -> list[tuple[Any, ...]]:
@@ -260,27 +253,24 @@ def starts(processes: list[Process]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_processes_of_an_engine_meet_at_a_port_of_its_first(machine: Machine, topology: str) -> None:
-    started(settings(topology, engines=4, size=2))
-    first, second = ("serve_store of rollout-0",), ("serve_store of rollout-2",)
-    assert starts(machine.started) == [first, first, second, second]
-
-
 @pytest.mark.parametrize(
     ("size", "lost", "replaced"), [(1, 2, [2]), (2, 0, [0, 1]), (2, 3, [2, 3]), (4, 2, [0, 1, 2, 3])]
 )
 def test_a_lost_process_is_replaced_with_those_of_its_engine(
-    size: int, lost: int, replaced: list[int], machine: Machine
+    size: int, lost: int, replaced: list[int], topology: str, machine: Machine
 ) -> None:
-    roles = started(settings("Disaggregated", engines=8, size=size))
+    roles = started(settings(topology, engines=8, size=size))
     before = list(machine.started)
+    firsts = [f"rollout-{rank // size * size}" for rank in range(8)]
+    ports = [(f"serve_store of {first}",) if size > 1 else () for first in firsts]
+    assert starts(before) == ports, "processes of an engine meet at a port of its first"
     calls = replacement(roles)(WorkerLost("died").of(f"rollout-{lost}"))
     names = [f"rollout-{rank}" for rank in replaced]
     assert [process.name for process in machine.killed] == names, "peers wait for the lost one in a collective"
     new = machine.started[len(before) :]
     assert list(calls) == [process.name for process in new] == names
     assert [process.received[0][1][0] for process in new] == replaced, "a rank is constructed as before"
-    assert starts(new) == [(f"serve_store of {names[0]}",) if size > 1 else ()] * size
+    assert starts(new) == [ports[rank] for rank in replaced]
     assert list(roles.engines.handles) == [f"rollout-{rank}" for rank in range(8)]
 
 
@@ -290,9 +280,6 @@ def replacement(roles: Any) -> Callable[[WorkerLost], dict[str, Any]]:
         1, [Prompt(0, [0], "")], 1, [0], [1.0], may_replace=allowed
     ).replacement
     return begin
-
-
-# --- engines whose pods are lost: the others continue, and the new ones join at a sync ---
 
 
 def in_pods(machine: Machine, ranks: int = 1) -> Any:
@@ -350,26 +337,22 @@ def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: M
 
 
 @pytest.mark.parametrize(
-    ("lost", "pods_lost", "ranks", "may_replace"),
+    ("lost", "failure", "pods_lost", "ranks", "replaced"),
     [
-        ({"rollout-1": WorkerLost("died")}, set(), 1, allowed),  # a process alone
-        ({"rollout-1": WorkerLost("died")}, {"worker-2"}, 2, allowed),  # the other rank waits in the sync
-        ({"rollout-1": WorkerLost("died")}, {"worker-2"}, 1, lambda _failure: False),
-        ({f"rollout-{n}": WorkerLost("died") for n in range(3)}, {"worker-1", "worker-2"}, 1, allowed),
-        ({"rollout-1": PhaseDeadlineExceeded("hangs")}, {"worker-2"}, 1, allowed),
+        ([1], WorkerLost, set(), 1, True),  # a process alone
+        ([1], WorkerLost, {"worker-2"}, 2, True),  # the other rank waits in the sync
+        ([1], WorkerLost, {"worker-2"}, 1, False),
+        ([0, 1, 2], WorkerLost, {"worker-1", "worker-2"}, 1, True),
+        ([1], PhaseDeadlineExceeded, {"worker-2"}, 1, True),
     ],
 )
 def test_otherwise_a_lost_engine_fails_the_sync(
-    lost: dict[str, TrainerError],
-    pods_lost: set[str],
-    ranks: int,
-    may_replace: Callable[[WorkerLost], bool],
-    machine: Machine,
+    lost: list[int], failure: type[TrainerError], pods_lost: set[str], ranks: int, replaced: bool, machine: Machine
 ) -> None:
     roles = in_pods(machine, ranks)
-    machine.lost_in_sync, machine.lost_meanwhile = lost, pods_lost
+    machine.lost_in_sync, machine.lost_meanwhile = {f"rollout-{n}": failure("") for n in lost}, pods_lost
     with pytest.raises(WorkerLost):
-        roles.sync(4, may_replace)
+        roles.sync(4, lambda _failure: replaced)
     assert roles.engines_at is None
 
 
@@ -404,7 +387,7 @@ def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, m
 
 
 @pytest.mark.parametrize(
-    ("failure", "pod_is_lost", "may_replace", "starts_again"),
+    ("failure", "pod_is_lost", "replaced", "starts_again"),
     [
         (WorkerLost, True, False, True),
         (WorkerLost, False, True, True),
@@ -413,12 +396,7 @@ def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, m
     ],
 )
 def test_an_engine_that_fails_in_its_new_pod_may_start_again(
-    failure: type[TrainerError],
-    pod_is_lost: bool,
-    may_replace: bool,
-    starts_again: bool,
-    without_engine_1: Any,
-    machine: Machine,
+    failure: Any, pod_is_lost: bool, replaced: bool, starts_again: bool, without_engine_1: Any, machine: Machine
 ) -> None:
     machine.lost.clear()
     machine.results["rollout-1 start"] = failure("while starting")
@@ -427,9 +405,9 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
     machine.lost = {"worker-2"} if pod_is_lost else set()
     if not starts_again:
         with pytest.raises(failure):
-            without_engine_1.sync(4, lambda _failure: may_replace)
+            without_engine_1.sync(4, lambda _failure: replaced)
         return
-    without_engine_1.sync(4, lambda _failure: may_replace)
+    without_engine_1.sync(4, lambda _failure: replaced)
     assert ("rollout-1" in machine.synced) is not pod_is_lost
     machine.lost.clear()
     without_engine_1.absent.start_returned()
