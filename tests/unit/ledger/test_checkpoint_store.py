@@ -51,7 +51,8 @@ def names(store: CheckpointStore) -> list[str]:
 def found(store: CheckpointStore, **search: Any) -> tuple[int | None, str]:
     """The step of the checkpoint that an attempt finds, and the problems of newer ones."""
     result = CheckpointStore(store.directory, store.keep).latest_valid(**search)
-    return result.checkpoint and result.checkpoint.step, "; ".join(result.problems)
+    step = result.checkpoint.step if result.checkpoint else None
+    return step, "; ".join(result.problems)
 
 
 def test_the_newest_checkpoints_are_kept_and_found_with_their_metadata(store: CheckpointStore) -> None:
@@ -197,7 +198,7 @@ def test_an_impossible_file_name_in_a_manifest_is_damage(tmp_path: Path, name: s
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path]
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
     mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"a full disk needs the right to mount a tmpfs: {mounted.stderr.strip()}")

@@ -136,7 +136,7 @@ while True:
 
 def test_a_confirmed_commit_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    command = [sys.executable, "-c", COMMIT_FOR_EVER, path]
+    command = [sys.executable, "-c", COMMIT_FOR_EVER, str(path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     while process.stdout.readline() != "20\n":

@@ -55,7 +55,7 @@ with OutputDirectory(Path(sys.argv[1])).open("first", {IDENTITY!r}):
 @pytest.fixture
 def other_run(output: OutputDirectory) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the directory."""
-    command = [sys.executable, "-c", HOLD, output.path]
+    command = [sys.executable, "-c", HOLD, str(output.path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stdout.readline() == "held\n"

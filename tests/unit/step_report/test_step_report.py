@@ -39,7 +39,8 @@ EVIDENCE = Evidence(time=NOW, attempt=1, role="policy", rank=0, step=2, phase="u
 def sample(**changes: int) -> MemorySample:
     """Has another number in each field of a report."""
     names = [field.name for field in fields(MemorySample) if str(field.type) == "int"]
-    return MemorySample(**{name: number for number, name in enumerate(names, start=1)} | changes)
+    numbers: dict[str, Any] = {name: number for number, name in enumerate(names, start=1)}
+    return MemorySample(**numbers | changes)
 
 
 def test_each_process_is_reported_with_the_phase_of_its_peaks() -> None:

@@ -147,12 +147,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def settings(topology: Any, device: Any = "cpu", ranks: int = 1, engines: int = 1, size: int = 1) -> RoleSettings:
-    sleep_level = 2 if device == "cuda" else 0
+def settings(
+    topology: Any, device: Any = "cpu", ranks: int = 1, engines: int = 1, size: int = 1, offload: bool = False
+) -> RoleSettings:
+    sleep_level: Any = 2 if device == "cuda" else 0
     rollout = RolloutConfig(
         Path("/model"), device, "bfloat16", 64, 8, 1 << 20, 8, sleep_level=sleep_level, tensor_parallel_size=size
     )
-    policy: Any = SimpleNamespace(device=device, memory=memory_plan(policy_offload=False), checkpoint_copy=None)
+    policy: Any = SimpleNamespace(device=device, memory=memory_plan(policy_offload=offload), checkpoint_copy=None)
     return RoleSettings(topology, ranks, engines, policy, rollout, {}, {}, Path("/out"), None)
 
 
@@ -179,9 +181,7 @@ def test_only_colocated_processes_share_gpus_and_bundles() -> None:
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_policy_and_its_engine_share_a_gpu_in_every_phase(machine: Machine, offload: bool, tmp_path: Path) -> None:
     gpu = machine.gpu = Gpu(cache=6 if offload else 4)
-    given = settings("Colocated", "cuda")
-    given.policy.memory = memory_plan(policy_offload=offload)
-    roles = started(given)
+    roles = started(settings("Colocated", "cuda", offload=offload))
     first_wait = next(wait for wait in machine.waits if wait.startswith("loading"))
     assert first_wait == "loading the policy" + ("" if offload else " and starting the engine"), "side by side"
     for step in (0, 1):

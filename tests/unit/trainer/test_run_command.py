@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,6 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path, capsys)
 
 
-# --- refused jobs ---
-
 WRONG_ARGUMENT = "rollout: {engineArgs: {enforce_eagerly: true}}"
 STALE = (
     "topology: Disaggregated",
@@ -87,81 +86,63 @@ STALE = (
 
 
 @pytest.mark.parametrize(
-    ("lines", "options", "said", "unsaid"),
+    ("lines", "said"),
     [
         (
             [WRONG_ARGUMENT],
-            {},
-            ["enforce_eagerly: is not an engine argument of the installed vLLM: did you mean enforce_eager? Logs:"],
-            "reading the model",
-        ),
-        ([WRONG_ARGUMENT], {"plot": True}, ["nothing to draw yet"], ""),
-        (
-            [WRONG_ARGUMENT, "queueName: gpus", "memory: {policyOffload: Enabled}"],
-            {"device": "cpu"},
-            [
-                "job.yaml:12: warning: spec.memory.policyOffload: has no effect without GPUs",
-                "job.yaml:11: note: spec.queueName: rljob run ignores it: it is for pods on a cluster",
-            ],
-            "",
+            "enforce_eagerly: is not an engine argument of the installed vLLM: did you mean enforce_eager? Logs:",
         ),
         (
-            ["rollout: {kvCacheDtype: Fp8}"],
-            {"device": "cpu"},
-            ["rollout.kvCacheDtype: expected Auto, because vLLM on the CPU has no 8-bit floating point"],
-            "reading the model",
+            [WRONG_ARGUMENT, "queueName: gpus"],
+            "job.yaml:11: note: spec.queueName: rljob run ignores it: it is for pods",
         ),
+        (
+            [WRONG_ARGUMENT, "memory: {policyOffload: Enabled}"],
+            "job.yaml:11: warning: spec.memory.policyOffload: has no effect without GPUs",
+        ),
+        (["rollout: {kvCacheDtype: Fp8}"], "rollout.kvCacheDtype: expected Auto, because vLLM on the CPU has no 8-bit"),
         (
             STALE,
-            {"device": "cpu"},
-            [
-                "algorithm.maxStaleness: expected at most 0, because fresh_only (task.reward) sets MAX_STALENESS = 0, "
-                "found 1; write algorithm: {maxStaleness: 0}, or change the task"
-            ],
-            "no/such/model",
+            "maxStaleness: expected at most 0, because fresh_only (task.reward) sets MAX_STALENESS = 0, found 1; "
+            "write algorithm: {maxStaleness: 0}, or change the task",
         ),
     ],
-    ids=["engine argument", "no plots", "ignored fields", "8 bits", "stale rollouts"],
+    ids=["engine argument", "field of a cluster", "field without effect", "8 bits", "stale rollouts"],
 )
 def test_a_job_that_cannot_run_is_refused_before_its_model_is_read(
-    lines: list[str],
-    options: dict[str, Any],
-    said: list[str],
-    unsaid: str,
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str], said: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "fresh_only.py").write_text("MAX_STALENESS = 0\ndef reward(answer, record):\n    return 0\n")
-    assert command(*lines, **options) is ExitCode.BAD_INPUT
-    assert not [words for words in said if words not in command.printed], command.printed
-    assert not unsaid or unsaid not in command.printed
+    assert command(*lines, device="cpu", plot=True) is ExitCode.BAD_INPUT
+    assert said in command.printed
+    assert not [words for words in ("reading the model", "no/such/model") if words in command.printed]
+    assert "nothing to draw yet" in command.printed
 
 
 @pytest.mark.parametrize(
-    ("lines", "options", "said"),
+    ("lines", "options", "plan", "said"),
     [
-        (["trainer: {image: trl:1}"], {}, ":10: spec.trainer: expected RLJob's own trainer, found another, which runs"),
-        ([], {"faults": ("Foo@update:1",)}, "--fault Foo"),
-        (["faultInjection: {enabled: true}"], {"faults": ("Foo@update:1",)}, "--fault Foo"),
-        ([], {"plan": "steps: 3\n"}, "found: Invalid JSON: expected"),
-        ([], {"plan": '{"kvCache": "4Gi"}'}, "found: emptyCache: Field required"),
-        ([], {"plot": True}, "--plot: expected the package matplotlib, found none"),
+        (
+            ["trainer: {image: trl:1}"],
+            {},
+            "",
+            ":10: spec.trainer: expected RLJob's own trainer, found another, which runs",
+        ),
+        ([], {"faults": ("Foo@update:1",)}, "", "--fault Foo"),
+        (["faultInjection: {enabled: true}"], {"faults": ("Foo@update:1",)}, "", "--fault Foo"),
+        ([], {}, "steps: 3\n", "found: Invalid JSON: expected"),
+        ([], {}, '{"kvCache": "4Gi"}', "found: emptyCache: Field required"),
+        ([], {"plot": True}, "", "--plot: expected the package matplotlib, found none"),
     ],
 )
 def test_an_invalid_command_leaves_no_output(
-    lines: list[str],
-    options: dict[str, Any],
-    said: str,
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str], options: Any, plan: str, said: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    if text := options.get("plan"):
-        (tmp_path / "plan.json").write_text(text)
-        options = {"plan": tmp_path / "plan.json"}
+    if plan:
+        options = {"plan": command.manifest.with_name("plan.json")}
+        options["plan"].write_text(plan)
     assert command(*lines, **options) is ExitCode.INVALID_MANIFEST
     assert said in command.printed
     assert (command.lines.out, command.lines.err.count("\n")) == ("", 1)
@@ -202,9 +183,7 @@ def test_an_unsupported_model_is_refused(
     [
         ("import sys\nsys.exit(2)\n", "it called sys.exit(2)"),
         ("raise KeyboardInterrupt\n", "KeyboardInterrupt; correct that module"),
-        ("def items():\n    raise KeyboardInterrupt\n", "raised KeyboardInterrupt"),
         ("def items():\n    raise ValueError('ab \\ud83d c')\n", "raised ValueError: ab \\ud83d c"),
-        ("def items():\n    return [{'prompt': '\\ud83d'}]\n", "found half of a character in '\\ud83d'"),
     ],
 )
 def test_whatever_the_task_raises_is_bad_input_with_a_summary(
@@ -218,8 +197,8 @@ def test_whatever_the_task_raises_is_bad_input_with_a_summary(
     assert message in command.printed
     summary = json.loads(command.output.summary.read_bytes())
     assert (summary["exit_code"], summary["status"]) == (84, "Failed")
-    assert message in summary["exit_reason"]
-    assert "run\\udcff/logs" in summary["exit_reason"]
+    assert message in command.exit_reason
+    assert "run\\udcff/logs" in command.exit_reason
 
 
 @pytest.mark.parametrize(
@@ -245,18 +224,18 @@ DISK = Disk(checkpoint_bytes=10 * GIB, checkpoints=3, model_bytes=2 * GIB, cache
 @pytest.mark.parametrize(
     ("free_gib", "kept", "last_step", "outcome"),
     [
-        (32, 0, 0, None),
+        (32, 0, 0, ""),
         (31, 0, 0, "3 more checkpoints 10.00 GiB each. Free some space, or lower checkpoint.keep (2)"),
-        (12, 2, 2, None),  # the one that is written before an old one is removed
+        (12, 2, 2, ""),  # the one that is written before an old one is removed
         (11, 0, 0, "the disk is full: "),
         (11, 2, 2, "the disk is full: "),
-        (12, 0, 7, None),
-        (2, 2, 8, None),  # only the model
+        (12, 0, 7, ""),
+        (2, 2, 8, ""),  # only the model
         (1, 2, 8, "the disk is full: "),
     ],
 )
 def test_free_disk_is_compared_with_the_files_to_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, kept: int, last_step: int, outcome: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gib: int, kept: int, last_step: int, outcome: str
 ) -> None:
     spec = {"model": {"uri": "random://qwen3"}, "task": {"name": "digits"}, "algorithm": {"steps": 8}}
     job = RLJobSpec.model_validate(spec | {"checkpoint": {"everySteps": 1, "keep": 2}})
@@ -264,17 +243,11 @@ def test_free_disk_is_compared_with_the_files_to_come(
     for step in range(kept):
         (directory.checkpoints / f"step-{step + 1:06d}").mkdir(parents=True)
     monkeypatch.setattr(free_disk, "free_bytes", lambda _path: free_gib * GIB)
+    full = outcome.startswith("the disk is full")
     told: list[str] = []
-    try:
+    with pytest.raises(OutputUnavailable, match=outcome) if full else nullcontext():
         free_disk.require_free_disk(job, DISK, directory, last_step, told.append)
-    except OutputUnavailable as error:
-        assert outcome == "the disk is full: "
-        told.append(str(error))
-    assert len(told) == (outcome is not None)
-    assert outcome is None or outcome in told[0]
-
-
-# --- restarts ---
+    assert [outcome in text for text in told] == [True] * bool(outcome and not full)
 
 
 @pytest.fixture
