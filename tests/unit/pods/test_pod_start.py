@@ -66,12 +66,7 @@ def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_controller_that_cannot_start_reports_it_to_the_kubelet(
-    spec: dict[str, Any],
-    variables: dict[str, str],
-    code: ExitCode,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spec: Any, variables: dict[str, str], code: ExitCode, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(path: Path) -> Any:
         if path.name == "unreadable":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,26 @@ ALL_DROPPED = {"grad_norm": 0.0, "dropped_tokens": 128.0}
 UNIFORM = {"grad_norm": 0.0, "uniform_groups": 1.0}
 
 
-def step(number: int, reward: float = 0.5, response: Any = None, **metrics: float) -> StepRecord:
-    changes = {} if response is None else {"response": response}
-    return step_record(number, reward, metrics=HEALTHY | metrics, **changes)
+def step(number: int, reward: float = 0.5, response: tuple[int, float] | None = None, **metrics: float) -> StepRecord:
+    """`response`: the longest one, in tokens, and the share of those that were cut."""
+    changes: dict[str, Any] = {"metrics": HEALTHY | metrics}
+    if response is not None:
+        most, clipped = response
+        changes["response"] = ResponseStatistics(mean_tokens=most, max_tokens=most, clipped_ratio=clipped)
+    return step_record(number, reward, **changes)
+
+
+def end_of(steps: Sequence[StepRecord], limit: int = 0, total: int = 60) -> str:
+    """The reason for which a run ends after `steps`; empty if it goes on. `limit`: of steps without learning."""
+    try:
+        require_learning(steps, max_steps_without_learning=limit, total_steps=total)
+    except BadInput as reason:
+        return str(reason)
+    return ""
 
 
 def run_of(*steps: dict[str, float], reward: float = 0.5) -> list[StepRecord]:
     return [step(number, reward, **metrics) for number, metrics in enumerate(steps, start=1)]
-
-
-def lengths(most: int, clipped: float) -> ResponseStatistics:
-    return ResponseStatistics(mean_tokens=most, max_tokens=most, clipped_ratio=clipped)
 
 
 @pytest.mark.parametrize(
@@ -53,31 +63,31 @@ def test_each_number_that_is_not_finite_is_found(metrics: dict[str, float], said
 
 
 @pytest.mark.parametrize(
-    ("most", "clipped", "may_end", "reasons"),
+    ("response", "may_end", "reasons"),
     [
-        (8, 0.25, True, []),
-        (8, 1.0, True, ["ResponsesTruncated"]),
-        (8, 1.0, False, []),
-        (0, 0.0, True, ["ResponsesEmpty"]),
-        (0, 0.5, True, ["ResponsesEmpty"]),
-        (1, 0.0, True, ["ResponsesEmpty"]),
-        (1, 0.5, True, []),
-        (1, 1.0, True, ["ResponsesTruncated"]),
-        (2, 0.0, True, []),
+        ((8, 0.25), True, []),
+        ((8, 1.0), True, ["ResponsesTruncated"]),
+        ((8, 1.0), False, []),
+        ((0, 0.0), True, ["ResponsesEmpty"]),
+        ((0, 0.5), True, ["ResponsesEmpty"]),
+        ((1, 0.0), True, ["ResponsesEmpty"]),
+        ((1, 0.5), True, []),
+        ((1, 1.0), True, ["ResponsesTruncated"]),
+        ((2, 0.0), True, []),
     ],
 )
-def test_responses_that_are_empty_or_never_end(most: int, clipped: float, may_end: bool, reasons: list[str]) -> None:
-    found = findings([step(1, response=lengths(most, clipped))], responses_may_end=may_end)
+def test_responses_that_are_empty_or_never_end(response: Any, may_end: bool, reasons: list[str]) -> None:
+    found = findings([step(1, response=response)], responses_may_end=may_end)
     assert [each.reason for each in found] == reasons
 
 
 def test_the_gravest_problem_of_a_step_comes_first() -> None:
-    found = findings([step(1, response=lengths(8, 1.0), **ALL_SKIPPED | UNIFORM)], responses_may_end=True)
+    found = findings([step(1, response=(8, 1.0), **ALL_SKIPPED | UNIFORM)], responses_may_end=True)
     assert [each.reason for each in found] == ["NumbersNotFinite", "RewardsEqual", "ResponsesTruncated"]
     solved = [*run_of(*[{}] * 6), step(7, 1.0, **UNIFORM)]
     for steps in ([], run_of({}), run_of(UNIFORM, {}), [step_record(1, metrics={})], solved):
         assert findings(steps, responses_may_end=True) == []
-        require_learning(steps, max_steps_without_learning=1, total_steps=9)
+        assert not end_of(steps, limit=1)
 
 
 def test_a_warning_is_repeated_at_growing_distances() -> None:
@@ -91,39 +101,31 @@ def test_a_warning_is_repeated_at_growing_distances() -> None:
 @pytest.mark.parametrize("lost", [ALL_SKIPPED, ALL_DROPPED, {"grad_norm": INF, "skipped_updates": 1.0}])
 def test_three_steps_in_a_row_without_a_finite_number_end_the_run(lost: dict[str, float]) -> None:
     for steps in (run_of({}, lost, lost), run_of(lost, lost, {}, lost, lost), run_of(lost, lost, lost, {})):
-        require_learning(steps, max_steps_without_learning=0, total_steps=60)
-    with pytest.raises(BadInput, match=r"found 3 steps in a row \(2 to 4\) that learned nothing: .*lower algorithm"):
-        require_learning(run_of({}, lost, lost, lost), max_steps_without_learning=0, total_steps=60)
+        assert not end_of(steps)
+    reason = end_of(run_of({}, lost, lost, lost))
+    assert "found 3 steps in a row (2 to 4) that learned nothing: " in reason
+    assert "lower algorithm" in reason
+    for steps in (run_of(lost), run_of(lost, lost)):
+        assert "learned nothing" in end_of(steps, total=len(steps)), "a short job without a finite step"
+    assert not end_of(run_of({}, lost), total=2)
     only_a_part = {"skipped_updates": 1.0, "dropped_tokens": 127.0, "loss": NAN}
-    require_learning(run_of(*[only_a_part] * 9), max_steps_without_learning=1, total_steps=60)
-
-
-@pytest.mark.parametrize("total", [1, 2])
-def test_a_short_job_does_not_succeed_if_no_step_was_finite(total: int) -> None:
-    with pytest.raises(BadInput, match="learned nothing"):
-        require_learning(run_of(*[ALL_SKIPPED] * total), max_steps_without_learning=0, total_steps=total)
-    require_learning(run_of({}, ALL_SKIPPED), max_steps_without_learning=0, total_steps=2)
+    assert not end_of(run_of(*[only_a_part] * 9), limit=1)
 
 
 def test_uniform_rewards_end_the_run_after_the_limit() -> None:
     steps = run_of({}, *[UNIFORM] * 50, reward=0.0)
-    require_learning(steps[:50], max_steps_without_learning=50, total_steps=99)
-    require_learning(steps, max_steps_without_learning=51, total_steps=99)
-    require_learning(steps, max_steps_without_learning=0, total_steps=99)
-    require_learning([*steps, step(52)], max_steps_without_learning=50, total_steps=99)
-    with pytest.raises(BadInput, match=r"found 50 steps in a row \(2 to 51\).*recovery\.maxStepsWithoutLearning, or 0"):
-        require_learning(steps, max_steps_without_learning=50, total_steps=99)
+    for going_on, limit in ((steps[:50], 50), (steps, 51), (steps, 0), ([*steps, step(52)], 50)):
+        assert not end_of(going_on, limit, total=99)
+    reason = end_of(steps, limit=50, total=99)
+    assert "found 50 steps in a row (2 to 51)" in reason
+    assert "recovery.maxStepsWithoutLearning, or 0" in reason
 
 
 @pytest.mark.parametrize(("reward", "ends"), [(1.0, False), (0.3, False), (0.2, True), (0.0, True), (NAN, True)])
 def test_a_task_that_is_solved_ends_no_run(reward: float, ends: bool) -> None:
     steps = [step(number, 0.1 * (number % 3)) for number in range(1, 6)]
     steps += [step(number, reward, **UNIFORM) for number in range(6, 10)]
-    if not ends:
-        require_learning(steps, max_steps_without_learning=4, total_steps=99)
-        return
-    with pytest.raises(BadInput, match="4 steps in a row"):
-        require_learning(steps, max_steps_without_learning=4, total_steps=99)
+    assert ("4 steps in a row" in end_of(steps, limit=4)) is bool(end_of(steps, limit=4)) is ends
 
 
 # --- in the loop ---
@@ -136,11 +138,10 @@ def test_weights_that_become_nan_end_the_run_also_across_attempts(tmp_path: Path
     with pytest.raises(WorkerLost):
         job.attempt(roles)
     assert "warning: step 2: metrics that are not finite: grad_norm" in job.printed
-    with pytest.raises(BadInput, match=r"found 3 steps in a row \(2 to 4\) that learned nothing"):
-        job.attempt(Measured(range(2, STEPS + 1), **LOST))
-    assert len(job.rewards) == 4
-    with pytest.raises(BadInput, match=r"found 4 steps in a row \(2 to 5\)"):
-        job.attempt(Measured(range(2, STEPS + 1), **LOST))
+    for found in (r"3 steps in a row \(2 to 4\)", r"4 steps in a row \(2 to 5\)"):
+        with pytest.raises(BadInput, match=f"found {found} that learned nothing"):
+            job.attempt(Measured(range(2, STEPS + 1), **LOST))
+    assert len(job.rewards) == 5
 
 
 def test_a_job_whose_last_steps_learned_nothing_exports_no_model(tmp_path: Path) -> None:
@@ -153,14 +154,12 @@ def test_a_job_whose_last_steps_learned_nothing_exports_no_model(tmp_path: Path)
 
 
 def test_a_replay_that_skips_an_update_is_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    lost = Measured([])
+    job, lost = Job(tmp_path), Measured([])
     lost.failures = {"generate 4": DEAD}
     with pytest.raises(WorkerLost):
         job.attempt(lost)
-    with pytest.raises(
-        BadInput, match=r"replay of step 3 to skip 0 updates .* found 1: the restored weights are damag"
-    ):
+    expected = r"replay of step 3 to skip 0 updates .* found 1: the restored weights are damag"
+    with pytest.raises(BadInput, match=expected):
         job.attempt(Measured([3], **LOST))
     assert len(job.rewards) == 3
 
