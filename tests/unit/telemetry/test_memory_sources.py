@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,53 +22,42 @@ STAT = "anon 3000000\nfile 900000\ninactive_file 1048576\nactive_file 7\n"
 EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
 
 
-def group(used: int, limit: str | int, **other: str) -> dict[str, str]:
-    return {"memory.current": f"{used}\n", "memory.max": f"{limit}\n", "memory.stat": STAT, **other}
+def group(folder: str, used: int, limit: str | int) -> dict[str, str]:
+    files = {"memory.current": f"{used}\n", "memory.max": f"{limit}\n", "memory.stat": STAT}
+    return {f"{folder}{name}": text for name, text in files.items()}
+
+
+VERSION_1 = {  # The container sees its own cgroup as the root.
+    "memory/memory.usage_in_bytes": f"{GIB}",
+    "memory/memory.limit_in_bytes": f"{2 * GIB}",
+    "memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {MIB}\n",
+    "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+}
 
 
 @pytest.mark.parametrize(
-    ("paths", "groups", "expected"),
+    ("paths", "files", "expected"),
     [
         (
-            {"": "/kubepods/pod1/main"},
-            {"kubepods/pod1/main": group(3 * GIB, 4 * GIB, **{"memory.events": EVENTS})},
+            {"": "/pod/a"},
+            group("pod/a/", 3 * GIB, 4 * GIB) | {"pod/a/memory.events": EVENTS},
             (3 * GIB - MIB, 4 * GIB, 2),
         ),
-        (
-            {"": "/pod/main"},
-            {"pod/main": group(GIB, "max"), "pod": {"memory.max": f"{2 * GIB}"}},
-            (GIB - MIB, 2 * GIB, 0),
-        ),
-        (
-            {"": "/", "memory": "/docker/abc"},
-            {
-                "memory": {  # The container sees its own cgroup as the root.
-                    "memory.usage_in_bytes": f"{GIB}",
-                    "memory.limit_in_bytes": f"{2 * GIB}",
-                    "memory.stat": f"inactive_file 7\ntotal_inactive_file {MIB}\n",
-                    "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
-                }
-            },
-            (GIB - MIB, 2 * GIB, 1),
-        ),
-        ({"": "/"}, {"": group(GIB, "max")}, (5 * GIB, 64 * GIB, 0)),
-        ({"": "/"}, {"": group(GIB, 9223372036854771712)}, (5 * GIB, 64 * GIB, 0)),
+        ({"": "/pod/a"}, group("pod/a/", GIB, "max") | {"pod/memory.max": f"{2 * GIB}"}, (GIB - MIB, 2 * GIB, 0)),
+        ({"": "/", "memory": "/docker/abc"}, VERSION_1, (GIB - MIB, 2 * GIB, 1)),
+        ({"": "/"}, group("", GIB, "max"), (5 * GIB, 64 * GIB, 0)),
+        ({"": "/"}, group("", GIB, 9223372036854771712), (5 * GIB, 64 * GIB, 0)),
         ({}, {}, (5 * GIB, 64 * GIB, 0)),
     ],
     ids=["version 2", "limit of a parent", "version 1", "no limit", "a limit above the machine's", "no cgroup"],
 )
 def test_working_set_limit_and_kills_are_those_of_the_cgroup(
-    paths: dict[str, str],
-    groups: dict[str, dict[str, str]],
-    expected: tuple[int, int, int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    paths: dict[str, str], files: dict[str, str], expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`paths`: of the process, by controller. Without a limit, the numbers are those of the machine."""
-    for folder, files in groups.items():
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (tmp_path / folder / name).write_text(text)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr(module, "_SYS", tmp_path)
     monkeypatch.setattr(module, "_cgroup_paths", lambda: paths)
     monkeypatch.setattr(module, "_machine", lambda: (5 * GIB, 64 * GIB))
@@ -99,9 +89,6 @@ def _growth_with_a_file(size_bytes: int) -> int:
             after = host_memory()
     assert after.shared_memory_bytes >= after.shared_memory_used_bytes
     return after.shared_memory_used_bytes - before.shared_memory_used_bytes
-
-
-# --- outside torch ---
 
 
 class NvmlError(Exception):

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.plan_change import Phase
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded
+from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines, innermost_frame, with_stacks
 from rljob_trainer.roles.time_limit import current_limit, time_limit
 from rljob_trainer.runtime.stop_request import StopNow, stop_on_signals
@@ -32,13 +34,13 @@ with stacks_written_after(float(sys.argv[1])):
 HANG = [sys.executable, "-c", HANGING]
 
 
-def deadlines(*seconds: float, floor: float = 600) -> PhaseDeadlines:
-    steps = [step_record(n).model_copy(update={"seconds": {"update": s}}) for n, s in enumerate(seconds, 1)]
-    return PhaseDeadlines(floor, steps)
+def steps(phase: Phase, *seconds: float) -> list[StepRecord]:
+    """Earlier steps, in which the phase took these times."""
+    return [step_record(number, seconds={phase: taken}) for number, taken in enumerate(seconds, start=1)]
 
 
 def test_the_first_run_of_a_phase_has_more_time_than_later_ones() -> None:
-    limits = deadlines()
+    limits = PhaseDeadlines(600, [])
     assert limits.limit_seconds("update") == 3600
     limits.done("update")
     assert limits.limit_seconds("update") == 600
@@ -46,46 +48,41 @@ def test_the_first_run_of_a_phase_has_more_time_than_later_ones() -> None:
     limits.forget()
     assert limits.limit_seconds("update") == 3600
     assert limits.limit_seconds(None) == 7200
-    with deadlines(floor=0).limited("update"):
+    with PhaseDeadlines(0, []).limited("update"):
         assert current_limit() is None, "0 disables the limits"
 
 
-def test_a_long_phase_has_ten_times_its_median() -> None:
-    limits = deadlines(90, 100, 4000)
-    limits.done("update")
-    assert limits.limit_seconds("update") == 1000
+WITH_OVERLAP = [step_record(n, seconds={"rollout": 1.0, "update": 900.0}) for n in (1, 2)]
+"""The recorded rollout is only the wait for the rest, but after a failure all are generated again."""
 
 
-def test_rollouts_that_overlap_an_update_have_time_for_all_of_them() -> None:
-    """The recorded phase is only the wait for the rest, but after a failure all are generated again."""
-    steps = [step_record(n).model_copy(update={"seconds": {"rollout": 1.0, "update": 900.0}}) for n in (1, 2)]
-    for limits, expected in (
-        (PhaseDeadlines(600, steps, overlaps=True), 9010),
-        (PhaseDeadlines(600, steps), 600),
-        (PhaseDeadlines(600, [], overlaps=True), 3600),  # the first step generates those of two
-    ):
-        limits.done("rollout")
-        assert limits.limit_seconds("rollout") == expected
-
-
-def test_checkpoints_are_limited_by_the_slowest_one() -> None:
-    limits = deadlines()
-    limits.done("checkpoint")
-    assert limits.limit_seconds("checkpoint") == 3600
-    slow = step_record(1).model_copy(update={"seconds": {"checkpoint": 900.0}})
-    assert PhaseDeadlines(600, [slow, step_record(2)]).limit_seconds("checkpoint") == 9000
+@pytest.mark.parametrize(
+    ("earlier", "phase", "overlaps", "seconds"),
+    [
+        (steps("update", 90, 100, 4000), "update", False, 1000),  # ten times the median
+        (WITH_OVERLAP, "rollout", True, 9010),
+        (WITH_OVERLAP, "rollout", False, 600),
+        ([], "rollout", True, 3600),  # the first step generates those of two
+        ([], "checkpoint", False, 3600),
+        (steps("checkpoint", 900, 0), "checkpoint", False, 9000),  # ten times the slowest one
+    ],
+)
+def test_a_phase_has_ten_times_as_long_as_before(
+    earlier: list[StepRecord], phase: Phase, overlaps: bool, seconds: float
+) -> None:
+    limits = PhaseDeadlines(600, earlier, overlaps=overlaps)
+    limits.done(phase)
+    assert limits.limit_seconds(phase) == seconds
 
 
 def test_an_inner_limit_replaces_the_outer_one() -> None:
-    def seconds() -> float | None:
-        limit = current_limit()
-        return None if limit is None else limit.seconds
-
+    seen = []
     with time_limit(100):
         with time_limit(5):
-            assert seconds() == 5
-        assert seconds() == 100
-    assert seconds() is None
+            seen.append(current_limit())
+        seen.append(current_limit())
+    seen.append(current_limit())
+    assert [limit and limit.seconds for limit in seen] == [5, 100, None]
 
 
 def test_stacks_are_written_though_native_code_holds_the_lock(tmp_path: Path) -> None:
@@ -127,9 +124,6 @@ def test_a_process_without_stacks_is_named_all_the_same(content: str | None, tmp
     failure = PhaseDeadlineExceeded("rollout-0 did not finish generating").of("rollout-0")
     explained = with_stacks(failure, tmp_path, ["rollout-0"], 1, "rollout")
     assert str(explained) == "rollout-0 did not finish generating; it has written no stack"
-
-
-# --- requests to stop ---
 
 
 def test_a_signal_lets_the_step_finish_and_a_second_one_stops_at_once() -> None:
