@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -21,29 +19,15 @@ from rljob_trainer.ledger.records import fault_records
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.roles import faults
 from rljob_trainer.roles.actor import known_failure
-from rljob_trainer.roles.faults import INJECTED, InjectedFault, target_role
-
-
-@dataclass
-class Processes:
-    role: str
-    loading: dict[str, object] = field(default_factory=dict)
-    methods: list[str] = field(default_factory=list)
-    """Calls in which a fault was injected."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def inject(self, _rank: int, fault: InjectedFault) -> None:
-        self.methods.append(fault.method)
+from rljob_trainer.roles.faults import INJECTED, InjectedFault
+from tests.unit.trainer.simulated_roles import SimulatedRoles
 
 
 class Attempts:
     """Attempts of a job with these faults."""
 
     def __init__(self, directory: Path, *faults: str) -> None:
-        self.policy, self.engines = Processes("policy"), Processes("rollout")
-        self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+        self.roles = SimulatedRoles({})
         self._faults = [Fault.parse(fault) for fault in faults]
         self._ledger = directory / "ledger.jsonl"
 
@@ -51,7 +35,12 @@ class Attempts:
     def begin(self) -> Iterator[FaultSchedule]:
         with Ledger(self._ledger) as ledger:
             ledger.begin_attempt(0.0, {}, {}, {})
-            yield FaultSchedule(self._faults, ledger, cast(Any, self), lambda _text: None)
+            yield FaultSchedule(self._faults, ledger, cast(Any, self.roles), lambda _text: None)
+
+    @property
+    def injected(self) -> tuple[list[str], list[str]]:
+        """The calls of the policy and of the engine that fail."""
+        return self.roles.policy.faults, self.roles.engines.faults
 
 
 def test_a_fault_is_injected_from_its_step_on_as_often_as_requested(tmp_path: Path) -> None:
@@ -60,8 +49,7 @@ def test_a_fault_is_injected_from_its_step_on_as_often_as_requested(tmp_path: Pa
         with job.begin() as faults:
             for step in steps:
                 faults.inject(step, "update")
-        assert job.policy.methods == ["update"] * injected, "also across attempts"
-    assert job.engines.methods == []
+        assert job.injected == (["update"] * injected, []), "also across attempts"
 
 
 def test_faults_that_are_due_together_are_injected_one_after_the_other(tmp_path: Path) -> None:
@@ -69,34 +57,39 @@ def test_faults_that_are_due_together_are_injected_one_after_the_other(tmp_path:
     with job.begin() as faults:
         for count in (1, 2, 2):
             faults.inject(3, "update")
-            assert len(job.policy.methods) == len(fault_records(faults.ledger.records)) == count
+            assert len(job.injected[0]) == len(fault_records(faults.ledger.records)) == count
 
 
 def test_a_checkpoints_fault_waits_for_a_checkpoint(tmp_path: Path) -> None:
     job = Attempts(tmp_path, "ActivationSpike@checkpoint:3")
     with job.begin() as faults:
         faults.inject(4, "checkpoint")
-        assert job.policy.methods == []
+        assert job.injected == ([], [])
         faults.inject_into_checkpoint(4)
-    assert job.policy.methods == ["start_checkpoint"]
+    assert job.injected == (["start_checkpoint"], [])
 
 
 def test_nothing_fails_at_a_start_that_is_over(tmp_path: Path) -> None:
-    job = Attempts(tmp_path, "ActivationSpike@load:1", "KVCacheOversized@load:1")
-    job.policy.loading = {"policy-0": object()}
+    job = Attempts(tmp_path, "ActivationSpike@load:1", "KVCacheOversized@load:1", "WorkerLost@rollout:1")
+    job.roles.policy.loading = {"policy-0": object()}
     with job.begin() as faults:
         faults.inject(1, None)
-    assert (job.policy.methods, job.engines.methods) == ([], ["start"])
+        assert job.injected == ([], ["start"]), "in the role whose memory it is"
+        faults.inject(1, "rollout")
+    assert job.injected == ([], ["start", "generate_for_step"])
 
 
 @pytest.mark.parametrize(
     "text", ["Nonsense@update:1", "WorkerLost@dinner:1", "WorkerLost@update", "WorkerLost@update:0"]
 )
-def test_an_unknown_fault_is_refused(text: str) -> None:
+def test_an_unknown_or_forbidden_fault_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|Input should"):
         Fault.parse(text)
     with pytest.raises(ValidationError, match="write enabled: true"):
         FaultInjection(faults=[Fault.parse("WorkerLost@update:1")])
+
+
+# --- in the process ---
 
 
 class FailingRole:
@@ -122,15 +115,6 @@ def test_on_a_cpu_a_fault_has_torchs_message_and_is_marked_as_injected(fault_cla
     assert INJECTED in str(raised.value)
     assert role.phases == [phase], "as it would be where the phase fails by itself"
     assert type(known_failure(raised.value)).__name__ == "DeviceOutOfMemory"
-
-
-def test_each_fault_happens_in_the_role_whose_memory_it_is() -> None:
-    faults = {
-        "KVCacheOversized@load:1": "rollout",
-        "ActivationSpike@load:1": "policy",
-        "WorkerLost@rollout:1": "rollout",
-    }
-    assert {fault: target_role(Fault.parse(fault)) for fault in faults} == faults
 
 
 def test_host_memory_is_filled_only_below_a_container_limit(monkeypatch: pytest.MonkeyPatch) -> None:
