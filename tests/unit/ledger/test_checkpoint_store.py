@@ -151,6 +151,32 @@ def test_a_kill_at_any_change_of_files_keeps_the_newest_checkpoint(
     assert set(names(store)) <= {"step-000010", "step-000020", "step-000030"}
 
 
+def test_files_are_on_disk_before_they_get_their_names(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure, which no test can cause, loses what is written and not synchronized."""
+    fsync, rename, replace = os.fsync, Path.rename, Path.replace
+    on_disk: set[Path] = set()
+    named: list[str] = []
+
+    def synchronize(descriptor: int) -> None:
+        on_disk.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def name_only_what_is_on_disk(change: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def named_if_on_disk(path: Path, target: Path) -> Path:
+            files = [path, *path.rglob("*")] if path.is_dir() else [path]
+            assert on_disk.issuperset(files)
+            named.append(target.name)
+            return change(path, target)
+
+        return named_if_on_disk
+
+    monkeypatch.setattr(os, "fsync", synchronize)
+    monkeypatch.setattr(Path, "rename", name_only_what_is_on_disk(rename))
+    monkeypatch.setattr(Path, "replace", name_only_what_is_on_disk(replace))
+    write_checkpoint(store, 10)
+    assert named == ["checkpoint.json", "step-000010"]
+
+
 def test_checksums_of_the_writers_are_used_without_reading_their_files(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_windows_do_not_overlap(means: list[float], expected: tuple[float | None
         (LINEAR, 0.1, "rose"),
         (LINEAR[::-1], 0.1, "fell"),
         ([0.1] * 7, 0.0, "stayed"),
+        ([0.0, 0.0], 0.0, "stayed"),
         ([0.25] * 5 + [0.5] * 5, 0.0, "rose"),
         ([0.171, 0.288, 0.240, 0.248], 0.1, "stayed"),
         ([0.03, 0.13, 0.00], 0.1, "stayed"),

@@ -46,7 +46,15 @@ from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Reward, ScoringHere
 from rljob_trainer.tasks.task import Task
-from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedGeneration, SimulatedRoles
+from tests.unit.trainer.simulated_roles import (
+    DEAD,
+    HALFWAY,
+    START,
+    WHOLE,
+    SimulatedGeneration,
+    SimulatedRoles,
+    out_of_memory,
+)
 
 STEPS = 6
 GIB = 1 << 30
@@ -371,7 +379,7 @@ def test_only_steps_whose_weights_are_lost_are_replayed(
 
 
 @pytest.mark.parametrize(
-    ("lost_at", "damaged", "begun_at"), [(6, {4}, 2), (4, {2}, 0)], ids=["an earlier one", "the initial weights"]
+    ("lost_at", "damaged", "begun_at"), [(6, {4}, 2), (5, {2}, 0)], ids=["an earlier one", "the initial weights"]
 )
 def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     tmp_path: Path, lost_at: int, damaged: set[int], begun_at: int
@@ -526,3 +534,16 @@ def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path)
     assert "EngineNotAsleep" in printed
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.steps[0].metrics["asleep_engine_bytes"] == 7 * GIB
+
+
+def test_rollouts_that_ended_engines_have_begun_are_begun_again(tmp_path: Path) -> None:
+    class EngineFails(SimulatedRoles):
+        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+            if batch.step == 3 and not self.engines_ended:  # they have begun step 4
+                raise out_of_memory("rollout-0")
+            return super().update(batch)
+
+    job, whole = Job(tmp_path, staleness=1), undisturbed(tmp_path / "whole", staleness=1)
+    roles, _, _ = job.attempt(EngineFails({}))
+    assert roles.engines_ended == 1
+    assert (job.model, job.rewards) == (whole.model, whole.rewards)
