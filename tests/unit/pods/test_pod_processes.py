@@ -66,7 +66,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
         ("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL, ""),
     ],
 )
-def test_it_exits_as_its_program_and_reports_a_controller_without_a_message(
+def test_it_exits_as_its_program_and_reports_a_silent_exit(
     program: str, exit_code: int, expected: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "termination-log"

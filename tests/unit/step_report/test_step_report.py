@@ -59,7 +59,7 @@ def test_of_too_many_processes_those_with_least_memory_are_reported() -> None:
     assert {entry.rank for entry in reported} == set(range(50, MAX_RANKS_REPORTED + 50))
 
 
-def test_a_reward_that_is_no_number_is_omitted_and_an_absent_phase_took_no_time() -> None:
+def test_a_missing_reward_is_omitted_and_an_absent_phase_took_no_time() -> None:
     assert reward_of(step_record(1, reward=0.25)) == 0.25
     assert reward_of(step_record(1, reward=float("nan"))) is None
     seconds = seconds_of(step_record(1))

@@ -63,7 +63,7 @@ def generated(lot: Lot, lengths: Mapping[int, int], version: int = 3) -> LotResu
     return generate_lot(lot, MAX_TOKENS, version, Engine(lengths))
 
 
-def test_the_longest_responses_are_left_and_completed_first_in_the_next_step() -> None:
+def test_the_longest_responses_are_left_and_completed_first_next_time() -> None:
     [lot] = deal([], new(0, 1, 2, 3), quota=3, lots=1)
     result = generated(lot, {0: 5, 1: 64, 2: 17, 3: 3}, version=3)
     assert positions(result.completed) == [0, 2, 3]
@@ -76,7 +76,7 @@ def test_the_longest_responses_are_left_and_completed_first_in_the_next_step() -
     assert result.left[0].is_complete(MAX_TOKENS), "what ends meanwhile waits for the next step"
 
 
-def test_of_groups_that_end_together_the_first_is_taken_and_the_other_needs_no_more() -> None:
+def test_of_groups_that_end_together_the_first_is_taken() -> None:
     [lot] = deal([], new(4, 5), quota=1, lots=1)
     result = generated(lot, {4: 8, 5: 1})
     assert (positions(result.completed), positions(result.left)) == ([4], [5])
