@@ -24,7 +24,7 @@ ALL_DROPPED = {"grad_norm": 0.0, "dropped_tokens": 128.0}
 UNIFORM = {"grad_norm": 0.0, "uniform_groups": 1.0}
 
 
-def step(number: int, reward: float = 0.5, response: tuple[int, float] | None = None, **metrics: float) -> StepRecord:
+def step(number: int, reward: float = 0.5, response: Any = None, **metrics: float) -> StepRecord:
     """`response`: the longest one, in tokens, and the share of those that were cut."""
     changes: dict[str, Any] = {"metrics": HEALTHY | metrics}
     if response is not None:
