@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import OutputUnavailable
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.durable_files import write_atomically
+from rljob_client.run_directory.ledger import Ledger
 from rljob_trainer.ledger.checkpoint_manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -25,9 +27,7 @@ from rljob_trainer.ledger.checkpoint_manifest import (
     share_of_reader,
 )
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
-from rljob_trainer.ledger.durable_files import write_atomically
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.ledger.ledger import Ledger
 from tests.unit.ledger.samples import rollout_batch, step_record
 
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import Ledger, read_ledger
+from rljob_client.run_directory.records import RestoreRecord, step_records
 from rljob_testing.repository import ROOT
-from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.ledger.ledger import Ledger, read_ledger
-from rljob_trainer.ledger.records import RestoreRecord, step_records
 from tests.unit.ledger.samples import rollout_batch, step_record, write_ledger
 
 
@@ -125,7 +125,7 @@ def test_a_record_is_on_disk_before_commit_returns(tmp_path: Path, monkeypatch: 
 COMMIT_FOR_EVER = """
 import sys
 from pathlib import Path
-from rljob_trainer.ledger.ledger import Ledger
+from rljob_client.run_directory.ledger import Ledger
 from tests.unit.ledger.samples import step_record
 ledger = Ledger(Path(sys.argv[1]))
 while True:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJob
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import Ledger
 from rljob_testing.patience import PATIENCE_SECONDS
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, identity
 from tests.unit.ledger.samples import step_record

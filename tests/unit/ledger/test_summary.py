@@ -8,9 +8,9 @@ import math
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_trainer.ledger.records import AttemptRecord, LedgerRecord, RestoreRecord, RewardStatistics
-from rljob_trainer.ledger.reward_trend import RewardTrend, reward_text, reward_trend
-from rljob_trainer.ledger.summary import PeakMemory, Summary, summarize
+from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord, RewardStatistics
+from rljob_client.run_directory.reward_trend import RewardTrend, reward_text, reward_trend
+from rljob_client.run_directory.summary import PeakMemory, Summary, summarize
 from tests.unit.ledger.samples import GIB, plan_change_record, step_record
 
 

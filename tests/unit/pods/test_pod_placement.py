@@ -11,8 +11,9 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.roles import PolicySpec
+from rljob_client.errors import BadInput, RunError
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, SharedMemoryExhausted, TrainerError, WorkerLost
+from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
 from rljob_trainer.hardware import Machine
 from rljob_trainer.pods import pod_placement
 from rljob_trainer.pods.environment import ControllerEnvironment
@@ -175,9 +176,9 @@ def test_settings_of_all_ranks_hold_in_every_worker() -> None:
 
 
 def test_a_pod_that_sees_fewer_gpus_than_it_asked_for_is_named() -> None:
-    with pytest.raises(TrainerError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1; check the driver"):
+    with pytest.raises(RunError, match=r"expected 2 GPUs in pod digits-policy-1 .*, found 1; check the driver"):
         hosts(policy(2, gpus=2), worker(2), worker(1))
-    with pytest.raises(TrainerError, match=r"2 GPUs in pod digits-rollout-1 \(rollout\.gpusPerReplica\), found 1"):
+    with pytest.raises(RunError, match=r"2 GPUs in pod digits-rollout-1 \(rollout\.gpusPerReplica\), found 1"):
         hosts(policy(), worker(1), worker(2), worker(1), **APART)
 
 

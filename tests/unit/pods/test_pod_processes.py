@@ -82,7 +82,7 @@ def test_it_exits_as_its_program_and_reports_a_silent_exit(
 def test_a_pod_deleted_during_its_imports_exits(command: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_IMPORTS_WHEN_TOLD)
     process = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "rljob_trainer", command],
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "rljob_client", command],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,

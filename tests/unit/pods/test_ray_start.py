@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import ray
 
+from rljob_client.errors import BadInput, RunError
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
-from rljob_trainer.errors import BadInput, TrainerError, WorkerLost
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
 from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles import ray_driver
@@ -72,7 +73,7 @@ def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Pa
 def test_a_failed_start_shows_the_last_output_of_ray(tmp_path: Path) -> None:
     log = tmp_path / "ray-start.log"
     log.write_text("INFO Local node IP: 10.0.0.2\nConnectionError: token is wrong\n")
-    with pytest.raises(TrainerError, match=r"exit code 1\): ConnectionError: token is wrong .*ray-start\.log"):
+    with pytest.raises(RunError, match=r"exit code 1\): ConnectionError: token is wrong .*ray-start\.log"):
         require_started(1, log)
     require_started(0, log)
     with pytest.raises(WorkerLost):

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import OutputUnavailable
 from rljob_trainer.telemetry.allocator import sample_of_stats
 from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, reset_peaks, sample_memory
-from rljob_trainer.telemetry.memory_logs import logged_samples
 
 MIB = 1 << 20
 

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rljob_api.plan_change import Role
+from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import DeviceOutOfMemory, TrainerError, WorkerLost
+from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
@@ -32,7 +33,7 @@ class OutOfMemoryError(RuntimeError):
     """Named like torch's."""
 
 
-def out_of_memory(actor: str, message: str = OUT_OF_MEMORY) -> TrainerError:
+def out_of_memory(actor: str, message: str = OUT_OF_MEMORY) -> RunError:
     """The failure of a process, as the controller receives it."""
     known = known_failure(OutOfMemoryError(message))
     assert isinstance(known, DeviceOutOfMemory)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rljob_client.cli import app
 from rljob_testing.patience import PATIENCE_SECONDS
-from rljob_trainer.cli import app
 
 
 def invoked(*arguments: str, exit_code: int = 0) -> str:
@@ -38,7 +38,7 @@ def test_neither_the_locale_nor_the_working_directory_changes_a_command(locale: 
     (tmp_path / "numbers.py").write_text("raise SystemError('it shadows another module')\n", encoding="utf-8")
     (tmp_path / "jöb.yaml").write_text("apiVersion: rljob.dev/v1alpha1\nkind: Jöb\n", encoding="utf-8")
     variables = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "rljob_trainer", "validate", "--schema-only", "jöb.yaml", "-"]
+    command = [sys.executable, "-m", "rljob_client", "validate", "--schema-only", "jöb.yaml", "-"]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | variables, input=b"kind: J\xf6b", capture_output=True, check=False
     )
@@ -52,7 +52,7 @@ def test_neither_the_locale_nor_the_working_directory_changes_a_command(locale: 
 def test_a_locale_without_a_character_of_the_output_prints_it_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.batch.\n")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "rljob_trainer", "diagnose", str(tmp_path)]
+    command = [sys.executable, "-m", "rljob_client", "diagnose", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=True)
     assert "Raise the limit of host memory" in done.stdout.decode("utf-8")
 
@@ -60,7 +60,7 @@ def test_a_locale_without_a_character_of_the_output_prints_it_all_the_same(tmp_p
 def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m rljob_trainer --version"
+    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m rljob_client --version"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "expected a working directory, found none" in done.stderr

@@ -21,15 +21,16 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import TrainingWarning
+from rljob_client.errors import BadInput
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.errors import BadInput, DeviceOutOfMemory, HostOutOfMemory, WorkerLost
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule

@@ -16,15 +16,9 @@ from ray.exceptions import ObjectLostError, RayTaskError
 
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import Evidence
+from rljob_client.errors import BadInput, RunError
 from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
-from rljob_trainer.errors import (
-    BadInput,
-    DeviceOutOfMemory,
-    HostOutOfMemory,
-    SharedMemoryExhausted,
-    TrainerError,
-    WorkerLost,
-)
+from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
 from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
@@ -41,7 +35,7 @@ from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY, OutOfMemoryError, 
 GIB = 1 << 30
 
 
-def raised_in(file: str, function: str) -> TrainerError:
+def raised_in(file: str, function: str) -> RunError:
     """Failure of a process, with an exception from a function of a library."""
     namespace: dict[str, Any] = {}
     exec(compile(f"def {function}(error):\n    raise error", file, "exec"), namespace)
@@ -52,7 +46,7 @@ def raised_in(file: str, function: str) -> TrainerError:
     return known.of("policy-0")
 
 
-def gathered(failure: TrainerError, directory: Path, phase: Phase | None = "update", step: int = 7) -> Evidence:
+def gathered(failure: RunError, directory: Path, phase: Phase | None = "update", step: int = 7) -> Evidence:
     evidence = gather_evidence(failure, directory, attempt=2, step=step, phase=phase, plan=None)
     assert evidence is not None
     return evidence
@@ -94,7 +88,7 @@ def test_the_memory_of_an_injected_failure_is_not_freed_by_a_change(tmp_path: Pa
     ],
 )
 def test_without_an_exception_the_error_names_the_memory(
-    error: TrainerError, role: str, cause: str, tmp_path: Path
+    error: RunError, role: str, cause: str, tmp_path: Path
 ) -> None:
     evidence = gathered(error, tmp_path, phase=None)
     assert (evidence.role, evidence.rank, evidence.phase) == (role, 0, None)
@@ -207,8 +201,8 @@ def raised(
     kind: str = "IndexError while generating",
     actor: str = "rollout-0",
     said: str = "first",
-    failure: type[TrainerError] = TrainerError,
-) -> TrainerError:
+    failure: type[RunError] = RunError,
+) -> RunError:
     raised = failure(f"{actor} failed while generating: {said}").of(actor)
     raised.raised = kind
     return raised
@@ -226,7 +220,7 @@ def raised(
     ],
 )
 def test_the_same_exception_at_the_same_step_is_not_restarted_again(
-    tmp_path: Path, first: TrainerError, second: TrainerError, step: int, repeats: bool
+    tmp_path: Path, first: RunError, second: RunError, step: int, repeats: bool
 ) -> None:
     record = tmp_path / "failure.json"
     record.write_bytes(b"[1")  # a damaged record counts as none
@@ -242,16 +236,16 @@ def test_the_same_exception_at_the_same_step_is_not_restarted_again(
 @pytest.mark.parametrize(
     ("failure", "kind", "message", "repeats"),
     [
-        (IndexError("out of range"), TrainerError, "IndexError: out of range", "IndexError while generating"),
-        (RuntimeError("head_dim=16"), TrainerError, "head_dim=16", "RuntimeError while generating: head_dim=16"),
-        (RuntimeError("CUDA error"), TrainerError, "CUDA error", None),
+        (IndexError("out of range"), RunError, "IndexError: out of range", "IndexError while generating"),
+        (RuntimeError("head_dim=16"), RunError, "head_dim=16", "RuntimeError while generating: head_dim=16"),
+        (RuntimeError("CUDA error"), RunError, "CUDA error", None),
         (raised("ValueError", failure=BadInput), BadInput, "^rollout-0 failed while generating: rollout", "ValueError"),
         # Ray keeps a large result in the memory of the actor's node, and reports the call as complete.
         (ObjectLostError("00", None, ""), WorkerLost, "rollout-0 died while generating", None),
     ],
 )
 def test_the_error_of_a_call_names_its_role_and_what_may_repeat(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception, kind: type[TrainerError], message: str, repeats: str | None
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, kind: type[RunError], message: str, repeats: str | None
 ) -> None:
     def get(_reference: object) -> NoReturn:
         raise failure if isinstance(failure, ObjectLostError) else RayTaskError("call", "traceback", failure)
@@ -275,7 +269,7 @@ def test_a_kill_by_the_kernel_explains_one_lost_process() -> None:
     kills = KernelKills(lambda: counts.pop(0) if len(counts) > 1 else counts[0])
     roles = cast(Any, SimpleNamespace(construct=lost))
     for kind, message in ((WorkerLost, "died while starting"), (HostOutOfMemory, "OOMKilled")):
-        with pytest.raises(TrainerError, match=message) as raised:
+        with pytest.raises(RunError, match=message) as raised:
             _construct(roles, PhaseDeadlines(600, []), kills)
         assert (type(raised.value), raised.value.actor) == (kind, "rollout-0")
     assert kills.any_new
@@ -309,7 +303,7 @@ def test_the_first_start_of_the_processes_has_a_deadline_too() -> None:
     ],
 )
 def test_a_role_is_dead_if_its_processes_or_its_weights_are_lost(
-    failure: type[TrainerError], actor: str | None, phase: Phase | None, policy_at: int | None, expected: set[Role]
+    failure: type[RunError], actor: str | None, phase: Phase | None, policy_at: int | None, expected: set[Role]
 ) -> None:
     roles = SimulatedRoles({})
     if phase is not None:  # else it failed while loading

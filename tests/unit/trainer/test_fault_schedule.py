@@ -12,10 +12,10 @@ import torch
 from pydantic import ValidationError
 
 from rljob_api.fault_injection import Fault, FaultInjection
+from rljob_client.errors import BadInput
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import fault_records
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import BadInput
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import fault_records
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.roles import faults
 from rljob_trainer.roles.actor import known_failure

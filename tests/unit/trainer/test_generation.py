@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
 from rljob_testing.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
-from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles import generation
 from rljob_trainer.roles.work_queue import WorkQueue
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, Segment, deal, generate_lot, unstarted
@@ -87,7 +88,7 @@ class SimulatedEngine:
     """A process of an engine. Each of its calls completes one of its groups, when its result is taken."""
 
     name: str
-    fails: list[TrainerError] = field(default_factory=list)
+    fails: list[RunError] = field(default_factory=list)
     fails_after: int = 0
     """Calls that succeed before."""
     is_first: bool = True
@@ -212,7 +213,7 @@ EXPECTED = [f"{index}/{100 + index}/{member}" for index in range(PROMPTS) for me
 
 
 def engines(
-    *lost: int, count: int = 3, failure: type[TrainerError] = WorkerLost, size: int = 1, after: int = 0
+    *lost: int, count: int = 3, failure: type[RunError] = WorkerLost, size: int = 1, after: int = 0
 ) -> list[SimulatedEngine]:
     return [
         SimulatedEngine(f"rollout-{n}", [failure("died")] if n in lost else [], after, n % size == 0)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.kubectl import ClusterError, Kubectl, explain_failure
-from rljob_trainer.pod_evidence import collect_pods
+from rljob_client.kubectl import ClusterError, Kubectl, explain_failure
+from rljob_client.pod_evidence import collect_pods
 
 NO_SERVER = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
 HEAD_OF_LOG = 'E1127 12:36:29.637011   28 memcache.go] "Unhandled Error" err="couldn\'t get API: connection refused"\n'

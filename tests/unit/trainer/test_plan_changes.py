@@ -13,13 +13,13 @@ from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import MemoryPressure
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.records import PlanChangeRecord, plan_change_records
 from rljob_memory.recovery import Changed, RecoveryState
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_trainer.hardware import Machine
-from rljob_trainer.ledger.ledger import Ledger
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.ledger.records import PlanChangeRecord, plan_change_records
 from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan, state_at_start

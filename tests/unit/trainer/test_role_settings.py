@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_client.errors import BadInput
 from rljob_memory.planning.job_workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import BadInput
 from rljob_trainer.hardware import Machine, this_machine, visible_gpus
 from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.job_run import identity

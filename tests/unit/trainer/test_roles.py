@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import ray
 
+from rljob_client.errors import RunError
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.roles import absent_engines, colocated, generation, policy_ranks, role_processes
 from rljob_trainer.roles import roles as roles_module
@@ -85,7 +86,7 @@ class Machine:
     waits: list[str] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Places that are not there."""
-    lost_in_sync: dict[str, TrainerError] = field(default_factory=dict)
+    lost_in_sync: dict[str, RunError] = field(default_factory=dict)
     """Failures of engines, each of which fails the sync, and places that are lost at that time."""
     lost_meanwhile: set[str] = field(default_factory=set)
     still_starting: set[str] = field(default_factory=set)
@@ -118,7 +119,7 @@ class Machine:
     def wait_for(self, calls: dict[str, Any], doing: str) -> dict[str, Any]:
         self.waits.append(doing)
         for name, result in calls.items():
-            if isinstance(result, TrainerError):
+            if isinstance(result, RunError):
                 raise result.of(result.actor or name)
         return calls
 
@@ -347,7 +348,7 @@ def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: M
     ],
 )
 def test_otherwise_a_lost_engine_fails_the_sync(
-    lost: list[int], failure: type[TrainerError], pods_lost: set[str], ranks: int, replaced: bool, machine: Machine
+    lost: list[int], failure: type[RunError], pods_lost: set[str], ranks: int, replaced: bool, machine: Machine
 ) -> None:
     roles = in_pods(machine, ranks)
     machine.lost_in_sync, machine.lost_meanwhile = {f"rollout-{n}": failure("") for n in lost}, pods_lost

@@ -17,11 +17,12 @@ from safetensors.numpy import load_file, save_file
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_api.manifest import load_manifest
+from rljob_client.errors import BadInput, OutputUnavailable, RunError
+from rljob_client.run_directory.durable_files import disk_full_message
+from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.planning.disk import Disk
 from rljob_memory.sizes import GIB
-from rljob_trainer.errors import BadInput, DeviceOutOfMemory, OutputUnavailable, TrainerError, WorkerLost
-from rljob_trainer.ledger.durable_files import disk_full_message
-from rljob_trainer.ledger.ledger import Ledger
+from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models.random_model import resolve
 from rljob_trainer.runtime import free_disk
@@ -251,9 +252,9 @@ def test_free_disk_is_compared_with_the_files_to_come(
 
 
 @pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, TrainerError | None]]:
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, RunError | None]]:
     """Of each attempt: the steps that it commits, and the failure with which it ends. The last one is repeated."""
-    to_come: list[tuple[int, TrainerError | None]] = []
+    to_come: list[tuple[int, RunError | None]] = []
 
     def attempt(_run: JobRun, ledger: Ledger, *_: object) -> Outcome:
         steps, failure = to_come.pop(0) if len(to_come) > 1 else to_come[0]
@@ -268,7 +269,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, TrainerError | 
 
 
 LOST = WorkerLost("policy-0 died while updating").of("policy-0")
-RAISED = TrainerError("policy-0 failed while updating: ValueError: no").of("policy-0")
+RAISED = RunError("policy-0 failed while updating: ValueError: no").of("policy-0")
 GIVEN_UP = DeviceOutOfMemory("CUDA out of memory").of("policy-0")
 GIVEN_UP.given_up = True
 
@@ -281,11 +282,11 @@ GIVEN_UP.given_up = True
         (BadInput("no such model").of("policy-0"), False),
         (OutputUnavailable("the disk is full"), False),
         (GIVEN_UP, False),
-        (TrainerError("Ray did not start"), False),
+        (RunError("Ray did not start"), False),
     ],
 )
 def test_a_process_that_died_or_raised_is_restarted(
-    failure: TrainerError, restarts: bool, command: Command, attempts: list[Any]
+    failure: RunError, restarts: bool, command: Command, attempts: list[Any]
 ) -> None:
     attempts += [(0, failure), (8, None)]
     assert command() is (ExitCode.COMPLETE if restarts else failure.exit_code)
@@ -304,9 +305,7 @@ def test_half_of_the_remaining_steps_give_a_restart_back(command: Command, attem
         (LOST, "all restarts are used, recovery.maxRestarts is 2"),
     ],
 )
-def test_a_run_that_is_given_up_reports_why(
-    failure: TrainerError, why: str, command: Command, attempts: list[Any]
-) -> None:
+def test_a_run_that_is_given_up_reports_why(failure: RunError, why: str, command: Command, attempts: list[Any]) -> None:
     attempts += [(0, failure)]
     assert command("maxRestarts: 1 -> maxRestarts: 2") is failure.exit_code
     assert str(failure) in command.exit_reason

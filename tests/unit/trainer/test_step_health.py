@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import BadInput, WorkerLost
-from rljob_trainer.ledger.records import ResponseStatistics, StepRecord
+from rljob_client.errors import BadInput
+from rljob_client.run_directory.records import ResponseStatistics, StepRecord
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.runtime.step_health import findings, require_learning
 from tests.unit.ledger.samples import step_record
 from tests.unit.trainer.simulated_roles import DEAD

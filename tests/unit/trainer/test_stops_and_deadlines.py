@@ -13,9 +13,9 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.plan_change import Phase
+from rljob_client.run_directory.records import StepRecord
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded
-from rljob_trainer.ledger.records import StepRecord
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines, innermost_frame, with_stacks
 from rljob_trainer.roles.time_limit import current_limit, time_limit
 from rljob_trainer.runtime.stop_request import StopNow, stop_on_signals
