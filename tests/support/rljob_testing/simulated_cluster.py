@@ -296,7 +296,54 @@ class SimulatedCluster:
         assert self.status.display is not None
         return self.status.display.phase
 
+    @property
+    def stored(self) -> RLJobStatus:
+        assert self.status is not None
+        return self.status
+
+    def names(self, role: str) -> list[str]:
+        return sorted(pod.name for pod in self.pods.values() if pod.role == role)
+
+    def expect(self, **expected: Any) -> None:
+        """Compare facts of the job with the expected ones. The names of facts:
+
+        - a field of the status, or else of its latest attempt;
+        - a condition in lower case: its reason, or its status if a bool is expected;
+        - a condition or `message` with `_says`: a part of its message;
+        - `phase`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
+        """
+        assert {name: self._fact(name, value) for name, value in expected.items()} == expected
+
+    def settled(self, **expected: Any) -> None:
+        """Settle, and compare facts as `expect` does."""
+        self.settle()
+        self.expect(**expected)
+
+    def _fact(self, name: str, expected: Any) -> Any:
+        subject = name.removesuffix("_says")
+        if subject.upper() in ConditionType.__members__:
+            condition = self.condition(ConditionType[subject.upper()])
+            if subject != name:
+                return expected if expected in condition.message else condition.message
+            return condition.status == "True" if isinstance(expected, bool) else condition.reason
+        if name == "message_says":
+            return expected if expected in (self.attempt.message or "") else self.attempt.message
+        if name == "phase":
+            return self.phase
+        if name in ("pods", "deleting"):
+            return {pod.name for pod in self.pods.values() if name == "pods" or pod.deleting}
+        if name == "wait":
+            return self.last.requeue_after_seconds
+        return getattr(self.stored if name in RLJobStatus.model_fields else self.attempt, name)
+
     # --- the way to where most tests begin ---
+
+    def stop(self) -> None:
+        """Let all pods go that the operator deletes."""
+        for _ in range(3):
+            self.settle()
+            self.finish_deletions()
+        self.settle()
 
     def run(self) -> SimulatedCluster:
         """Run until the attempt commits steps."""
@@ -309,9 +356,8 @@ class SimulatedCluster:
 
     def next_attempt_runs(self) -> SimulatedCluster:
         """Remove the old pods and start those of the next attempt."""
-        for _ in range(4):
-            self.settle()
-            self.finish_deletions()
+        self.stop()
+        self.finish_deletions()
         self.tick(400)
         return self.run()
 
