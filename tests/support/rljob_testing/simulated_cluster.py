@@ -312,7 +312,8 @@ class SimulatedCluster:
         - a condition or `message` with `_says`: a part of its message;
         - `phase`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
         """
-        assert {name: self._fact(name, value) for name, value in expected.items()} == expected
+        found = {name: self._fact(name, value) for name, value in expected.items()}
+        assert found == expected, f"{found} is not {expected}"
 
     def settled(self, **expected: Any) -> None:
         """Settle, and compare facts as `expect` does."""

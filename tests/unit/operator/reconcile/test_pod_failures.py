@@ -1,4 +1,4 @@
-"""Failures around the trainer: of init containers, of sidecars, of limits of a pod, and of the cluster without end."""
+"""Pods around the trainer: init containers, sidecars, limits, trainers of other images, a cluster that keeps failing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ SIDECAR_FAILED = {
         {"name": "logger", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}},
     ],
 }
+PREEMPTED = {
+    "phase": "Failed",
+    "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "Preempted"}],
+}
+MESH = ("istio-proxy",)
+OTHER_TRAINER = job_spec(trainer={"image": "registry.example/other:1"})
 
 
 def kubelet_reports(cluster: SimulatedCluster, name: str, status: dict[str, Any]) -> None:
@@ -42,6 +48,13 @@ def kubelet_reports(cluster: SimulatedCluster, name: str, status: dict[str, Any]
     cluster.pods[name] = replace(cluster.pods[name], **{state: getattr(found, state) for state in states})
 
 
+def placed() -> SimulatedCluster:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.place()
+    return cluster
+
+
 def fail_all_attempts(cluster: SimulatedCluster, status: dict[str, Any], most: int = 30) -> None:
     """Let POLICY_0 of each attempt fail in this way until the job has failed."""
     for _ in range(most):
@@ -49,9 +62,7 @@ def fail_all_attempts(cluster: SimulatedCluster, status: dict[str, Any], most: i
         cluster.settle()
         if cluster.phase == "Failed":
             return
-        for _ in range(3):
-            cluster.finish_deletions()
-            cluster.settle()
+        cluster.stop()
         cluster.tick(400)
         cluster.settle()
         cluster.place()
@@ -59,74 +70,50 @@ def fail_all_attempts(cluster: SimulatedCluster, status: dict[str, Any], most: i
 
 
 def test_a_failed_init_container_is_a_counted_restart_that_names_it() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.place()
+    cluster = placed()
     kubelet_reports(cluster, POLICY_0, INIT_FAILED)
     cluster.round()
-    assert cluster.attempt.reason == "InitContainerFailed"
-    assert cluster.attempt.message == (
-        "init container fetch-data of pod demo-policy-0 exited with code 1: no such bucket"
-    )
-    assert cluster.attempt.exit_code is None, "that of the trainer, which did not run"
+    cluster.expect(reason="InitContainerFailed", exit_code=None)
+    cluster.expect(message="init container fetch-data of pod demo-policy-0 exited with code 1: no such bucket")
     fail_all_attempts(cluster, INIT_FAILED)
-    failed = cluster.condition(ConditionType.FAILED)
-    assert (failed.reason, cluster.attempt.number) == ("RestartsExhausted", 4)
-    assert "no such bucket" in failed.message
+    cluster.expect(failed="RestartsExhausted", number=4, failed_says="no such bucket")
 
 
 def test_an_init_container_of_a_preempted_pod_is_not_the_cause() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.place()
+    cluster = placed()
     kubelet_reports(cluster, POLICY_0, INIT_FAILED)
     cluster.change_pod(POLICY_0, disruption="PreemptionByScheduler")
     cluster.round()
-    assert cluster.attempt.reason == "PodsDisrupted"
+    cluster.expect(reason="PodsDisrupted")
 
 
 def test_an_eviction_for_a_limit_of_the_pod_is_counted() -> None:
     cluster = SimulatedCluster().run()
     kubelet_reports(cluster, POLICY_0, EVICTED)
     cluster.round()
-    assert cluster.attempt.reason == "Evicted"
-    assert cluster.attempt.message == (
-        'pod demo-policy-0 was evicted: Usage of EmptyDir volume "tmp" exceeds the limit "1Gi"; '
-        "raise that limit in spec.policy.template"
-    )
+    cluster.expect(reason="Evicted", message_says='pod demo-policy-0 was evicted: Usage of EmptyDir volume "tmp" exceeds')
+    cluster.expect(message_says="raise that limit in spec.policy.template")
     fail_all_attempts(cluster, EVICTED)
-    assert cluster.condition(ConditionType.FAILED).reason == "RestartsExhausted"
+    cluster.expect(failed="RestartsExhausted")
 
 
 def test_a_failed_sidecar_that_keeps_a_pod_from_being_ready_is_named() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.place()
+    cluster = placed()
     cluster.start()
     kubelet_reports(cluster, POLICY_1, SIDECAR_FAILED)
     cluster.tick(60)
-    cluster.settle()
-    running = cluster.condition(ConditionType.RUNNING)
-    assert (running.status, running.reason) == ("False", "Starting")
-    assert running.message == (
-        "not all pods are ready: container logger of pod demo-policy-1 exited with code 3; "
-        "kubectl logs demo-policy-1 -c logger has more"
-    )
+    cluster.settled(running="Starting")
+    cluster.expect(running_says="container logger of pod demo-policy-1 exited with code 3")
+    cluster.expect(running_says="kubectl logs demo-policy-1 -c logger has more", running=False)
 
 
-@pytest.mark.parametrize("trainer", [None, {"image": "registry.example/verl:1"}])
-def test_attempts_that_the_cluster_ends_without_a_step_are_limited(trainer: dict[str, str] | None) -> None:
-    spec = job_spec(recovery={"maxRestarts": 0}) | ({"trainer": trainer} if trainer else {})
-    cluster = SimulatedCluster(spec=spec).run()
-    preempted = {
-        "phase": "Failed",
-        "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "Preempted"}],
-    }
-    fail_all_attempts(cluster, preempted)
-    failed = cluster.condition(ConditionType.FAILED)
-    assert (failed.reason, cluster.attempt.number) == ("NoProgress", 20)
-    assert failed.message.startswith("20 attempts in a row ended before a step was committed")
-    assert "was removed by the cluster (Preempted)" in failed.message
+@pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER])
+def test_attempts_that_the_cluster_ends_without_a_step_are_limited(spec: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(spec=spec | {"recovery": {"maxRestarts": 0}}).run()
+    fail_all_attempts(cluster, PREEMPTED)
+    cluster.expect(failed="NoProgress", number=20)
+    cluster.expect(failed_says="20 attempts in a row ended before a step was committed")
+    cluster.expect(failed_says="was removed by the cluster (Preempted)")
 
 
 def test_progress_between_disruptions_keeps_a_job_alive() -> None:
@@ -135,7 +122,136 @@ def test_progress_between_disruptions_keeps_a_job_alive() -> None:
         if step % 15 == 0:
             cluster.reports(step)
         cluster.change_pod(CONTROLLER, disruption="PreemptionByScheduler", phase="Failed")
-        cluster.settle()
-        cluster.finish_deletions()
         cluster.next_attempt_runs()
-    assert (cluster.phase, cluster.attempt.number) == ("Running", 41)
+    cluster.expect(phase="Running", number=41)
+
+
+# --- another trainer: no controller, complete when every pod is ---
+
+
+def test_another_trainer_completes_with_all_pods_and_keeps_their_logs() -> None:
+    cluster = SimulatedCluster(spec=OTHER_TRAINER).run()
+    cluster.expect(phase="Running", pods={POLICY_0, POLICY_1})
+    cluster.end(POLICY_0, 0)
+    cluster.settled(phase="Running")
+    cluster.tick(3600)
+    cluster.settled(phase="Running")
+    cluster.end(POLICY_1, 0)
+    cluster.settled(phase="Complete", pods={POLICY_0, POLICY_1})
+
+
+def test_a_suspended_job_of_another_trainer_stops_all_pods_at_once() -> None:
+    cluster = SimulatedCluster(spec=OTHER_TRAINER).run()
+    cluster.change_spec(suspend=True)
+    cluster.settled(deleting={POLICY_0, POLICY_1})
+
+
+@pytest.mark.parametrize("code", [2, 84, 143])
+def test_exit_codes_of_another_trainer_have_no_meaning_of_rljobs(code: int) -> None:
+    cluster = SimulatedCluster(spec=OTHER_TRAINER).run()
+    cluster.end(POLICY_1, code, text="CUDA error")
+    cluster.settled(reason="Error", exit_code=code, restarts=1, recovering=True, recovering_says="CUDA error")
+    cluster.expect(message_says=f"pod demo-policy-1 exited with code {code} (Error): CUDA error")
+    cluster.next_attempt_runs().expect(phase="Running", number=2)
+
+
+def test_a_termination_message_of_another_trainer_has_rljobs_meaning() -> None:
+    cluster = SimulatedCluster(spec=OTHER_TRAINER).run()
+    cluster.end(POLICY_1, 84, sentence="the data set is empty")
+    cluster.settled(failed="BadInput", failed_says="the data set is empty")
+
+
+# --- sidecars that keep running, as a service mesh injects them ---
+
+
+def outcome(cluster: SimulatedCluster) -> tuple[Any, ...]:
+    """Everything that a sidecar must not change."""
+    cluster.tick(21)  # the grace of other pods
+    cluster.settle()
+    cluster.finish_deletions()
+    cluster.settle()
+    attempt = cluster.stored.attempts[0]  # a changed plan starts the next one at once
+    holds = {type_.value: cluster.holds(type_) for type_ in ConditionType}
+    return attempt.reason, attempt.message, attempt.exit_code, holds, cluster.stored.restarts, cluster.stored.adjustments
+
+
+@pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER], ids=["own", "other"])
+@pytest.mark.parametrize("exit_code", [0, 1, 137, 143, 80, 81, 83, 84])
+def test_an_end_has_the_same_result_with_and_without_a_sidecar(exit_code: int, spec: dict[str, Any]) -> None:
+    results = []
+    for sidecars in ((), MESH):
+        cluster = SimulatedCluster(spec=spec).run()
+        for name in list(cluster.pods) if "trainer" in spec else [CONTROLLER]:
+            cluster.end(name, exit_code, reason="OOMKilled" if exit_code == 137 else "Error", sidecars=sidecars)
+        results.append(outcome(cluster))
+    assert results[0] == results[1]
+    assert results[1][0] is not None
+
+
+@pytest.mark.parametrize("sidecars", [(), MESH])
+def test_a_lost_worker_ends_the_attempt_after_the_controllers_grace(sidecars: tuple[str, ...]) -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(POLICY_0, 83, sidecars=sidecars)
+    cluster.settled(reason=None, running="Stopping")
+    cluster.expect(running_says="the trainer has ended in demo-policy-0 (exit code 83)", running=False)
+    if sidecars:
+        cluster.expect(running_says="container istio-proxy of pod demo-policy-0 still runs")
+    cluster.tick(21)
+    cluster.settled(reason="WorkerLost")
+
+
+def test_pods_with_sidecars_are_deleted_before_the_next_attempt() -> None:
+    cluster = SimulatedCluster().run()
+    for name in list(cluster.pods):
+        cluster.end(name, 1, sidecars=MESH)
+    cluster.settle()
+    grace = {pod.name: pod.deletion_grace_seconds for pod in cluster.pods.values() if pod.deleting}
+    assert grace == dict.fromkeys((CONTROLLER, POLICY_0, POLICY_1), 20)
+    cluster.next_attempt_runs().expect(number=2, running=True)
+
+
+def test_a_sidecar_does_not_keep_the_workers_of_a_controller_that_ended() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(CONTROLLER, 1, sidecars=MESH)
+    cluster.round()
+    cluster.round()
+    cluster.expect(deleting={CONTROLLER, POLICY_0, POLICY_1})
+
+
+@pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER], ids=["own", "other"])
+def test_the_kept_pods_of_a_finished_job_go_if_a_sidecar_holds_them(spec: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(spec=spec).run()
+    names = set(cluster.pods) if "trainer" in spec else {CONTROLLER}
+    for name in names:
+        cluster.end(name, 0, sidecars=MESH)
+    cluster.settled(complete=True)
+    cluster.tick(10)
+    cluster.settled(running_says=f"container istio-proxy of pod {min(names)} still runs")
+    cluster.expect(running_says="30 s after the end", deleting=set(cluster.pods) - names)
+    message = cluster.condition(ConditionType.RUNNING).message
+    cluster.tick(20)
+    cluster.settle()
+    assert all(cluster.pods[name].deleting for name in names)
+    cluster.finish_deletions()
+    cluster.settled(pods=set(), running_says=message)
+
+
+def test_the_pod_of_a_finished_job_stays_once_its_sidecar_has_terminated() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.end(CONTROLLER, 0, sidecars=MESH)
+    cluster.settle()
+    cluster.tick(10)
+    cluster.settled(running_says="still runs")
+    cluster.change_pod(CONTROLLER, phase="Succeeded", running_sidecars=())
+    cluster.tick(3600)
+    cluster.stop()
+    cluster.expect(pods={CONTROLLER}, running_says="the job has ended")
+
+
+def test_a_restart_in_place_is_no_end() -> None:
+    cluster = SimulatedCluster().run()
+    cluster.change_pod(POLICY_0, restarts_in_place=True)
+    cluster.end(POLICY_0, 86, sidecars=MESH)
+    assert not cluster.pods[POLICY_0].ended
+    cluster.end(POLICY_0, 1, sidecars=MESH)
+    assert cluster.pods[POLICY_0].ended
