@@ -1,22 +1,30 @@
-"""Ready, Stalled and observed generations, as kstatus and kubectl wait read them."""
+"""Conditions as kstatus, kubectl wait and the page docs/job-life.md have them."""
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_api.status import RLJobStatus
+from rljob_api.step_report import TrainingWarningReason
+from rljob_memory.recovery import GiveUpReason
+from rljob_operator.reconcile.status_draft import EventReason
 from rljob_operator.reconcile.status_write import display
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, job_spec
 
 BROKEN = {"template": {"spec": {"containers": "rljob"}}}
+PAGE = (Path(__file__).parents[4] / "docs" / "job-life.md").read_text(encoding="utf-8")
 
 
 def kstatus(cluster: SimulatedCluster) -> str:
     """The rules of sigs.k8s.io/cli-utils/pkg/kstatus/status for kinds that it does not know."""
-    assert cluster.status is not None
-    if cluster.status.observed_generation != cluster.generation:
+    if cluster.stored.observed_generation != cluster.generation:
         return "InProgress"
     if cluster.holds(ConditionType.STALLED):
         return "Failed"
@@ -30,28 +38,31 @@ def kubectl_wait(cluster: SimulatedCluster, type_: ConditionType) -> bool:
 
 
 def test_a_job_is_in_progress_until_it_runs_as_a_batch_job_is() -> None:
-    cluster = SimulatedCluster()
+    cluster = SimulatedCluster(spec=job_spec(suspend=True))
+    cluster.settled(phase="Suspended")
+    assert kstatus(cluster) == "InProgress"
+    cluster.change_spec(suspend=False)
     cluster.settle()
-    assert (kstatus(cluster), cluster.condition(ConditionType.READY).reason) == ("InProgress", "Pending")
-    cluster.run()
-    assert (kstatus(cluster), cluster.condition(ConditionType.READY).reason) == ("Current", "Running")
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods)
+    cluster.tick(60)
+    cluster.settled(phase="Pending", ready="Pending", ready_says="Insufficient")
+    assert kstatus(cluster) == "InProgress"
+    cluster.run().expect(ready="Running")
+    assert kstatus(cluster) == "Current"
     cluster.end(CONTROLLER, 1, sentence="it broke", step=3)
-    cluster.settle()
-    ready = cluster.condition(ConditionType.READY)
-    assert (kstatus(cluster), ready.reason, ready.message) == ("InProgress", "Recovering", "it broke (restart 1 of 3)")
+    cluster.settled(ready="Recovering", ready_says="it broke (restart 1 of 3)")
+    assert kstatus(cluster) == "InProgress"
     cluster.next_attempt_runs()
     cluster.end(CONTROLLER, 0, sentence="done", step=60)
-    cluster.settle()
-    assert (kstatus(cluster), cluster.condition(ConditionType.READY).reason) == ("Current", "Complete")
+    cluster.settled(ready="Complete")
+    assert kstatus(cluster) == "Current"
 
 
 def test_a_failed_job_is_stalled_for_its_reason() -> None:
     cluster = SimulatedCluster().run()
     cluster.end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty")
-    cluster.settle()
-    stalled = cluster.condition(ConditionType.STALLED)
-    assert (kstatus(cluster), stalled.reason) == ("Failed", "BadInput")
-    assert "the data set is empty" in stalled.message
+    cluster.settled(stalled="BadInput", stalled_says="the data set is empty")
+    assert kstatus(cluster) == "Failed"
     cluster.change_spec(retry=1)
     assert kstatus(cluster) == "InProgress", "the new generation is not observed yet"
     cluster.settle()
@@ -67,21 +78,7 @@ def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, object]) -> N
     assert kstatus(cluster) == "Failed"
     cluster.facts = {}
     cluster.tick(31)
-    cluster.run()
-    assert kstatus(cluster) == "Current"
-
-
-def test_a_job_that_waits_for_nodes_or_is_suspended_is_in_progress() -> None:
-    cluster = SimulatedCluster(spec=job_spec(suspend=True))
-    cluster.settle()
-    assert (kstatus(cluster), cluster.phase) == ("InProgress", "Suspended")
-    cluster.change_spec(suspend=False)
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods)
-    cluster.tick(60)
-    cluster.settle()
-    assert (kstatus(cluster), cluster.phase) == ("InProgress", "Pending")
-    assert "Insufficient" in cluster.condition(ConditionType.READY).message
+    assert kstatus(cluster.run()) == "Current"
 
 
 @pytest.mark.parametrize("code", [0, int(ExitCode.BAD_INPUT)])
@@ -103,25 +100,20 @@ def test_only_stalled_and_ready_are_about_a_spec_that_cannot_be_used() -> None:
     cluster.change_spec()
     cluster.settle()
     assert kstatus(cluster) == "Failed"
-    assert cluster.status is not None
-    observed = {condition.type: condition.observed_generation for condition in cluster.status.conditions}
+    observed = {condition.type: condition.observed_generation for condition in cluster.stored.conditions}
     assert (observed["Stalled"], observed["Ready"], observed["Running"]) == (2, 2, 1)
 
 
 def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
     cluster = SimulatedCluster(spec=job_spec(policy=BROKEN))
     cluster.settle()
-    assert cluster.status is not None
     old = cluster.condition(ConditionType.FAILED).model_copy(update={"status": "True", "reason": "InvalidSpec"})
-    stored = [
-        condition for condition in cluster.status.conditions if condition.type not in ("Failed", "Stalled", "Ready")
-    ]
-    cluster.set_status(cluster.status.model_copy(update={"conditions": [*stored, old]}))
-    cluster.settle()
-    assert (cluster.phase, kstatus(cluster)) == ("Invalid", "Failed")
-    assert not cluster.holds(ConditionType.FAILED)
+    kept = [it for it in cluster.stored.conditions if it.type not in ("Failed", "Stalled", "Ready")]
+    cluster.set_status(cluster.stored.model_copy(update={"conditions": [*kept, old]}))
+    cluster.settled(phase="Invalid", failed=False)
+    assert kstatus(cluster) == "Failed"
     cluster.change_spec(policy={"replicas": 2})
-    assert cluster.run().phase == "Running"
+    cluster.run().expect(phase="Running")
 
 
 @pytest.mark.parametrize(
@@ -129,3 +121,20 @@ def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
 )
 def test_more_committed_steps_than_requested_are_no_fraction(step: int | None, steps: int | None, shown: str) -> None:
     assert display(RLJobStatus(step=step, steps=steps)).step == shown
+
+
+def documented(section: str) -> set[str]:
+    """First column of the table under a heading."""
+    text = re.split(r"^#+ ", PAGE.split(f"# {section}\n")[1], flags=re.MULTILINE)[0]
+    return set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
+
+
+def test_every_reason_of_a_condition_is_documented() -> None:
+    of_the_engine = set(GiveUpReason) - {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}
+    reasons = {reason.value for reason in [*ConditionReason, *of_the_engine]} | set(get_args(TrainingWarningReason))
+    assert set().union(*(documented(type_.value) for type_ in ConditionType)) == reasons
+
+
+@pytest.mark.parametrize(("section", "reasons"), [("Attempts", AttemptReason), ("Events", EventReason)])
+def test_every_reason_of_attempts_and_events_is_documented(section: str, reasons: type[StrEnum]) -> None:
+    assert documented(section) == {reason.value for reason in reasons}

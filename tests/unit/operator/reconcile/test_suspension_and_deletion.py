@@ -1,67 +1,53 @@
-"""Suspending, resuming and deleting a job, at any moment of its life."""
+"""Suspending, resuming and deleting a job. The controller goes first, with time to commit its step."""
 
 from __future__ import annotations
 
-from rljob_api.conditions import ConditionType
+from typing import Any
+
+import pytest
+
 from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.pod_deletion import WITHOUT_WORKERS_SECONDS
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SETTINGS, SimulatedCluster, job_spec
+
+NAMESPACED = SETTINGS.model_copy(update={"namespaces": ("team",)})
+
+
+def suspended(**spec: Any) -> SimulatedCluster:
+    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
+    cluster.change_spec(suspend=True)
+    cluster.stop()
+    return cluster
 
 
 def test_a_job_that_is_created_suspended_has_no_pods() -> None:
     cluster = SimulatedCluster(spec=job_spec(suspend=True))
     assert cluster.settle() == Desired()
-    assert cluster.phase == "Suspended"
-    assert cluster.condition(ConditionType.SUSPENDED).reason == "SuspendRequested"
-    assert cluster.pods == {}
-    assert cluster.status is not None
-    assert (cluster.status.attempts, cluster.status.start_time) == ([], None)
+    cluster.expect(phase="Suspended", suspended="SuspendRequested", pods=set(), attempts=[], start_time=None)
 
 
-def test_suspending_commits_the_step_before_the_workers_go() -> None:
+def test_suspending_commits_the_step_and_resuming_is_no_restart() -> None:
     cluster = SimulatedCluster().run()
     cluster.change_spec(suspend=True)
-    cluster.settle()
-    assert [pod.name for pod in cluster.pods.values() if pod.deleting] == [CONTROLLER]
-    assert not cluster.holds(ConditionType.SUSPENDED)
+    cluster.settled(deleting={CONTROLLER}, suspended=False)
     cluster.reports(12)
     cluster.finish_deletions()
-    cluster.settle()
-    assert {pod.name for pod in cluster.pods.values() if pod.deleting} == {POLICY_0, POLICY_1}
+    cluster.settled(deleting={POLICY_0, POLICY_1})
     cluster.finish_deletions()
     assert cluster.settle() == Desired()
-    assert cluster.phase == "Suspended"
-    assert (cluster.attempt.reason, cluster.attempt.to_step) == ("SuspendRequested", 12)
+    cluster.expect(phase="Suspended", reason="SuspendRequested", to_step=12)
     assert cluster.events[-1] == "Suspended"
-
-
-def test_resuming_is_a_new_attempt_and_no_restart() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.change_spec(suspend=True)
-    for _ in range(3):
-        cluster.settle()
-        cluster.finish_deletions()
-    cluster.reports(12)
-    cluster.settle()
     cluster.change_spec(suspend=False)
-    cluster.run()
-    assert (cluster.phase, cluster.attempt.number, cluster.attempt.from_step) == ("Running", 2, 13)
-    assert cluster.status is not None
-    assert cluster.status.restarts == 0
-    assert cluster.condition(ConditionType.SUSPENDED).reason == "Resumed"
+    cluster.run().expect(phase="Running", number=2, from_step=13, restarts=0, suspended="Resumed")
     assert cluster.events[-2:] == ["Resumed", "AttemptStarted"]
 
 
 def test_suspended_time_does_not_count_towards_the_deadline() -> None:
-    cluster = SimulatedCluster(spec=job_spec(activeDeadlineSeconds=3600)).run()
-    cluster.change_spec(suspend=True)
-    for _ in range(3):
-        cluster.settle()
-        cluster.finish_deletions()
+    cluster = suspended(activeDeadlineSeconds=3600)
     cluster.tick(100_000)
-    cluster.settle()
-    assert cluster.phase == "Suspended"
+    cluster.settled(phase="Suspended")
     cluster.change_spec(suspend=False)
-    assert cluster.run().phase == "Running"
+    cluster.run().expect(phase="Running")
 
 
 def test_a_job_whose_last_step_is_committed_while_it_stops_is_complete() -> None:
@@ -69,19 +55,18 @@ def test_a_job_whose_last_step_is_committed_while_it_stops_is_complete() -> None
     cluster.change_spec(suspend=True)
     cluster.settle()
     cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
-    cluster.settle()
-    assert cluster.phase == "Complete"
+    cluster.settled(phase="Complete")
 
 
-def test_deletion_ends_the_controller_then_workers_then_finalizer() -> None:
+@pytest.mark.parametrize("facts", [{}, {"problem": "spec.task: expected an object"}])
+def test_deletion_ends_the_controller_then_workers_then_finalizer(facts: dict[str, Any]) -> None:
     cluster = SimulatedCluster().run()
+    cluster.facts = facts
     cluster.delete_job()
-    cluster.settle()
-    assert [pod.name for pod in cluster.pods.values() if pod.deleting] == [CONTROLLER]
-    cluster.finish_deletions()
-    cluster.settle()
-    assert not cluster.gone
-    cluster.finish_deletions()
+    for deleting in ({CONTROLLER}, {POLICY_0, POLICY_1}):
+        cluster.settled(deleting=deleting)
+        assert not cluster.gone
+        cluster.finish_deletions()
     cluster.settle()
     assert cluster.gone
 
@@ -94,21 +79,9 @@ def test_a_job_that_is_deleted_before_it_started_goes_at_once() -> None:
     assert cluster.gone
 
 
-def test_a_deleted_job_that_cannot_be_read_still_goes() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.facts = {"problem": "spec.task: expected an object"}
-    cluster.delete_job()
-    for _ in range(3):
-        cluster.settle()
-        cluster.finish_deletions()
-    assert cluster.gone
-
-
 def test_in_a_namespace_that_is_being_deleted_nothing_is_made() -> None:
     cluster = SimulatedCluster(facts={"namespace_terminating": True})
-    cluster.settle()
-    assert cluster.pods == {}
-    assert cluster.condition(ConditionType.SCHEDULED).reason == "NamespaceTerminating"
+    cluster.settled(pods=set(), scheduled="NamespaceTerminating")
 
 
 def test_deletion_of_an_unadmitted_job_deletes_its_workload() -> None:
@@ -123,23 +96,14 @@ def test_deletion_of_an_unadmitted_job_deletes_its_workload() -> None:
     assert cluster.round().delete_workloads == ("demo-rljob-1",)
 
 
-NAMESPACED = SETTINGS.model_copy(update={"namespaces": ("team",)})
-
-
-def test_a_job_of_a_listed_namespace_has_no_finalizer() -> None:
-    cluster = SimulatedCluster(settings=NAMESPACED).run()
-    assert not cluster.finalizer
-    cluster.delete_job()
-    assert cluster.gone
-
-
-def test_a_finalizer_from_before_goes_at_once_in_a_listed_namespace() -> None:
+def test_a_job_of_a_listed_namespace_has_no_finalizer_and_goes_at_once() -> None:
     cluster = SimulatedCluster().run()
     assert cluster.finalizer
     cluster.settings = NAMESPACED
-    cluster.settle()
+    cluster.settled(phase="Running")
     assert not cluster.finalizer
-    assert cluster.phase == "Running"
+    cluster.delete_job()
+    assert cluster.gone
 
 
 def test_a_deleted_job_of_a_listed_namespace_does_not_wait_for_its_pods() -> None:
@@ -148,3 +112,37 @@ def test_a_deleted_job_of_a_listed_namespace_does_not_wait_for_its_pods() -> Non
     cluster.delete_job()
     cluster.round()
     assert cluster.gone
+
+
+def suspend(cluster: SimulatedCluster) -> None:
+    cluster.change_spec(suspend=True)
+
+
+def lose_a_worker(cluster: SimulatedCluster) -> None:
+    cluster.vanish(POLICY_0)
+
+
+def delete_controller(cluster: SimulatedCluster, seconds: int | None = None) -> None:
+    cluster.delete_pod(CONTROLLER, grace_seconds=seconds)
+    cluster.settle()
+
+
+@pytest.mark.parametrize(
+    ("own_seconds", "events", "seconds"),
+    [
+        (120, [suspend], 120),
+        (120, [lose_a_worker], WITHOUT_WORKERS_SECONDS),
+        (120, [delete_controller], 120),
+        (120, [delete_controller, lose_a_worker], WITHOUT_WORKERS_SECONDS),
+        (120, [delete_controller, lambda cluster: cluster.end(POLICY_0, 137)], WITHOUT_WORKERS_SECONDS),
+        (120, [lambda cluster: delete_controller(cluster, 5), lose_a_worker], 5),
+        (5, [lose_a_worker], 5),
+    ],
+)
+def test_a_controller_that_lost_a_worker_gets_only_a_moment(own_seconds: int, events: list[Any], seconds: int) -> None:
+    settings = SETTINGS.model_copy(update={"termination_grace_seconds": own_seconds})
+    cluster = SimulatedCluster(settings=settings).run()
+    for event in events:
+        event(cluster)
+    cluster.settle()
+    assert cluster.pods[CONTROLLER].deletion_grace_seconds == seconds
