@@ -1,13 +1,14 @@
-"""Placement of pods, reports of unplaced pods, and release of half-placed jobs."""
+"""From created pods to running ones: nodes, gangs, refusals, release of half-placed jobs, pods that cannot start."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rljob_api.conditions import ConditionType
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedNode
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -20,40 +21,54 @@ from rljob_testing.simulated_cluster import (
     job_spec,
 )
 
+NO_GPUS_LEFT = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+KUEUE, VOLCANO = {"kueue_installed": True}, {"volcano_installed": True}
+GANGS: list[Any] = [({}, {}), ({"gang": "Volcano"}, VOLCANO), ({"queueName": "team"}, KUEUE)]
 
-def scheduled(cluster: SimulatedCluster) -> tuple[str, str, str]:
-    condition = cluster.condition(ConditionType.SCHEDULED)
-    return condition.status, condition.reason, condition.message
+
+def created(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None) -> SimulatedCluster:
+    cluster = SimulatedCluster(spec=job_spec(**spec or {}), facts=dict(facts or {}))
+    cluster.settle()
+    return cluster
 
 
-def controller_affinity(cluster: SimulatedCluster) -> dict[str, Any]:
+def gate(cluster: SimulatedCluster, gated: bool) -> None:
+    for name in cluster.pods:
+        cluster.change_pod(name, gated=gated)
+
+
+# --- the node of the controller ---
+
+
+def controller_pod(cluster: SimulatedCluster) -> dict[str, Any]:
     cluster.round()
-    manifests = cluster.round().create
-    pod = next(manifest for manifest in manifests if manifest["metadata"]["name"] == CONTROLLER)
-    affinity: dict[str, Any] = pod["spec"]["affinity"]["nodeAffinity"]
-    return affinity
+    [pod] = [manifest for manifest in cluster.round().create if manifest["metadata"]["name"] == CONTROLLER]
+    spec: dict[str, Any] = pod["spec"]
+    return spec
 
 
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+TAINTED_CPU_NODE = ObservedNode("cpu-pool", gpus=0, usable=True, tainted=True)
+TAINTED_GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True, tainted=True)
+TOLERATING = {"template": {"spec": {"tolerations": [{"key": "cpu-pool", "operator": "Exists"}]}}}
 
 
 @pytest.mark.parametrize(
-    ("nodes", "required"),
+    ("nodes", "controller", "required"),
     [
-        ((CPU_NODE, GPU_NODE), True),
-        ((GPU_NODE,), False),
-        ((), False),
-        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), False),
-        ((ObservedNode("control-plane", gpus=0, usable=True, tainted=True), GPU_NODE), False),
+        ((CPU_NODE, GPU_NODE), {}, True),
+        ((GPU_NODE,), {}, False),
+        ((), {}, False),
+        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), {}, False),
+        ((TAINTED_CPU_NODE, GPU_NODE), {}, False),
+        ((TAINTED_CPU_NODE, GPU_NODE), TOLERATING, True),
     ],
 )
 def test_the_controller_requires_a_gpu_free_node_where_there_is_one(
-    nodes: tuple[ObservedNode, ...], required: bool
+    nodes: tuple[ObservedNode, ...], controller: dict[str, Any], required: bool
 ) -> None:
-    assert (REQUIRED in controller_affinity(SimulatedCluster(nodes=nodes))) == required
-
-
-TAINTED_GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True, tainted=True)
+    spec = controller_pod(SimulatedCluster(spec=job_spec(controller=controller), nodes=nodes))
+    affinity = spec["affinity"]["nodeAffinity"]
+    assert ("requiredDuringSchedulingIgnoredDuringExecution" in affinity) == required
 
 
 @pytest.mark.parametrize(
@@ -70,210 +85,286 @@ TAINTED_GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True, tainted=True)
 def test_the_controller_tolerates_gpu_nodes_only_if_it_needs_one(
     nodes: tuple[ObservedNode, ...], watch_nodes: bool, tolerates: bool
 ) -> None:
-    cluster = SimulatedCluster(nodes=nodes, settings=SETTINGS.model_copy(update={"watch_nodes": watch_nodes}))
-    cluster.round()
-    [pod] = [made for made in cluster.round().create if made["metadata"]["name"] == CONTROLLER]
-    assert bool(pod["spec"].get("tolerations")) == tolerates
-
-
-def test_tainted_nodes_count_where_the_controller_tolerates_taints() -> None:
-    template = {"spec": {"tolerations": [{"key": "cpu-pool", "operator": "Exists"}]}}
-    nodes = (ObservedNode("cpu-pool", gpus=0, usable=True, tainted=True), GPU_NODE)
-    cluster = SimulatedCluster(spec=job_spec(controller={"template": template}), nodes=nodes)
-    assert REQUIRED in controller_affinity(cluster)
+    settings = SETTINGS.model_copy(update={"watch_nodes": watch_nodes})
+    spec = controller_pod(SimulatedCluster(nodes=nodes, settings=settings))
+    assert bool(spec.get("tolerations")) == tolerates
 
 
 def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
     cluster = SimulatedCluster(spec=job_spec(controller={"requireGpuFreeNode": True}), nodes=(GPU_NODE,))
-    assert cluster.settle().requeue_after_seconds == 60
-    assert scheduled(cluster)[:2] == ("False", "NoGpuFreeNode")
-    assert cluster.pods == {}
+    cluster.settled(wait=60, scheduled="NoGpuFreeNode", pods=set())
+    cluster.expect(scheduled=False)
     cluster.nodes = (GPU_NODE, CPU_NODE)
-    assert cluster.run().phase == "Running"
+    cluster.run().expect(phase="Running")
 
 
-def test_a_controller_on_a_gpu_node_is_told_of() -> None:
+def test_a_controller_on_a_gpu_node_is_reported() -> None:
     cluster = SimulatedCluster(nodes=(GPU_NODE,))
     cluster.settle()
     cluster.place(node="gpu-node")
     cluster.start()
     cluster.ready()
-    cluster.settle()
-    assert scheduled(cluster)[:2] == ("True", "ControllerOnGpuNode")
+    cluster.settled(scheduled="ControllerOnGpuNode")
+    cluster.expect(scheduled=True)
     assert cluster.events == ["ControllerOnGpuNode"]
 
 
+# --- pods that are not placed ---
+
+TOO_MANY = "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it again"
+
+
 @pytest.mark.parametrize(
-    ("spec", "pod", "field"),
+    ("spec", "pods", "text", "message"),
     [
-        ({"policy": {"gpusPerReplica": 16}}, POLICY_0, "policy.gpusPerReplica"),
+        (
+            {"policy": {"gpusPerReplica": 16}},
+            [POLICY_0],
+            NO_GPUS_LEFT,
+            f"{TOO_MANY} with a lower policy.gpusPerReplica",
+        ),
         (
             {"topology": "Disaggregated", "rollout": {"gpusPerReplica": 16}},
-            "demo-rollout-0",
-            "rollout.gpusPerReplica",
+            ["demo-rollout-0"],
+            NO_GPUS_LEFT,
+            f"{TOO_MANY} with a lower rollout.gpusPerReplica",
         ),
+        (
+            {"policy": {"replicas": 2, "gpusPerReplica": 8}},
+            [POLICY_1],
+            NO_GPUS_LEFT,
+            "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8",
+        ),
+        ({}, [POLICY_0, POLICY_1], "2 Insufficient memory.", "pod demo-policy-0 (and 1 more): 2 Insufficient memory."),
     ],
 )
-def test_a_gpu_count_that_no_node_has_is_said_with_the_numbers(spec: dict[str, Any], pod: str, field: str) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec))
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", pod)
-    cluster.settle()
-    assert scheduled(cluster) == (
-        "False",
-        "Unschedulable",
-        "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it "
-        f"again with a lower {field}",
-    )
-
-
-def test_more_gpus_than_the_cluster_has_are_said_with_the_numbers() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"replicas": 2, "gpusPerReplica": 8}))
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
-    cluster.settle()
-    assert "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8" in scheduled(cluster)[2]
-
-
-def test_otherwise_the_scheduler_is_quoted() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient memory.", POLICY_0, POLICY_1)
-    cluster.settle()
-    assert scheduled(cluster)[2] == "pod demo-policy-0 (and 1 more): 0/2 nodes are available: 2 Insufficient memory."
-
-
-def half_placed(**spec: Any) -> SimulatedCluster:
-    cluster = SimulatedCluster(spec=job_spec(**spec))
-    cluster.settle()
-    cluster.place(CONTROLLER, POLICY_0)
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
-    return cluster
+def test_an_unplaced_pod_is_explained(spec: dict[str, Any], pods: list[str], text: str, message: str) -> None:
+    cluster = created(spec)
+    cluster.unschedulable(text, *pods)
+    cluster.settled(scheduled="Unschedulable", scheduled_says=message)
+    cluster.expect(scheduled=False)
 
 
 def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
-    cluster = half_placed()
-    assert cluster.settle().requeue_after_seconds == 600
-    cluster.tick(600)
-    cluster.settle()
-    cluster.finish_deletions()
-    cluster.settle()
-    cluster.finish_deletions()
-    assert cluster.pods == {}
-    wait = cluster.settle().requeue_after_seconds
-    assert wait is not None
-    assert 60 <= wait <= 90
-    status, reason, message = scheduled(cluster)
-    assert (status, reason) == ("False", "PlacementTimedOut")
-    assert "only 2 of 3 pods were scheduled" in message
-    cluster.tick(wait)
-    cluster.run()
-    assert cluster.phase == "Running"
-    assert cluster.status is not None
-    assert cluster.status.restarts == 0
-    assert [attempt.number for attempt in cluster.status.attempts] == [2], "what never ran leaves no record"
-    assert cluster.attempt.placement_retries == 1
-
-
-def test_waits_between_tries_to_place_double_up_to_tenfold() -> None:
-    cluster = SimulatedCluster()
+    cluster = created()
+    cluster.place(CONTROLLER, POLICY_0)
+    cluster.unschedulable(NO_GPUS_LEFT, POLICY_1)
+    cluster.settled(wait=600)
     waits = []
-    for _ in range(6):
+    for retry in range(6):
+        cluster.tick(600)
+        cluster.stop()
+        cluster.expect(pods=set(), scheduled="PlacementTimedOut", scheduled_says=f"only {1 if retry else 2} of 3 pods")
+        waits.append(cluster.last.requeue_after_seconds or 0)
+        cluster.tick(waits[-1])
         cluster.settle()
         cluster.place(CONTROLLER)
-        cluster.tick(600)
-        for _ in range(3):
-            cluster.settle()
-            cluster.finish_deletions()
-        waits.append(cluster.settle().requeue_after_seconds or 0)
-        cluster.tick(waits[-1])
+    assert 60 <= waits[0] <= 90
     assert [wait / waits[0] for wait in waits] == pytest.approx([1, 2, 4, 8, 10, 10], abs=0.05)
+    cluster.run().expect(phase="Running", restarts=0, placement_retries=6)
+    assert [attempt.number for attempt in cluster.stored.attempts] == [7], "what never ran leaves no record"
 
 
 def test_the_placement_timeout_starts_with_the_last_placed_pod() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
+    cluster = created()
     cluster.tick(5000)
     cluster.place(CONTROLLER)
-    cluster.settle()
-    assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
-    assert not any(pod.deleting for pod in cluster.pods.values())
+    cluster.settled(pods={CONTROLLER, POLICY_0, POLICY_1}, deleting=set())
 
 
 def test_pods_created_after_a_crash_get_their_placement_time() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
+    cluster = created()
     cluster.place(CONTROLLER)
     for name in (POLICY_0, POLICY_1):
         cluster.vanish(name)
     cluster.tick(1000)
-    assert cluster.settle().requeue_after_seconds == 600
-    assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
+    cluster.settled(wait=600, pods={CONTROLLER, POLICY_0, POLICY_1})
     cluster.tick(600)
     cluster.settle()
     assert cluster.pods[CONTROLLER].deleting
 
 
 @pytest.mark.parametrize(
-    ("spec", "facts"),
+    ("spec", "facts", "edit", "released"),
     [
-        ({"gang": "Disabled"}, {}),
-        ({"gang": "Volcano"}, {"volcano_installed": True}),
-        ({}, {"volcano_installed": True}),
-        ({"queueName": "team"}, {"kueue_installed": True}),
+        ({"gang": "Disabled"}, {}, {}, False),
+        ({"gang": "Volcano"}, VOLCANO, {}, False),
+        ({}, VOLCANO, {}, False),
+        ({"queueName": "team"}, KUEUE, {}, False),
+        ({"queueName": "team"}, KUEUE, {"queueName": None}, False),
+        ({}, KUEUE, {}, True),
+        ({}, KUEUE, {"queueName": "team"}, True),
+        ({}, KUEUE, {"gang": "Volcano"}, True),
     ],
 )
-def test_who_has_another_gang_scheduler_or_none_keeps_its_pods(spec: dict[str, Any], facts: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec), facts=facts)
-    cluster.settle()
-    cluster.place(CONTROLLER)
-    cluster.tick(6000)
-    cluster.change_pod(CONTROLLER, started=True)
-    cluster.settle()
-    assert not any(pod.deleting for pod in cluster.pods.values())
-
-
-@pytest.mark.parametrize("edit", [{"queueName": "team"}, {"gang": "Volcano"}])
-def test_pods_created_before_an_edit_of_the_gang_are_still_released(edit: dict[str, Any]) -> None:
-    installed = {"kueue_installed": True, "volcano_installed": False}
-    cluster = SimulatedCluster(spec=job_spec(), facts=installed)
-    cluster.settle()
+def test_half_placed_pods_of_another_gang_scheduler_or_none_stay(
+    spec: dict[str, Any], facts: dict[str, Any], edit: dict[str, Any], released: bool
+) -> None:
+    """The pods belong to the scheduler that they were created for, whatever the spec names by now."""
+    cluster = created(spec, facts)
     cluster.place(CONTROLLER)
     cluster.start(CONTROLLER)
-    cluster.change_spec(**edit)
+    if edit:
+        cluster.change_spec(**edit)
     cluster.settle()
     cluster.tick(6000)
-    cluster.settle()
-    assert cluster.pods[CONTROLLER].deleting
-    assert cluster.attempt.reason == "PlacementTimedOut"
-
-
-def test_pods_of_a_group_are_left_to_its_scheduler_after_an_edit() -> None:
-    cluster = SimulatedCluster(spec=job_spec(queueName="team"), facts={"kueue_installed": True})
-    cluster.settle()
-    cluster.place(CONTROLLER)
-    cluster.start(CONTROLLER)
-    cluster.change_spec(queueName=None)
-    cluster.tick(6000)
-    cluster.settle()
-    assert not any(pod.deleting for pod in cluster.pods.values())
+    cluster.settled(reason="PlacementTimedOut" if released else None)
+    assert cluster.pods[CONTROLLER].deleting == released
 
 
 @pytest.mark.parametrize("spec", [{"gang": "Volcano"}, {"queueName": "team"}])
 def test_a_gang_scheduler_that_is_not_there_is_waited_for(spec: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec))
-    cluster.settle()
-    assert scheduled(cluster)[:2] == ("False", "GangSchedulerMissing")
-    assert cluster.pods == {}
-    cluster.facts = {"volcano_installed": True, "kueue_installed": True}
-    assert cluster.run().phase == "Running"
+    cluster = created(spec)
+    cluster.expect(scheduled="GangSchedulerMissing", pods=set())
+    cluster.facts = VOLCANO | KUEUE
+    cluster.run().expect(phase="Running")
 
 
 def test_pods_held_by_kueue_wait_for_their_queue() -> None:
-    cluster = SimulatedCluster(spec=job_spec(queueName="team"), facts={"kueue_installed": True})
+    cluster = created({"queueName": "team"}, KUEUE)
+    gate(cluster, True)
+    cluster.settled(scheduled="WaitingForQueue", scheduled_says="team")
+
+
+# --- pods that are refused in part: those that exist are released, so that they block no other job ---
+
+
+@pytest.mark.parametrize("are_placed", [False, True])
+@pytest.mark.parametrize(("spec", "facts"), GANGS)
+def test_pods_do_not_wait_for_ever_for_those_that_are_refused(
+    spec: dict[str, Any], facts: dict[str, Any], are_placed: bool
+) -> None:
+    cluster = created(spec, facts)
+    cluster.vanish(POLICY_1)
+    if are_placed:
+        cluster.change_pod(CONTROLLER, gated=False)
+        cluster.place(CONTROLLER)
+        cluster.start(CONTROLLER)
+    cluster.facts["refused"] = "exceeded quota: gpus"
+    cluster.settled(pods={CONTROLLER, POLICY_0})
+    cluster.tick(600)
+    cluster.stop()
+    cluster.expect(pods=set(), scheduled="PlacementTimedOut")
+    why = "only 2 of 3 pods exist, so all are deleted: the API server refused: exceeded quota: gpus"
+    cluster.expect(scheduled_says=why, scheduled=False)
+
+
+def test_without_a_gang_pods_stay_though_others_are_refused() -> None:
+    cluster = created({"gang": "Disabled"})
+    cluster.vanish(POLICY_1)
+    cluster.facts = {"refused": "exceeded quota: gpus"}
+    cluster.tick(6000)
+    cluster.settled(deleting=set(), reason=None)
+
+
+class JobInQuota(SimulatedCluster):
+    """A job in a namespace with a quota of pods, which creates one pod in each round."""
+
+    quota = 4
+    created_in_round = False
+    namespace: ClassVar[list[JobInQuota]] = []
+
+    def _create_pod(self, manifest: dict[str, Any]) -> None:
+        if manifest["metadata"]["name"] in self.pods or self.created_in_round:
+            return
+        if sum(len(job.pods) for job in self.namespace) >= self.quota:
+            self.facts["refused"] = "exceeded quota: pods"
+            return
+        self.created_in_round = True
+        self.facts.pop("refused", None)
+        super()._create_pod(manifest)
+
+    def round(self, *arguments: Any, **named: Any) -> Desired:
+        self.created_in_round = False
+        return super().round(*arguments, **named)
+
+
+@pytest.mark.parametrize(("spec", "facts"), GANGS)
+def test_two_jobs_that_each_have_half_of_a_quota_both_complete(spec: dict[str, Any], facts: dict[str, Any]) -> None:
+    jobs = [JobInQuota(spec=job_spec(**spec), facts=dict(facts), uid=uid) for uid in ("first", "second")]
+    JobInQuota.namespace = jobs
+    for _ in range(4):
+        for job in jobs:
+            job.round()
+    assert [len(job.pods) for job in jobs] == [2, 2]
+    for _ in range(500):
+        for job in jobs:
+            job.round()
+            job.finish_deletions()
+            if len(job.pods) == 3 and not job.holds(ConditionType.COMPLETE):
+                gate(job, False)
+                job.run()
+                job.end(CONTROLLER, 0)
+                job.settle()
+                job.vanish(CONTROLLER)
+            job.tick(5)
+    assert all(job.holds(ConditionType.COMPLETE) for job in jobs)
+
+
+# --- pods that cannot start ---
+
+NO_CLAIM = '0/2 nodes are available: persistentvolumeclaim "data" not found.'
+NOT_FOUND = 'ErrImagePull: failed to pull image "nowhere/none:1": not found'
+
+
+@pytest.mark.parametrize("waiting", [NOT_FOUND, 'CreateContainerConfigError: secret "token" not found'])
+def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) -> None:
+    cluster = created()
+    cluster.place()
+    cluster.start(CONTROLLER)
+    cluster.change_pod(POLICY_0, waiting=waiting)
+    cluster.round()
+    cluster.expect(running="PodCannotStart", running_says=f"pod demo-policy-0 cannot start: {waiting}")
+    cluster.tick(1800)
+    cluster.settled(failed="PodCannotStart", failed_says=waiting)
+
+
+def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
+    cluster = created()
+    cluster.place()
+    cluster.change_pod(CONTROLLER, waiting='InvalidImageName: couldn\'t parse image name "UPPER": invalid reference')
+    cluster.settled(phase="Failed", failed_says="InvalidImageName")
+
+
+def test_a_claim_that_does_not_exist_fails_the_job_after_the_timeout() -> None:
+    cluster = created()
+    cluster.unschedulable(NO_CLAIM, CONTROLLER, POLICY_0)
+    cluster.settled(wait=1800, scheduled_says=NO_CLAIM)
+    cluster.tick(1800)
+    cluster.settled(failed_says=NO_CLAIM)
+
+
+def test_pods_that_wait_for_room_or_run_unready_are_not_timed() -> None:
+    cluster = created()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient cpu.", *cluster.pods)
     cluster.settle()
+    cluster.tick(1_000_000)
+    cluster.settled(phase="Pending", deleting=set())
+    cluster.place()
+    cluster.start(CONTROLLER)
+    cluster.tick(60)
+    cluster.settled(running_says="pod demo-policy-0 (and 1 more) has not started")
+    cluster.expect(running_says="for images and volumes, see kubectl describe pod demo-policy-0")
+    cluster.start()
+    cluster.tick(100_000)
+    cluster.settled(phase="Pending", deleting=set(), pods={CONTROLLER, POLICY_0, POLICY_1})
+
+
+@pytest.mark.parametrize("spec", [{}, {"trainer": {"image": "registry.example/verl:1"}}])
+def test_an_outage_of_the_registry_after_progress_is_a_counted_restart(spec: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
+    if not spec:
+        cluster.reports(40)
+    cluster.end(POLICY_0, 1)
+    cluster.tick(20)
+    cluster.stop()
+    cluster.tick(400)
+    cluster.settle()
+    cluster.place()
     for name in cluster.pods:
-        cluster.change_pod(name, gated=True)
-    cluster.settle()
-    assert scheduled(cluster)[1] == "WaitingForQueue"
-    assert "team" in scheduled(cluster)[2]
+        cluster.change_pod(name, waiting="ImagePullBackOff: registry: 503")
+    cluster.tick(1801)
+    cluster.settled(phase="Recovering", restarts=2, recovering_says="ImagePullBackOff: registry: 503")
+    cluster.stop()
+    assert cluster.last.requeue_after_seconds, "the next attempt is delayed"
+    cluster.next_attempt_runs().expect(phase="Running", number=3)
