@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.reconcile.desired import Desired
 from rljob_testing.simulated_cluster import (

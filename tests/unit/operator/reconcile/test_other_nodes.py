@@ -1,4 +1,4 @@
-"""Remedies that need other nodes: a policy gets more pods, and a job leaves a node whose GPU a foreign process holds."""
+"""Remedies that need other nodes: more pods for the policy, and leaving a node whose GPU a foreign process holds."""
 
 from __future__ import annotations
 

@@ -111,7 +111,9 @@ def test_a_controller_on_a_gpu_node_is_reported() -> None:
 
 # --- pods that are not placed ---
 
-TOO_MANY = "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it again"
+TOO_MANY = (
+    "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it again"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pods around the trainer: init containers, sidecars, limits, trainers of other images, a cluster that keeps failing."""
+"""Pods around the trainer: init containers, sidecars, limits, other trainers, a cluster that keeps failing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def test_an_eviction_for_a_limit_of_the_pod_is_counted() -> None:
     cluster = SimulatedCluster().run()
     kubelet_reports(cluster, POLICY_0, EVICTED)
     cluster.round()
-    cluster.expect(reason="Evicted", message_says='pod demo-policy-0 was evicted: Usage of EmptyDir volume "tmp" exceeds')
+    cluster.expect(
+        reason="Evicted", message_says='pod demo-policy-0 was evicted: Usage of EmptyDir volume "tmp" exceeds'
+    )
     cluster.expect(message_says="raise that limit in spec.policy.template")
     fail_all_attempts(cluster, EVICTED)
     cluster.expect(failed="RestartsExhausted")
@@ -172,7 +174,14 @@ def outcome(cluster: SimulatedCluster) -> tuple[Any, ...]:
     cluster.settle()
     attempt = cluster.stored.attempts[0]  # a changed plan starts the next one at once
     holds = {type_.value: cluster.holds(type_) for type_ in ConditionType}
-    return attempt.reason, attempt.message, attempt.exit_code, holds, cluster.stored.restarts, cluster.stored.adjustments
+    return (
+        attempt.reason,
+        attempt.message,
+        attempt.exit_code,
+        holds,
+        cluster.stored.restarts,
+        cluster.stored.adjustments,
+    )
 
 
 @pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER], ids=["own", "other"])
