@@ -13,7 +13,7 @@ from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, Simu
 from tests.unit.operator.reconcile.memory_failures import FRAGMENTED, GIB, evidence, running
 
 ROLLOUT_0, ROLLOUT_1 = "demo-rollout-0", "demo-rollout-1"
-PREDICTED = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
+PREDICTED: dict[str, Any] = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
 """A model whose memory the operator can predict, and so set a limit."""
 
 
