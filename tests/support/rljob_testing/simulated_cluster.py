@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob
@@ -40,6 +40,8 @@ class OperatorDied(Exception):
 
 @dataclass
 class SimulatedCluster:
+    """A cluster with one job. Events and checks return it, for chains such as `.tick(60).settled(phase="Failed")`."""
+
     spec: dict[str, Any] = field(default_factory=job_spec)
     settings: OperatorSettings = SETTINGS
     nodes: tuple[ObservedNode, ...] = (CPU_NODE, GPU_NODE)
@@ -172,23 +174,27 @@ class SimulatedCluster:
 
     # --- people ---
 
-    def set_status(self, status: RLJobStatus | None) -> None:
+    def set_status(self, status: RLJobStatus | None) -> Self:
         self.status = status
         self._version += 1
+        return self
 
-    def change_spec(self, **overrides: Any) -> None:
+    def change_spec(self, **overrides: Any) -> Self:
         self.spec = self.spec | overrides
         self.generation += 1
         self._version += 1
+        return self
 
-    def raise_steps(self, steps: int) -> None:
+    def raise_steps(self, steps: int) -> Self:
         self.change_spec(algorithm=self.spec["algorithm"] | {"steps": steps})
+        return self
 
-    def delete_job(self) -> None:
+    def delete_job(self) -> Self:
         self.deleting = True
         self.gone = not self.finalizer
+        return self
 
-    def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
+    def delete_pod(self, name: str, grace_seconds: int | None = None) -> Self:
         """Delete gracefully. A pod that has ended or has no node is gone at once.
 
         `grace_seconds`: None is the pod's own.
@@ -202,28 +208,34 @@ class SimulatedCluster:
             self._change(name, deleting=True, deletion_grace_seconds=grace_seconds, deletion_due_at=due)
             if grace_seconds == 0:
                 del self.pods[name]
+        return self
 
     # --- scheduler and kubelets ---
 
-    def tick(self, seconds: float) -> None:
+    def tick(self, seconds: float) -> Self:
         self.now += timedelta(seconds=seconds)
+        return self
 
-    def place(self, *names: str, node: str | None = None) -> None:
+    def place(self, *names: str, node: str | None = None) -> Self:
         for name in names or tuple(self.pods):
             where = node or ("cpu-node" if self.pods[name].role == "controller" else "gpu-node")
             self._change(name, node=where, scheduled_at=self.now, unschedulable=None)
+        return self
 
-    def unschedulable(self, text: str, *names: str) -> None:
+    def unschedulable(self, text: str, *names: str) -> Self:
         for name in names:
             self._change(name, unschedulable=text)
+        return self
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str) -> Self:
         for name in names or tuple(self.pods):
             self._change(name, phase="Running", started=True, waiting=None)
+        return self
 
-    def ready(self, *names: str) -> None:
+    def ready(self, *names: str) -> Self:
         for name in names or tuple(self.pods):
             self._change(name, ready=True)
+        return self
 
     def end(
         self,
@@ -237,7 +249,7 @@ class SimulatedCluster:
         reason: str = "Error",
         text: str = "",
         sidecars: tuple[str, ...] = (),
-    ) -> None:
+    ) -> Self:
         """`message_code`: exit code in the message, if it differs from the container's. `sidecars`: containers that
         keep running, and with them the phase."""
         code = exit_code if message_code is None else message_code
@@ -249,32 +261,38 @@ class SimulatedCluster:
         end = ContainerTermination(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
         phase = "Running" if sidecars else "Failed" if exit_code else "Succeeded"
         self._change(name, phase=phase, ready=False, started=True, end=end, running_sidecars=sidecars)
+        return self
 
-    def restart(self, *names: str) -> None:
+    def restart(self, *names: str) -> Self:
         """Restart all containers of the pods in place."""
         for name in names or tuple(self.pods):
             self._change(name, restart_count=self.pods[name].restart_count + 1, ready=False, end=None)
+        return self
 
-    def vanish(self, name: str) -> None:
+    def vanish(self, name: str) -> Self:
         del self.pods[name]
+        return self
 
-    def finish_deletions(self) -> None:
+    def finish_deletions(self) -> Self:
         """Remove the pods that are being deleted, without a termination status."""
         for name in [pod.name for pod in self.pods.values() if pod.deleting]:
             del self.pods[name]
+        return self
 
-    def change_pod(self, name: str, **changes: Any) -> None:
+    def change_pod(self, name: str, **changes: Any) -> Self:
         self._change(name, **changes)
+        return self
 
     def _change(self, name: str, **changes: Any) -> None:
         self.pods[name] = replace(self.pods[name], **changes)
 
     # --- the trainer ---
 
-    def reports(self, step: int, *, attempt: int | None = None, reward: float = 0.5, **more: Any) -> None:
+    def reports(self, step: int, *, attempt: int | None = None, reward: float = 0.5, **more: Any) -> Self:
         self.report = StepReportStatus.model_validate(
             {"attempt": attempt or self.attempt.number, "step": step, "reward": reward} | {"plan": PLAN} | more
         )
+        return self
 
     # --- what a test asks ---
 
@@ -304,7 +322,7 @@ class SimulatedCluster:
     def names(self, role: str) -> list[str]:
         return sorted(pod.name for pod in self.pods.values() if pod.role == role)
 
-    def expect(self, **expected: Any) -> None:
+    def expect(self, **expected: Any) -> Self:
         """Compare facts of the job with the expected ones. The names of facts:
 
         - a field of the status, or else of its latest attempt;
@@ -314,11 +332,13 @@ class SimulatedCluster:
         """
         found = {name: self._fact(name, value) for name, value in expected.items()}
         assert found == expected, f"{found} is not {expected}"
+        return self
 
-    def settled(self, **expected: Any) -> None:
+    def settled(self, **expected: Any) -> Self:
         """Settle, and compare facts as `expect` does."""
         self.settle()
         self.expect(**expected)
+        return self
 
     def _fact(self, name: str, expected: Any) -> Any:
         subject = name.removesuffix("_says")
@@ -339,14 +359,15 @@ class SimulatedCluster:
 
     # --- the way to where most tests begin ---
 
-    def stop(self) -> None:
+    def stop(self) -> Self:
         """Let all pods go that the operator deletes."""
         for _ in range(3):
             self.settle()
             self.finish_deletions()
         self.settle()
+        return self
 
-    def run(self) -> SimulatedCluster:
+    def run(self) -> Self:
         """Run until the attempt commits steps."""
         self.settle()
         self.place()
@@ -355,12 +376,22 @@ class SimulatedCluster:
         self.settle()
         return self
 
-    def next_attempt_runs(self) -> SimulatedCluster:
+    def next_attempt_runs(self) -> Self:
         """Remove the old pods and start those of the next attempt."""
         self.stop()
         self.finish_deletions()
         self.tick(400)
         return self.run()
+
+
+def created_job(**spec: Any) -> SimulatedCluster:
+    """A job whose pods are created and not yet placed."""
+    return SimulatedCluster(spec=job_spec(**spec)).settled()
+
+
+def running_job(**spec: Any) -> SimulatedCluster:
+    """A job whose attempt commits steps."""
+    return SimulatedCluster(spec=job_spec(**spec)).run()
 
 
 CONTROLLER, POLICY_0, POLICY_1 = "demo-controller", "demo-policy-0", "demo-policy-1"

@@ -19,6 +19,7 @@ from rljob_testing.simulated_cluster import (
     PLAN,
     SimulatedCluster,
     job_spec,
+    running_job,
 )
 
 GIB = 1 << 30
@@ -45,10 +46,7 @@ def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
     if limit:
         container = {"name": "rljob", "resources": {"limits": {"memory": limit}}}
         spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
-    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
-    cluster.tick(10)
-    cluster.reports(step, memory_profile=FACTS, phase="update")
-    cluster.settle()
+    cluster = running_job(**spec).tick(10).reports(step, memory_profile=FACTS, phase="update").settled()
     return cluster
 
 

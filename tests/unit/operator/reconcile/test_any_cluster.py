@@ -182,15 +182,12 @@ class AnyCluster(RuleBasedStateMachine):
         """Once everything calms down, the job comes to its end, or waits where it was asked to."""
         cluster = self.cluster
         for _ in range(40):
-            cluster.settle()
-            cluster.finish_deletions()
+            cluster.settled().finish_deletions()
             cluster.place()
             for pod in list(cluster.pods.values()):
                 if not pod.ended:
-                    cluster.start(pod.name)
-                    cluster.ready(pod.name)
-            cluster.tick(400)
-            cluster.settle()
+                    cluster.start(pod.name).ready(pod.name)
+            cluster.tick(400).settled()
             controller = cluster.pods.get(CONTROLLER)
             all_run = len(cluster.pods) == 3 and all(pod.ready and not pod.deleting for pod in cluster.pods.values())
             if controller is not None and all_run and not cluster.deleting:
@@ -235,9 +232,7 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
             cluster.finish_deletions()
         cluster.tick(60)
         settle()
-        cluster.place()
-        cluster.start()
-        cluster.ready()
+        cluster.place().start().ready()
         settle()
         if pass_ == 1:
             pending = {"exitCode": int(code), "message": "it failed"} if in_place else None
@@ -407,5 +402,4 @@ def test_a_job_comes_to_rest_from_any_status(status: RLJobStatus, pods: tuple[Ob
     cluster = SimulatedCluster(spec=job_spec(suspend=suspend), pods={pod.name: pod for pod in pods})
     cluster.status = status
     for _ in range(5):
-        cluster.settle()
-        cluster.finish_deletions()
+        cluster.settled().finish_deletions()

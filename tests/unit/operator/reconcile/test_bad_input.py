@@ -16,7 +16,16 @@ from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_bounds import MAX_STATUS_BYTES, bounded
 from rljob_operator.reconcile.trusted_state import usable_report
 from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE, WriteBudget
-from rljob_testing.simulated_cluster import CONTROLLER, PLAN, POLICY_0, POLICY_1, START, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    PLAN,
+    POLICY_0,
+    POLICY_1,
+    START,
+    SimulatedCluster,
+    job_spec,
+    running_job,
+)
 
 UNREADABLE = {"problem": "spec.rollout.engineArgs: must not set model"}
 UNMERGEABLE = {"template": {"spec": {"containers": "rljob"}}}
@@ -35,7 +44,7 @@ def test_an_unreadable_spec_is_reported_and_resumes_once_fixed() -> None:
 
 
 def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     cluster.facts = UNREADABLE
     cluster.settled(phase="Running", stalled="InvalidSpec", stalled_says="the running attempt keeps its spec")
     cluster.end(CONTROLLER, 1, sentence="it broke", step=30)
@@ -47,7 +56,7 @@ def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> Non
 
 
 def test_a_job_that_completed_under_an_unreadable_spec_is_complete() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     cluster.facts = UNREADABLE
     for pod in (CONTROLLER, POLICY_0, POLICY_1):
         cluster.end(pod, 0)
@@ -64,30 +73,24 @@ def test_an_unmergeable_template_is_an_invalid_spec_that_can_be_suspended() -> N
     cluster.change_spec(suspend=True)
     assert cluster.settle() == Desired()
     cluster.expect(phase="Suspended")
-    cluster.change_spec(policy={"replicas": 2}, suspend=False)
-    cluster.run().expect(phase="Running", stalled=False)
+    cluster.change_spec(policy={"replicas": 2}, suspend=False).run().expect(phase="Running", stalled=False)
 
 
 # --- statuses ---
 
 
 def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=5)
-    cluster.next_attempt_runs()
+    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=5).next_attempt_runs()
     cluster.reports(20)
     pods = dict(cluster.pods)
-    cluster.set_status(None)
-    cluster.settled(number=2, phase="Running", step=20)
+    cluster.set_status(None).settled(number=2, phase="Running", step=20)
     assert cluster.pods == pods, "nothing was restarted"
-    cluster.end(CONTROLLER, 0, sentence="done", step=60)
-    cluster.stop()
-    cluster.set_status(RLJobStatus())
+    cluster.end(CONTROLLER, 0, sentence="done", step=60).stop().set_status(RLJobStatus())
     cluster.settled(phase="Complete", pods={CONTROLLER})
 
 
 def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     conditions = [
         it.model_copy(update={"status": "True"}) if it.type == "Complete" else it for it in cluster.stored.conditions
     ]
@@ -96,22 +99,16 @@ def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
 
 
 def test_times_to_come_do_not_stop_a_job() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=0)
-    cluster.stop()
+    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=0).stop()
     never = cluster.now.replace(year=9999)
     attempt = cluster.attempt.model_copy(update={"end_time": never})
     cluster.set_status(cluster.stored.model_copy(update={"attempts": [attempt], "update_time": never}))
-    cluster.settle()
-    cluster.tick(10)
+    cluster.settled().tick(10)
     cluster.run().expect(phase="Running")
 
 
 def test_pods_of_an_ended_attempt_are_deleted_in_order() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.vanish(POLICY_1)
-    cluster.change_pod(POLICY_0, attempt=0)
-    cluster.change_pod(CONTROLLER, attempt=0)
+    cluster = running_job().vanish(POLICY_1).change_pod(POLICY_0, attempt=0).change_pod(CONTROLLER, attempt=0)
     cluster.round()
     cluster.expect(deleting={CONTROLLER}, pods={CONTROLLER, POLICY_0})
 
@@ -177,48 +174,37 @@ def test_an_object_left_behind_is_reported_after_a_minute_with_advice() -> None:
 
 
 def test_an_unusable_step_report_is_reported_once() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.reports(5_000_000)
-    cluster.settle()
-    cluster.tick(60)
+    cluster = running_job().reports(5_000_000).settled().tick(60)
     cluster.settled(phase="Running", running="StepReportIgnored")
     assert cluster.events.count("StepReportIgnored") == 1
-    cluster.reports(6)
-    cluster.tick(60)
-    cluster.settled(running="StepsCommitted", step=6)
-    cluster.tick(10)
-    cluster.reports(4)
+    cluster.reports(6).tick(60).settled(running="StepsCommitted", step=6)
+    cluster.tick(10).reports(4)
     cluster.settled(step=6)  # a late report never takes steps back
 
 
 def test_a_report_from_the_future_is_not_believed() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.reports(6, attempt=9)
-    cluster.settled(running="StepReportIgnored", step=None)
+    cluster = running_job().reports(6, attempt=9).settled(running="StepReportIgnored", step=None)
     cluster.reports(3, plan=PLAN.model_copy(update={"generation": MAX_INTEGER}))
     cluster.settled(running="StepReportIgnored", plan=None)
 
 
 def test_content_from_before_the_first_attempt_is_not_believed() -> None:
     cluster = SimulatedCluster()
-    cluster.reports(60, attempt=7, reward=1.0)
-    cluster.settled(step=None, reward=None, plan=None, from_step=1)
+    cluster.reports(60, attempt=7, reward=1.0).settled(step=None, reward=None, plan=None, from_step=1)
     cluster.expect(number=8)  # attempts are numbered after those reported, even if the status is lost
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_an_impossible_time_stops_no_reconcile(time: str) -> None:
-    cluster = SimulatedCluster().run()
-    cluster.reports(3, seconds={"rollout": 1.0}, update_time=datetime.fromisoformat(time))
-    cluster.settle()
-    cluster.tick(2000)
+    cluster = running_job().reports(3, seconds={"rollout": 1.0}, update_time=datetime.fromisoformat(time))
+    cluster.settled().tick(2000)
     cluster.settled(step=3)
 
 
 @pytest.mark.parametrize(("reported_hours", "read_hours"), [(-24, -1), (1.5, 1.5), (9999, 2)])
 def test_times_lie_between_creation_and_now_or_an_hour_beyond(reported_hours: float, read_hours: float) -> None:
     reported, read = (START + timedelta(hours=hours) for hours in (reported_hours, read_hours))
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     cluster.reports(3, update_time=reported, plan_changes=[change(2, "m").model_copy(update={"time": reported})])
     report, _ = usable_report(cluster.observe(), 60, START + timedelta(hours=1))
     assert report is not None
@@ -239,8 +225,7 @@ def flip(cluster: SimulatedCluster, count: int, seconds: float = 0.0) -> None:
 
 
 def rested() -> SimulatedCluster:
-    cluster = SimulatedCluster().run()
-    cluster.tick(600)
+    cluster = running_job().tick(600)
     return cluster
 
 
@@ -261,8 +246,7 @@ def test_the_latest_state_is_written_in_the_end_and_decisions_at_once() -> None:
     assert cluster.last.is_status_delayed
     assert cluster.last.requeue_after_seconds is not None
     assert 0 < cluster.last.requeue_after_seconds <= SECONDS_PER_WRITE
-    cluster.tick(SECONDS_PER_WRITE)
-    cluster.settled(memory_pressure=True)
+    cluster.tick(SECONDS_PER_WRITE).settled(memory_pressure=True)
     flip(cluster, 100)
     cluster.change_spec(suspend=True)
     assert cluster.round().status is not None
@@ -277,8 +261,7 @@ def test_effects_that_a_trainer_reports_again_and_again_are_bounded_too() -> Non
         cluster.reports(1, plan=PLAN.model_copy(update={"generation": generation}), plan_changes=changes)
         cluster.round()
     assert cluster.status_writes - before <= BURST
-    cluster.tick(SECONDS_PER_WRITE)
-    cluster.settled(plan=PLAN.model_copy(update={"generation": 101}))
+    cluster.tick(SECONDS_PER_WRITE).settled(plan=PLAN.model_copy(update={"generation": 101}))
 
 
 def test_a_budget_refills_at_its_rate_and_not_beyond_the_burst() -> None:
@@ -332,7 +315,7 @@ def test_a_status_is_trimmed_to_its_bound_oldest_first() -> None:
 
 
 def test_a_hostile_report_leads_to_a_status_that_can_be_written() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     changes = [change(generation, "é" * 2048) for generation in range(2, 22)]
     cluster.reports(1, plan=PLAN.model_copy(update={"generation": 21}), plan_changes=changes)
     decided = reconcile(cluster.observe(), cluster.settings, cluster.now)
@@ -347,11 +330,8 @@ def test_a_job_of_1024_pods_keeps_its_status_small() -> None:
     for step in (1, 2):
         pending = {"exit_code": 83, "message": "lost a worker"}
         cluster.reports(step, attempt=cluster.attempt.number, pending_exit=pending, update_time=cluster.now)
-        cluster.tick(10)
-        cluster.settle()
-        cluster.restart()
-        cluster.ready()
-        cluster.settle()
+        cluster.tick(10).settled().restart()
+        cluster.ready().settled()
     cluster.expect(number=3, pods_of_attempt=1)
     assert [len(it.restarts_before) for it in cluster.stored.attempts] == [0, 0, 1025], "kept for the latest only"
     assert size(cluster.stored) < 100_000

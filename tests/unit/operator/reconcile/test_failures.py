@@ -12,11 +12,11 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.status import Role
 from rljob_api.step_report import Evidence
 from rljob_operator.reconcile.desired import Desired
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, created_job, running_job
 
 
 def job(steps: int = 60, **recovery: int) -> SimulatedCluster:
-    return SimulatedCluster(spec=job_spec(recovery=recovery, steps=steps)).run()
+    return running_job(recovery=recovery, steps=steps)
 
 
 def fail(cluster: SimulatedCluster, step: int = 0) -> None:
@@ -28,8 +28,7 @@ def fail(cluster: SimulatedCluster, step: int = 0) -> None:
     [(ExitCode.ERROR, "Error"), (ExitCode.OUTPUT_UNAVAILABLE, "OutputUnavailable"), (137, "Error"), (42, "Error")],
 )
 def test_a_failure_that_may_pass_is_a_counted_restart(code: int, reason: str) -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, code, sentence="what happened, and what to do", step=3)
+    cluster = running_job().end(CONTROLLER, code, sentence="what happened, and what to do", step=3)
     cluster.round()
     cluster.expect(reason=reason, exit_code=code, to_step=3, message="what happened, and what to do")
     cluster.expect(phase="Recovering", restarts=1, recovering_says="what happened, and what to do (restart 1 of 3)")
@@ -40,12 +39,10 @@ def test_a_failure_that_may_pass_is_a_counted_restart(code: int, reason: str) ->
     ("code", "reason"), [(ExitCode.BAD_INPUT, "BadInput"), (ExitCode.INVALID_MANIFEST, "TrainerError")]
 )
 def test_bad_input_fails_the_job_with_the_trainers_message(code: ExitCode, reason: str) -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, code, sentence="the task has no reward: write spec.task.reward")
+    cluster = running_job().end(CONTROLLER, code, sentence="the task has no reward: write spec.task.reward")
     cluster.settled(phase="Failed", failed=reason)
     cluster.expect(failed_says="the task has no reward: write spec.task.reward. The job resumes after")
-    cluster.finish_deletions()
-    cluster.expect(pods={CONTROLLER})
+    cluster.finish_deletions().expect(pods={CONTROLLER})
     assert cluster.settle() == Desired()
 
 
@@ -54,8 +51,7 @@ def test_exhausted_restarts_fail_the_job_with_an_account() -> None:
     for _ in range(2):
         fail(cluster)
         cluster.next_attempt_runs()
-    cluster.end(CONTROLLER, 83, sentence="rank 1 died", step=0)
-    cluster.tick(20)
+    cluster.end(CONTROLLER, 83, sentence="rank 1 died", step=0).tick(20)
     cluster.settled(failed="RestartsExhausted", recovering="GivenUp")
     account = "all restarts are used, recovery.maxRestarts is 2; earlier attempts: 1: Error, 2: Error"
     cluster.expect(failed_says=f"attempt 3 failed: rank 1 died ({account})")
@@ -84,11 +80,9 @@ def test_restarts_without_progress_back_off_to_five_minutes() -> None:
     waits = []
     for _ in range(7):
         fail(cluster)
-        cluster.stop()
-        cluster.expect(scheduled="WaitingToRestart")
+        cluster.stop().expect(scheduled="WaitingToRestart")
         waits.append(cluster.last.requeue_after_seconds or 0)
-        cluster.tick(waits[-1])
-        cluster.run()
+        cluster.tick(waits[-1]).run()
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
@@ -96,18 +90,15 @@ def test_the_next_attempt_starts_once_all_old_pods_are_gone() -> None:
     cluster = job()
     fail(cluster, step=5)
     cluster.settled(pods={POLICY_0, POLICY_1}, deleting={POLICY_0, POLICY_1})
-    cluster.tick(3600)
-    cluster.settled(number=1)
-    cluster.vanish(POLICY_0)
-    cluster.settled(number=1)
+    cluster.tick(3600).settled(number=1)
+    cluster.vanish(POLICY_0).settled(number=1)
     cluster.vanish(POLICY_1)
     cluster.settled(number=2, pods={CONTROLLER, POLICY_0, POLICY_1})  # at once, after progress
 
 
 def test_a_worker_killed_for_host_memory_is_named_with_its_limit() -> None:
     template = {"spec": {"containers": [{"name": "rljob", "resources": {"limits": {"memory": "8Gi"}}}]}}
-    cluster = SimulatedCluster(spec=job_spec(policy={"replicas": 2, "template": template})).run()
-    cluster.end(POLICY_1, 137, reason="OOMKilled")
+    cluster = running_job(policy={"replicas": 2, "template": template}).end(POLICY_1, 137, reason="OOMKilled")
     cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-1 is gone")
     cluster.round()
     cluster.expect(reason="HostOutOfMemory", restarts=1)
@@ -126,7 +117,7 @@ def test_a_worker_killed_for_host_memory_is_named_with_its_limit() -> None:
     ],
 )
 def test_advice_names_the_template_of_the_failed_process(role: Role | None, pod: str, template: str) -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     if role:
         evidence = Evidence(time=cluster.now, attempt=1, role=role, rank=1, step=4, message="low on memory")
         cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="low on memory.", step=3, evidence=evidence)
@@ -151,8 +142,7 @@ def the_controller_runs_out(cluster: SimulatedCluster) -> None:
 
 
 def another_worker_follows(cluster: SimulatedCluster) -> None:
-    cluster.end(POLICY_1, ExitCode.WORKER_LOST)
-    cluster.settled(reason=None)
+    cluster.end(POLICY_1, ExitCode.WORKER_LOST).settled(reason=None)
     cluster.end(POLICY_0, 137, reason="OOMKilled")
 
 
@@ -173,8 +163,7 @@ def the_worker_reports_a_kill(cluster: SimulatedCluster) -> None:
     ],
 )
 def test_pods_have_a_moment_to_report_the_cause(first: Any, then: Any, reason: str, message: str) -> None:
-    cluster = SimulatedCluster().run()
-    cluster.tick(60)
+    cluster = running_job().tick(60)
     first(cluster)
     cluster.settled(reason=None, wait=20)
     cluster.tick(3 if then else 20)
@@ -201,12 +190,8 @@ def test_a_pod_that_the_cluster_takes_away_costs_no_restart(disruption: str | No
 
 
 def test_a_drained_worker_ends_the_controller_first() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.delete_pod(POLICY_0)
-    cluster.settled(deleting={POLICY_0, CONTROLLER})
-    cluster.reports(7)
-    cluster.end(CONTROLLER, ExitCode.TERMINATED, sentence="stopped by SIGTERM", step=7)
-    cluster.settle()
+    cluster = running_job().delete_pod(POLICY_0).settled(deleting={POLICY_0, CONTROLLER})
+    cluster.reports(7).end(CONTROLLER, ExitCode.TERMINATED, sentence="stopped by SIGTERM", step=7).settled()
     assert cluster.pods[POLICY_1].deleting
     cluster.next_attempt_runs().expect(from_step=8, restarts=0)
     first = cluster.stored.attempts[0]
@@ -214,25 +199,19 @@ def test_a_drained_worker_ends_the_controller_first() -> None:
 
 
 def test_a_vanished_pod_ends_the_attempt_once_all_were_placed() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.vanish(POLICY_1)
-    cluster.settled(number=1, pods={CONTROLLER, POLICY_0, POLICY_1})
-    cluster.run()
-    cluster.vanish(POLICY_1)
-    cluster.settled(reason="PodsDisrupted", message="pod demo-policy-1 is gone")
+    cluster = created_job().vanish(POLICY_1).settled(number=1, pods={CONTROLLER, POLICY_0, POLICY_1})
+    cluster.run().vanish(POLICY_1).settled(reason="PodsDisrupted", message="pod demo-policy-1 is gone")
 
 
 def test_out_of_memory_is_never_taken_for_a_disruption() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.delete_pod(POLICY_0)
+    cluster = running_job().delete_pod(POLICY_0)
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out of GPU memory")
     cluster.round()
     cluster.expect(reason="DeviceOutOfMemory", restarts=1)
 
 
 def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     running_since = cluster.condition(ConditionType.RUNNING).last_transition_time
     cluster.tick(100)
     cluster.facts = {"step_report_problem": "step: not a number"}

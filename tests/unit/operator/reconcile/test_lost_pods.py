@@ -21,6 +21,7 @@ from rljob_testing.simulated_cluster import (
     SETTINGS,
     OperatorDied,
     SimulatedCluster,
+    created_job,
     job_spec,
 )
 
@@ -64,20 +65,17 @@ def pass_time(cluster: SimulatedCluster, seconds: float) -> None:
     """The operator looks when it asked to; the kubelets that still report end their pods."""
     until = cluster.now + timedelta(seconds=seconds)
     while cluster.now < until:
-        cluster.settle()
+        cluster.settled()
         for pod in list(cluster.pods.values()):
             if pod.deleting and pod.node != "lost-node":
                 cluster.vanish(pod.name)
-        cluster.settle()
+        cluster.settled()
         wait = cluster.last.requeue_after_seconds
         cluster.tick(min(wait or seconds, (until - cluster.now).total_seconds()))
 
 
 def bring_up(cluster: SimulatedCluster, name: str) -> None:
-    cluster.place(name)
-    cluster.start(name)
-    cluster.ready(name)
-    cluster.settle()
+    cluster.place(name).start(name).ready(name).settled()
 
 
 # --- lost nodes ---
@@ -158,13 +156,11 @@ def test_a_pod_that_a_finalizer_keeps_is_removed_by_force_once() -> None:
 
 
 def test_a_pod_without_a_node_that_a_finalizer_keeps_is_reported() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
+    cluster = created_job()
     cluster.change_pod(POLICY_0, deleting=True, deletion_grace_seconds=0, deletion_due_at=cluster.now)
     cluster.change_spec(suspend=True)
     for _ in range(4):
-        cluster.tick(30)
-        cluster.settle()
+        cluster.tick(30).settled()
     cluster.expect(stalled="PodNotTerminating")
     cluster.expect(stalled_says="it has no node. A finalizer keeps it: kubectl describe pod")
 
@@ -199,8 +195,7 @@ def test_a_deleted_job_reports_the_lost_controller_that_keeps_it() -> None:
     cluster.finalizer = False  # a person removes it; another finalizer keeps the job
     assert cluster.round().finalizer is None
     cluster.finalizer = True
-    cluster.vanish(CONTROLLER)
-    cluster.settle()
+    cluster.vanish(CONTROLLER).settled()
     assert cluster.gone
 
 
@@ -246,21 +241,17 @@ def test_a_vanished_rollout_pod_is_created_again_in_the_same_attempt() -> None:
 def test_what_is_left_of_a_lost_pod_is_deleted(lost: dict[str, Any]) -> None:
     cluster = running()
     before = cluster.pods[ROLLOUT_1].uid
-    cluster.change_pod(ROLLOUT_1, **lost)
-    cluster.settled(reason=None)
+    cluster.change_pod(ROLLOUT_1, **lost).settled(reason=None)
     assert cluster.pods[ROLLOUT_1].uid != before
 
 
 def test_a_second_pod_is_replaced_while_the_first_still_terminates() -> None:
     cluster = running(rollouts=3)
-    cluster.delete_pod(ROLLOUT_1)
-    cluster.settled(deleting={ROLLOUT_1})
+    cluster.delete_pod(ROLLOUT_1).settled(deleting={ROLLOUT_1})
     before = cluster.pods[ROLLOUT_2].uid
-    cluster.vanish(ROLLOUT_2)
-    cluster.settled(deleting={ROLLOUT_1}, pod_replacements=2)
+    cluster.vanish(ROLLOUT_2).settled(deleting={ROLLOUT_1}, pod_replacements=2)
     assert cluster.pods[ROLLOUT_2].uid != before
-    cluster.finish_deletions()
-    cluster.settled(deleting=set(), number=1)
+    cluster.finish_deletions().settled(deleting=set(), number=1)
     assert ROLLOUT_1 in cluster.pods
 
 
@@ -269,8 +260,7 @@ def test_a_pod_on_a_lost_node_is_removed_and_replaced() -> None:
     lose_node(cluster)
     cluster.delete_pod(ROLLOUT_1)  # as the node controller does
     for _ in range(20):
-        cluster.tick(30)
-        cluster.settle()
+        cluster.tick(30).settled()
     assert cluster.pods[ROLLOUT_1].node is None
     assert cluster.events.count("PodRemoved") == 1
     cluster.expect(number=1)
@@ -311,15 +301,13 @@ def test_otherwise_the_attempt_ends_and_is_not_counted(also: Any) -> None:
     also(cluster)
     cluster.vanish(ROLLOUT_1)
     for _ in range(3):
-        cluster.tick(10)
-        cluster.settle()
+        cluster.tick(10).settled()
     cluster.expect(reason="PodsDisrupted", restarts=0)
 
 
 def test_the_only_rollout_pod_ends_the_attempt() -> None:
     cluster = running(rollouts=1)
-    cluster.vanish(ROLLOUT_0)
-    cluster.settled(reason="PodsDisrupted")
+    cluster.vanish(ROLLOUT_0).settled(reason="PodsDisrupted")
 
 
 @pytest.mark.parametrize(
@@ -332,8 +320,7 @@ def test_the_only_rollout_pod_ends_the_attempt() -> None:
 )
 def test_a_rollout_pod_that_exceeded_a_limit_is_a_failure(change: dict[str, Any], reason: str) -> None:
     cluster = running()
-    cluster.change_pod(ROLLOUT_1, phase="Failed", ready=False, **change)
-    cluster.settled(reason=reason)
+    cluster.change_pod(ROLLOUT_1, phase="Failed", ready=False, **change).settled(reason=reason)
 
 
 @pytest.mark.parametrize("writes", range(6))
@@ -351,28 +338,24 @@ def test_an_operator_that_is_killed_at_any_write_replaces_it_once(writes: int) -
 def test_as_many_pods_are_replaced_as_the_limit_allows() -> None:
     cluster = running()
     for _ in range(MAX_REPLACEMENTS):
-        cluster.vanish(ROLLOUT_1)
-        cluster.settle()
+        cluster.vanish(ROLLOUT_1).settled()
         bring_up(cluster, ROLLOUT_1)
         cluster.tick(60)
     cluster.expect(reason=None, pod_replacements=MAX_REPLACEMENTS)
-    cluster.vanish(ROLLOUT_1)
-    cluster.settled(reason="PodsDisrupted")
+    cluster.vanish(ROLLOUT_1).settled(reason="PodsDisrupted")
     assert cluster.events.count("ReplacingPod") == MAX_REPLACEMENTS
 
 
 def test_a_node_that_refuses_each_new_pod_causes_no_busy_loop() -> None:
     cluster = running()
-    cluster.vanish(ROLLOUT_1)
-    cluster.settle()
+    cluster.vanish(ROLLOUT_1).settled()
     pods = set()
     for _ in range(120):
         if cluster.pods[ROLLOUT_1].node is None:
             cluster.place(ROLLOUT_1)
             cluster.change_pod(ROLLOUT_1, phase="Failed", disruption="UnexpectedAdmissionError")
         pods.add(cluster.pods[ROLLOUT_1].uid)
-        cluster.settle()
-        cluster.tick(min(1.0, cluster.last.requeue_after_seconds or 1.0))
+        cluster.settled().tick(min(1.0, cluster.last.requeue_after_seconds or 1.0))
     assert 4 <= len(pods) <= 5
     why = "pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)"
     cluster.expect(reason=None, running_says=why)
@@ -380,14 +363,10 @@ def test_a_node_that_refuses_each_new_pod_causes_no_busy_loop() -> None:
 
 def test_a_new_pod_that_neither_starts_nor_ends_causes_no_busy_loop() -> None:
     cluster = running()
-    cluster.vanish(ROLLOUT_1)
-    cluster.settle()
-    cluster.place(ROLLOUT_1)
-    cluster.tick(60)
-    cluster.delete_pod(ROLLOUT_1)
+    cluster.vanish(ROLLOUT_1).settled().place(ROLLOUT_1)
+    cluster.tick(60).delete_pod(ROLLOUT_1)
     for _ in range(4):
-        cluster.tick(900)
-        cluster.settled(wait=60, reason=None)
+        cluster.tick(900).settled(wait=60, reason=None)
 
 
 @pytest.mark.parametrize(
@@ -399,11 +378,8 @@ def test_a_new_pod_that_neither_starts_nor_ends_causes_no_busy_loop() -> None:
 )
 def test_running_names_the_reason_why_a_new_pod_does_not_come(facts: dict[str, Any], why: str) -> None:
     cluster = running()
-    cluster.vanish(ROLLOUT_1)
-    cluster.settle()
-    cluster.change_pod(ROLLOUT_1, **facts)
-    cluster.tick(20)
-    cluster.settled(running_says=f"without demo-rollout-1, which the operator replaces: {why}")
+    cluster.vanish(ROLLOUT_1).settled().change_pod(ROLLOUT_1, **facts)
+    cluster.tick(20).settled(running_says=f"without demo-rollout-1, which the operator replaces: {why}")
 
 
 def its_creation_is_refused(cluster: SimulatedCluster) -> None:
@@ -422,7 +398,7 @@ def its_node_is_lost(cluster: SimulatedCluster) -> None:
 def test_a_controller_that_works_without_it_has_time_to_commit(lose: Any, stop: Any) -> None:
     cluster = running()
     lose(cluster)
-    cluster.settle()
+    cluster.settled()
     stop(cluster)
-    cluster.settle()
+    cluster.settled()
     assert cluster.pods[CONTROLLER].deletion_grace_seconds == cluster.settings.termination_grace_seconds

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.pod_layout import PodLayout
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec, running_job
 from tests.unit.operator.reconcile.memory_failures import FRAGMENTED, GIB, evidence, running
 
 ROLLOUT_0, ROLLOUT_1 = "demo-rollout-0", "demo-rollout-1"
@@ -23,8 +23,7 @@ def limited(memory: str) -> dict[str, Any]:
 
 def kill(cluster: SimulatedCluster, pod: str = POLICY_1, times: int = 1) -> SimulatedCluster:
     for _ in range(times):
-        cluster.end(pod, 137, reason="OOMKilled")
-        cluster.next_attempt_runs()
+        cluster.end(pod, 137, reason="OOMKilled").next_attempt_runs()
     return cluster
 
 
@@ -136,8 +135,7 @@ def test_a_pod_killed_for_its_memory_stands_for_the_first_process_in_it(
     pod: str, job: dict[str, Any], rank: int
 ) -> None:
     cluster = running(**job)
-    cluster.end(pod, 137, reason="OOMKilled")
-    cluster.settle()
+    cluster.end(pod, 137, reason="OOMKilled").settled()
     (change,) = cluster.stored.plan_changes
     assert (change.role, change.rank, change.diagnosis.class_name) == (pod.split("-")[1], rank, "HostMemory")
 
@@ -146,7 +144,7 @@ def test_the_limit_of_the_pod_that_the_engine_is_in_is_raised() -> None:
     cluster = running(**disaggregated(gpusPerReplica=4))
     found = evidence(cluster, role="rollout", rank=7, message="MemoryError: Unable to allocate 1.00 GiB for an array")
     cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="engine 7 ran out", step=3, evidence=found)
-    cluster.settle()
+    cluster.settled()
     (change,) = cluster.stored.plan_changes
     assert (change.remedy.setting, change.remedy.after) == ("hostMemory", "12Gi")
 
@@ -192,7 +190,7 @@ BOUND: dict[str, Any] = {"recovery": {"maxHostMemory": "4Gi"}}
 def other_trainer(gpus: int = 1, trainer: dict[str, Any] | None = None, **spec: Any) -> SimulatedCluster:
     policy = {"replicas": 2 if gpus else 1, "gpusPerReplica": gpus, "template": limited("1Gi")}
     image = {"image": "registry.example/trl:1"}
-    return SimulatedCluster(spec=job_spec(trainer=image | (trainer or {}), policy=policy, **spec)).run()
+    return running_job(trainer=image | (trainer or {}), policy=policy, **spec)
 
 
 def probe_reports(cluster: SimulatedCluster, code: int, message: str, pod: str = POLICY_0) -> None:
@@ -263,6 +261,5 @@ def test_a_job_of_another_trainer_without_a_remedy_is_explained(
 def test_an_outlived_memory_message_does_not_fail_a_complete_job(code: ExitCode) -> None:
     cluster = other_trainer()
     found = evidence(cluster, rank=0)
-    cluster.end(POLICY_0, 0, sentence="out of memory", message_code=code, evidence=found)
-    cluster.end(POLICY_1, 0)
+    cluster.end(POLICY_0, 0, sentence="out of memory", message_code=code, evidence=found).end(POLICY_1, 0)
     cluster.settled(phase="Complete", failed=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.simulated_cluster import CONTROLLER, PLAN, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, PLAN, POLICY_1, running_job
 from tests.unit.operator.reconcile.memory_failures import (
     GIB,
     evidence,
@@ -47,8 +47,7 @@ def test_an_out_of_memory_job_restarts_at_once_under_a_new_plan() -> None:
     assert last is not None
     assert (last.step, last.diagnosis) == (1, first.diagnosis)
     cluster.next_attempt_runs()
-    cluster.reports(1)
-    cluster.settle()
+    cluster.reports(1).settled()
     assert cluster.events == ["OutOfMemory", "PlanChanged", "AttemptStarted", "Recovered"]
     (change,) = cluster.stored.plan_changes
     assert change.seconds_to_recover == (cluster.now - change.time).total_seconds() > 0
@@ -76,7 +75,7 @@ def test_progress_gives_adjustments_back() -> None:
 
 
 def test_a_pinned_setting_in_the_way_is_named_with_what_to_write() -> None:
-    cluster = SimulatedCluster(spec=job_spec(memory={"detachMetrics": "Disabled"})).run()
+    cluster = running_job(memory={"detachMetrics": "Disabled"})
     cluster.reports(3, plan=PLAN.model_copy(update={"detach_metrics": False}))
     kept_graphs = evidence(cluster, diagnoses=[LEAK])
     cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=3, evidence=kept_graphs)
@@ -93,8 +92,7 @@ def test_a_fixed_plan_makes_a_failure_an_explained_restart() -> None:
 
 
 def test_a_trainer_that_dies_before_it_has_a_plan_is_restarted() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out while loading")
+    cluster = running_job().end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out while loading")
     cluster.settled(restarts=1, plan=None)
 
 
@@ -103,9 +101,8 @@ def test_a_trainer_that_dies_before_it_has_a_plan_is_restarted() -> None:
 
 def test_the_step_report_replaces_a_missing_termination_message() -> None:
     cluster = running()
-    cluster.reports(3, last_evidence=evidence(cluster, rank=0))
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY)
-    cluster.settle()
+    cluster.reports(3, last_evidence=evidence(cluster, rank=0)).end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY)
+    cluster.settled()
     (change,) = cluster.stored.plan_changes
     assert (change.rank, change.diagnosis.class_name) == (0, "Fragmentation")
 
@@ -114,8 +111,7 @@ def test_an_exit_code_of_memory_outweighs_an_unrelated_message() -> None:
     cluster = running()
     unknown = {"class": "Unknown", "confidence": 0.5, "message": "memory ran out"}
     found = evidence(cluster, message="found 10 MiB, expected more", diagnoses=[unknown])
-    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", evidence=found)
-    cluster.settle()
+    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", evidence=found).settled()
     diagnosis = cluster.attempt.diagnosis
     assert diagnosis is not None
     assert (diagnosis.class_name, diagnosis.message) == ("SharedMemory", "found 10 MiB, expected more")
@@ -125,10 +121,8 @@ def test_a_handled_failures_message_is_not_read_again() -> None:
     cluster = running()
     handled = evidence(cluster, rank=0)
     cluster.reports(3, last_evidence=handled, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)])
-    cluster.settle()
-    cluster.tick(5)
-    cluster.end(POLICY_1, ExitCode.SHARED_MEMORY_EXHAUSTED, text="No space left on device")
-    cluster.settle()
+    cluster.settled().tick(5)
+    cluster.end(POLICY_1, ExitCode.SHARED_MEMORY_EXHAUSTED, text="No space left on device").settled()
     diagnosis = cluster.attempt.diagnosis
     assert diagnosis is not None
     assert diagnosis.class_name == "SharedMemory"
@@ -165,8 +159,7 @@ def test_a_preventive_change_costs_no_adjustment() -> None:
 def test_changes_during_an_outage_are_applied_in_order() -> None:
     cluster = running()
     changes = [trainers_change(cluster, generation) for generation in (2, 3, 4)]
-    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes)
-    cluster.tick(60)
+    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes).tick(60)
     out_of_device_memory(cluster)
     cluster.settled(adjustments=4)
     assert [change.generation for change in cluster.stored.plan_changes] == [2, 3, 4, 5]
@@ -174,29 +167,24 @@ def test_changes_during_an_outage_are_applied_in_order() -> None:
 
 def test_a_change_made_on_a_warning_does_not_hide_the_recovery_before_it() -> None:
     cluster = running()
-    cluster.reports(3, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)])
-    cluster.tick(10)
+    cluster.reports(3, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)]).tick(10)
     cluster.settled(recovering=True)
     changes = [trainers_change(cluster, seconds_to_recover=2.0), trainers_change(cluster, 3, preventive=True, step=5)]
-    cluster.reports(4, plan=PLAN.model_copy(update={"generation": 3}), plan_changes=changes)
-    cluster.tick(10)
+    cluster.reports(4, plan=PLAN.model_copy(update={"generation": 3}), plan_changes=changes).tick(10)
     cluster.settled(recovering=False)
 
 
 def test_the_trainer_does_not_set_what_its_pods_are_given() -> None:
     cluster = running(limit="8Gi", recovery={"maxHostMemory": "12Gi"})
-    cluster.end(POLICY_1, 137, reason="OOMKilled")
-    cluster.next_attempt_runs()
+    cluster.end(POLICY_1, 137, reason="OOMKilled").next_attempt_runs()
     greedy = PLAN.model_copy(update={"generation": 9, "host_memory_bytes": 900 * GIB, "excluded_nodes": ["gpu-node"]})
-    cluster.reports(3, plan=greedy)
-    cluster.tick(10)
+    cluster.reports(3, plan=greedy).tick(10)
     cluster.settled(plan=greedy.model_copy(update={"host_memory_bytes": 12 * GIB, "excluded_nodes": []}))
 
 
 def test_a_report_that_cannot_be_believed_changes_no_plan() -> None:
     cluster = running()
-    cluster.reports(3, attempt=7, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)])
-    cluster.tick(10)
+    cluster.reports(3, attempt=7, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)]).tick(10)
     cluster.settled(plan=PLAN, adjustments=0)
 
 
@@ -212,10 +200,8 @@ def test_memory_that_is_about_to_run_out_is_reported_until_it_is_not() -> None:
         cluster.expect(memory_pressure=True)
         cluster.tick(20)
     assert cluster.events.count("MemoryPressure") == 1
-    cluster.reports(6)
-    cluster.settled(memory_pressure="EnoughMemory")
-    cluster.reports(7, memory_pressure=PRESSURE)
-    cluster.settled(memory_pressure=True)
+    cluster.reports(6).settled(memory_pressure="EnoughMemory")
+    cluster.reports(7, memory_pressure=PRESSURE).settled(memory_pressure=True)
     cluster.end(CONTROLLER, 1, sentence="it broke", step=7)
     cluster.settled(memory_pressure=False)  # that of an attempt ends with it
 
@@ -228,8 +214,7 @@ def test_a_step_that_trained_on_nothing_degrades_the_job_until_one_learns() -> N
         cluster.expect(degraded=True)
         cluster.tick(20)
     assert cluster.events.count("Degraded") == 1
-    cluster.reports(6)
-    cluster.settled(degraded="NoWarning")
+    cluster.reports(6).settled(degraded="NoWarning")
     cluster.reports(60, training_warning={"reason": "RewardsEqual", "message": "equal rewards"})
     cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
     cluster.settled(complete=True, degraded="RewardsEqual")

@@ -84,8 +84,7 @@ def test_pods_learn_of_the_growth_by_the_plan_and_the_manifest_stays() -> None:
 def test_a_queue_gets_the_whole_group() -> None:
     spec = job_spec(policy={"replicas": 1}, queueName="gpus", recovery=NO_SETTING_LEFT | {"maxGpus": 2})
     cluster = SimulatedCluster(spec=spec, facts={"kueue_installed": True}).run()
-    cluster.reports(3, memory_profile=FACTS, phase="update")
-    cluster.settle()
+    cluster.reports(3, memory_profile=FACTS, phase="update").settled()
     written = created_after_growth(cluster)
     pods = [manifest for name, manifest in written.items() if name.startswith("Pod/")]
     assert [pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in pods] == ["3"] * 3
@@ -111,8 +110,7 @@ def test_a_cluster_without_so_many_gpus_is_named() -> None:
     cluster = growing(most=16)
     cluster.nodes = (CPU_NODE, ObservedNode("gpu-node", gpus=1, usable=True))
     out_of_memory(cluster)
-    cluster.stop()
-    cluster.unschedulable("0/2 nodes are available", POLICY_1)
+    cluster.stop().unschedulable("0/2 nodes are available", POLICY_1)
     cluster.settled(scheduled="Unschedulable", scheduled_says=f"{GROWN} because it ran out of memory")
     too_few = "the job requests 2 nvidia.com/gpu, but all usable nodes together have 1: add nodes"
     cluster.expect(scheduled=False, scheduled_says=too_few)
@@ -121,14 +119,11 @@ def test_a_cluster_without_so_many_gpus_is_named() -> None:
 def test_a_quota_that_refuses_the_grown_policy_comes_with_the_way_back() -> None:
     cluster = growing()
     out_of_memory(cluster)
-    cluster.settle()
-    cluster.finish_deletions()
+    cluster.settled().finish_deletions()
     cluster.facts = {"refused": "exceeded quota: gpus"}
     cluster.settled(scheduled="PodsRefused", scheduled_says=f"exceeded quota: gpus; {GROWN}")
     cluster.facts = {}
-    cluster.change_spec(suspend=True)
-    cluster.settle()
-    cluster.change_spec(suspend=False, recovery=NO_SETTING_LEFT)
+    cluster.change_spec(suspend=True).settled().change_spec(suspend=False, recovery=NO_SETTING_LEFT)
     cluster.next_attempt_runs()
     assert cluster.names("policy") == [POLICY_0]
 
@@ -139,11 +134,9 @@ def test_a_lower_limit_shrinks_the_policy_in_the_next_attempt(recovery: dict[str
     for _ in range(2):
         out_of_memory(cluster)
         cluster.next_attempt_runs()
-    cluster.change_spec(recovery=NO_SETTING_LEFT | recovery)
-    cluster.settled(phase="Running")
+    cluster.change_spec(recovery=NO_SETTING_LEFT | recovery).settled(phase="Running")
     assert len(cluster.names("policy")) == 4, "the running attempt keeps its pods"
-    cluster.delete_pod(POLICY_0)
-    cluster.next_attempt_runs()
+    cluster.delete_pod(POLICY_0).next_attempt_runs()
     assert cluster.names("policy") == [POLICY_0]
 
 
@@ -169,17 +162,12 @@ def held_by_foreign_processes(times: int, nodes: tuple[ObservedNode, ...], **spe
     given = {"policy": {"replicas": 1, "gpusPerReplica": 1}, **SLEEPING_ENGINE, **spec}
     cluster = SimulatedCluster(spec=job_spec(**given), nodes=nodes)
     for attempt in range(1, times + 1):
-        cluster.stop()
-        cluster.tick(400)
-        cluster.settle()
-        cluster.place(POLICY_0, node="gpu-node")
-        cluster.start()
-        cluster.ready()
-        cluster.settle()
+        cluster.stop().tick(400).settled().place(POLICY_0, node="gpu-node")
+        cluster.start().ready().settled()
         found = {"time": cluster.now, "attempt": attempt, "role": "policy", "rank": 0, "step": 1, "message": STRANGER}
         reported = Evidence.model_validate(found)
         cluster.end(POLICY_0, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=reported)
-    cluster.settle()
+    cluster.settled()
     return cluster
 
 
@@ -194,8 +182,7 @@ def test_processes_are_restarted_first_and_then_the_node_is_left() -> None:
     assert [change.remedy.setting for change in cluster.stored.plan_changes] == ["processes", "excludedNodes"]
     assert excluded(cluster) == ["gpu-node"]
     cluster.expect(recovering_says="(adjustment 2 of 6)")
-    cluster.stop()
-    cluster.unschedulable("0/2 nodes are available", POLICY_0)
+    cluster.stop().unschedulable("0/2 nodes are available", POLICY_0)
     cluster.settled(scheduled_says="0/2 nodes are available; the memory plan excludes gpu-node: add another node")
 
 

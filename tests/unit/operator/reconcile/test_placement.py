@@ -19,6 +19,7 @@ from rljob_testing.simulated_cluster import (
     SETTINGS,
     SimulatedCluster,
     job_spec,
+    running_job,
 )
 
 NO_GPUS_LEFT = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
@@ -28,7 +29,7 @@ GANGS: list[Any] = [({}, {}), ({"gang": "Volcano"}, VOLCANO), ({"queueName": "te
 
 def created(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None) -> SimulatedCluster:
     cluster = SimulatedCluster(spec=job_spec(**spec or {}), facts=dict(facts or {}))
-    cluster.settle()
+    cluster.settled()
     return cluster
 
 
@@ -100,11 +101,8 @@ def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
 
 def test_a_controller_on_a_gpu_node_is_reported() -> None:
     cluster = SimulatedCluster(nodes=(GPU_NODE,))
-    cluster.settle()
-    cluster.place(node="gpu-node")
-    cluster.start()
-    cluster.ready()
-    cluster.settled(scheduled="ControllerOnGpuNode")
+    cluster.settled().place(node="gpu-node")
+    cluster.start().ready().settled(scheduled="ControllerOnGpuNode")
     cluster.expect(scheduled=True)
     assert cluster.events == ["ControllerOnGpuNode"]
 
@@ -142,25 +140,19 @@ TOO_MANY = (
 )
 def test_an_unplaced_pod_is_explained(spec: dict[str, Any], pods: list[str], text: str, message: str) -> None:
     cluster = created(spec)
-    cluster.unschedulable(text, *pods)
-    cluster.settled(scheduled="Unschedulable", scheduled_says=message)
+    cluster.unschedulable(text, *pods).settled(scheduled="Unschedulable", scheduled_says=message)
     cluster.expect(scheduled=False)
 
 
 def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
     cluster = created()
-    cluster.place(CONTROLLER, POLICY_0)
-    cluster.unschedulable(NO_GPUS_LEFT, POLICY_1)
-    cluster.settled(wait=600)
+    cluster.place(CONTROLLER, POLICY_0).unschedulable(NO_GPUS_LEFT, POLICY_1).settled(wait=600)
     waits = []
     for retry in range(6):
-        cluster.tick(600)
-        cluster.stop()
+        cluster.tick(600).stop()
         cluster.expect(pods=set(), scheduled="PlacementTimedOut", scheduled_says=f"only {1 if retry else 2} of 3 pods")
         waits.append(cluster.last.requeue_after_seconds or 0)
-        cluster.tick(waits[-1])
-        cluster.settle()
-        cluster.place(CONTROLLER)
+        cluster.tick(waits[-1]).settled().place(CONTROLLER)
     assert 60 <= waits[0] <= 90
     assert [wait / waits[0] for wait in waits] == pytest.approx([1, 2, 4, 8, 10, 10], abs=0.05)
     cluster.run().expect(phase="Running", restarts=0, placement_retries=6)
@@ -169,9 +161,7 @@ def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None
 
 def test_the_placement_timeout_starts_with_the_last_placed_pod() -> None:
     cluster = created()
-    cluster.tick(5000)
-    cluster.place(CONTROLLER)
-    cluster.settled(pods={CONTROLLER, POLICY_0, POLICY_1}, deleting=set())
+    cluster.tick(5000).place(CONTROLLER).settled(pods={CONTROLLER, POLICY_0, POLICY_1}, deleting=set())
 
 
 def test_pods_created_after_a_crash_get_their_placement_time() -> None:
@@ -179,10 +169,8 @@ def test_pods_created_after_a_crash_get_their_placement_time() -> None:
     cluster.place(CONTROLLER)
     for name in (POLICY_0, POLICY_1):
         cluster.vanish(name)
-    cluster.tick(1000)
-    cluster.settled(wait=600, pods={CONTROLLER, POLICY_0, POLICY_1})
-    cluster.tick(600)
-    cluster.settle()
+    cluster.tick(1000).settled(wait=600, pods={CONTROLLER, POLICY_0, POLICY_1})
+    cluster.tick(600).settled()
     assert cluster.pods[CONTROLLER].deleting
 
 
@@ -204,12 +192,10 @@ def test_half_placed_pods_of_another_gang_scheduler_or_none_stay(
 ) -> None:
     """The pods belong to the scheduler that they were created for, whatever the spec names by now."""
     cluster = created(spec, facts)
-    cluster.place(CONTROLLER)
-    cluster.start(CONTROLLER)
+    cluster.place(CONTROLLER).start(CONTROLLER)
     if edit:
         cluster.change_spec(**edit)
-    cluster.settle()
-    cluster.tick(6000)
+    cluster.settled().tick(6000)
     cluster.settled(reason="PlacementTimedOut" if released else None)
     assert cluster.pods[CONTROLLER].deleting == released
 
@@ -239,14 +225,10 @@ def test_pods_do_not_wait_for_ever_for_those_that_are_refused(
     cluster = created(spec, facts)
     cluster.vanish(POLICY_1)
     if are_placed:
-        cluster.change_pod(CONTROLLER, gated=False)
-        cluster.place(CONTROLLER)
-        cluster.start(CONTROLLER)
+        cluster.change_pod(CONTROLLER, gated=False).place(CONTROLLER).start(CONTROLLER)
     cluster.facts["refused"] = "exceeded quota: gpus"
     cluster.settled(pods={CONTROLLER, POLICY_0})
-    cluster.tick(600)
-    cluster.stop()
-    cluster.expect(pods=set(), scheduled="PlacementTimedOut")
+    cluster.tick(600).stop().expect(pods=set(), scheduled="PlacementTimedOut")
     why = "only 2 of 3 pods exist, so all are deleted: the API server refused: exceeded quota: gpus"
     cluster.expect(scheduled_says=why, scheduled=False)
 
@@ -255,8 +237,7 @@ def test_without_a_gang_pods_stay_though_others_are_refused() -> None:
     cluster = created({"gang": "Disabled"})
     cluster.vanish(POLICY_1)
     cluster.facts = {"refused": "exceeded quota: gpus"}
-    cluster.tick(6000)
-    cluster.settled(deleting=set(), reason=None)
+    cluster.tick(6000).settled(deleting=set(), reason=None)
 
 
 class JobInQuota(SimulatedCluster):
@@ -312,13 +293,10 @@ NOT_FOUND = 'ErrImagePull: failed to pull image "nowhere/none:1": not found'
 @pytest.mark.parametrize("waiting", [NOT_FOUND, 'CreateContainerConfigError: secret "token" not found'])
 def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) -> None:
     cluster = created()
-    cluster.place()
-    cluster.start(CONTROLLER)
-    cluster.change_pod(POLICY_0, waiting=waiting)
+    cluster.place().start(CONTROLLER).change_pod(POLICY_0, waiting=waiting)
     cluster.round()
     cluster.expect(running="PodCannotStart", running_says=f"pod demo-policy-0 cannot start: {waiting}")
-    cluster.tick(1800)
-    cluster.settled(failed="PodCannotStart", failed_says=waiting)
+    cluster.tick(1800).settled(failed="PodCannotStart", failed_says=waiting)
 
 
 def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
@@ -330,39 +308,28 @@ def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
 
 def test_a_claim_that_does_not_exist_fails_the_job_after_the_timeout() -> None:
     cluster = created()
-    cluster.unschedulable(NO_CLAIM, CONTROLLER, POLICY_0)
-    cluster.settled(wait=1800, scheduled_says=NO_CLAIM)
-    cluster.tick(1800)
-    cluster.settled(failed_says=NO_CLAIM)
+    cluster.unschedulable(NO_CLAIM, CONTROLLER, POLICY_0).settled(wait=1800, scheduled_says=NO_CLAIM)
+    cluster.tick(1800).settled(failed_says=NO_CLAIM)
 
 
 def test_pods_that_wait_for_room_or_run_unready_are_not_timed() -> None:
     cluster = created()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient cpu.", *cluster.pods)
-    cluster.settle()
-    cluster.tick(1_000_000)
-    cluster.settled(phase="Pending", deleting=set())
-    cluster.place()
-    cluster.start(CONTROLLER)
-    cluster.tick(60)
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient cpu.", *cluster.pods).settled()
+    cluster.tick(1_000_000).settled(phase="Pending", deleting=set())
+    cluster.place().start(CONTROLLER).tick(60)
     cluster.settled(running_says="pod demo-policy-0 (and 1 more) has not started")
     cluster.expect(running_says="for images and volumes, see kubectl describe pod demo-policy-0")
-    cluster.start()
-    cluster.tick(100_000)
+    cluster.start().tick(100_000)
     cluster.settled(phase="Pending", deleting=set(), pods={CONTROLLER, POLICY_0, POLICY_1})
 
 
 @pytest.mark.parametrize("spec", [{}, {"trainer": {"image": "registry.example/verl:1"}}])
 def test_an_outage_of_the_registry_after_progress_is_a_counted_restart(spec: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
+    cluster = running_job(**spec)
     if not spec:
         cluster.reports(40)
-    cluster.end(POLICY_0, 1)
-    cluster.tick(20)
-    cluster.stop()
-    cluster.tick(400)
-    cluster.settle()
-    cluster.place()
+    cluster.end(POLICY_0, 1).tick(20).stop().tick(400)
+    cluster.settled().place()
     for name in cluster.pods:
         cluster.change_pod(name, waiting="ImagePullBackOff: registry: 503")
     cluster.tick(1801)

@@ -9,7 +9,15 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.observe.pod_facts import observed_pod
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    POLICY_0,
+    POLICY_1,
+    SimulatedCluster,
+    created_job,
+    job_spec,
+    running_job,
+)
 from tests.unit.operator.observe.objects import pod
 
 INIT_FAILED = {
@@ -49,9 +57,7 @@ def kubelet_reports(cluster: SimulatedCluster, name: str, status: dict[str, Any]
 
 
 def placed() -> SimulatedCluster:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.place()
+    cluster = created_job().place()
     return cluster
 
 
@@ -59,13 +65,10 @@ def fail_all_attempts(cluster: SimulatedCluster, status: dict[str, Any], most: i
     """Let POLICY_0 of each attempt fail in this way until the job has failed."""
     for _ in range(most):
         kubelet_reports(cluster, POLICY_0, status)
-        cluster.settle()
+        cluster.settled()
         if cluster.phase == "Failed":
             return
-        cluster.stop()
-        cluster.tick(400)
-        cluster.settle()
-        cluster.place()
+        cluster.stop().tick(400).settled().place()
     raise AssertionError(f"the job has not failed after {most} attempts: {cluster.attempt}")
 
 
@@ -88,7 +91,7 @@ def test_an_init_container_of_a_preempted_pod_is_not_the_cause() -> None:
 
 
 def test_an_eviction_for_a_limit_of_the_pod_is_counted() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     kubelet_reports(cluster, POLICY_0, EVICTED)
     cluster.round()
     cluster.expect(
@@ -103,8 +106,7 @@ def test_a_failed_sidecar_that_keeps_a_pod_from_being_ready_is_named() -> None:
     cluster = placed()
     cluster.start()
     kubelet_reports(cluster, POLICY_1, SIDECAR_FAILED)
-    cluster.tick(60)
-    cluster.settled(running="Starting")
+    cluster.tick(60).settled(running="Starting")
     cluster.expect(running_says="container logger of pod demo-policy-1 exited with code 3")
     cluster.expect(running_says="kubectl logs demo-policy-1 -c logger has more", running=False)
 
@@ -119,12 +121,11 @@ def test_attempts_that_the_cluster_ends_without_a_step_are_limited(spec: dict[st
 
 
 def test_progress_between_disruptions_keeps_a_job_alive() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     for step in range(1, 41):
         if step % 15 == 0:
             cluster.reports(step)
-        cluster.change_pod(CONTROLLER, disruption="PreemptionByScheduler", phase="Failed")
-        cluster.next_attempt_runs()
+        cluster.change_pod(CONTROLLER, disruption="PreemptionByScheduler", phase="Failed").next_attempt_runs()
     cluster.expect(phase="Running", number=41)
 
 
@@ -134,18 +135,14 @@ def test_progress_between_disruptions_keeps_a_job_alive() -> None:
 def test_another_trainer_completes_with_all_pods_and_keeps_their_logs() -> None:
     cluster = SimulatedCluster(spec=OTHER_TRAINER).run()
     cluster.expect(phase="Running", pods={POLICY_0, POLICY_1})
-    cluster.end(POLICY_0, 0)
-    cluster.settled(phase="Running")
-    cluster.tick(3600)
-    cluster.settled(phase="Running")
-    cluster.end(POLICY_1, 0)
-    cluster.settled(phase="Complete", pods={POLICY_0, POLICY_1})
+    cluster.end(POLICY_0, 0).settled(phase="Running")
+    cluster.tick(3600).settled(phase="Running")
+    cluster.end(POLICY_1, 0).settled(phase="Complete", pods={POLICY_0, POLICY_1})
 
 
 def test_a_suspended_job_of_another_trainer_stops_all_pods_at_once() -> None:
     cluster = SimulatedCluster(spec=OTHER_TRAINER).run()
-    cluster.change_spec(suspend=True)
-    cluster.settled(deleting={POLICY_0, POLICY_1})
+    cluster.change_spec(suspend=True).settled(deleting={POLICY_0, POLICY_1})
 
 
 @pytest.mark.parametrize("code", [2, 84, 143])
@@ -169,9 +166,8 @@ def test_a_termination_message_of_another_trainer_has_rljobs_meaning() -> None:
 def outcome(cluster: SimulatedCluster) -> tuple[Any, ...]:
     """Everything that a sidecar must not change."""
     cluster.tick(21)  # the grace of other pods
-    cluster.settle()
-    cluster.finish_deletions()
-    cluster.settle()
+    cluster.settled().finish_deletions()
+    cluster.settled()
     attempt = cluster.stored.attempts[0]  # a changed plan starts the next one at once
     holds = {type_.value: cluster.holds(type_) for type_ in ConditionType}
     return (
@@ -199,29 +195,25 @@ def test_an_end_has_the_same_result_with_and_without_a_sidecar(exit_code: int, s
 
 @pytest.mark.parametrize("sidecars", [(), MESH])
 def test_a_lost_worker_ends_the_attempt_after_the_controllers_grace(sidecars: tuple[str, ...]) -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(POLICY_0, 83, sidecars=sidecars)
-    cluster.settled(reason=None, running="Stopping")
+    cluster = running_job().end(POLICY_0, 83, sidecars=sidecars).settled(reason=None, running="Stopping")
     cluster.expect(running_says="the trainer has ended in demo-policy-0 (exit code 83)", running=False)
     if sidecars:
         cluster.expect(running_says="container istio-proxy of pod demo-policy-0 still runs")
-    cluster.tick(21)
-    cluster.settled(reason="WorkerLost")
+    cluster.tick(21).settled(reason="WorkerLost")
 
 
 def test_pods_with_sidecars_are_deleted_before_the_next_attempt() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     for name in list(cluster.pods):
         cluster.end(name, 1, sidecars=MESH)
-    cluster.settle()
+    cluster.settled()
     grace = {pod.name: pod.deletion_grace_seconds for pod in cluster.pods.values() if pod.deleting}
     assert grace == dict.fromkeys((CONTROLLER, POLICY_0, POLICY_1), 20)
     cluster.next_attempt_runs().expect(number=2, running=True)
 
 
 def test_a_sidecar_does_not_keep_the_workers_of_a_controller_that_ended() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 1, sidecars=MESH)
+    cluster = running_job().end(CONTROLLER, 1, sidecars=MESH)
     cluster.round()
     cluster.round()
     cluster.expect(deleting={CONTROLLER, POLICY_0, POLICY_1})
@@ -234,33 +226,23 @@ def test_the_kept_pods_of_a_finished_job_go_if_a_sidecar_holds_them(spec: dict[s
     for name in names:
         cluster.end(name, 0, sidecars=MESH)
     cluster.settled(complete=True)
-    cluster.tick(10)
-    cluster.settled(running_says=f"container istio-proxy of pod {min(names)} still runs")
+    cluster.tick(10).settled(running_says=f"container istio-proxy of pod {min(names)} still runs")
     cluster.expect(running_says="30 s after the end", deleting=set(cluster.pods) - names)
     message = cluster.condition(ConditionType.RUNNING).message
-    cluster.tick(20)
-    cluster.settle()
+    cluster.tick(20).settled()
     assert all(cluster.pods[name].deleting for name in names)
-    cluster.finish_deletions()
-    cluster.settled(pods=set(), running_says=message)
+    cluster.finish_deletions().settled(pods=set(), running_says=message)
 
 
 def test_the_pod_of_a_finished_job_stays_once_its_sidecar_has_terminated() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 0, sidecars=MESH)
-    cluster.settle()
-    cluster.tick(10)
+    cluster = running_job().end(CONTROLLER, 0, sidecars=MESH).settled().tick(10)
     cluster.settled(running_says="still runs")
-    cluster.change_pod(CONTROLLER, phase="Succeeded", running_sidecars=())
-    cluster.tick(3600)
-    cluster.stop()
+    cluster.change_pod(CONTROLLER, phase="Succeeded", running_sidecars=()).tick(3600).stop()
     cluster.expect(pods={CONTROLLER}, running_says="the job has ended")
 
 
 def test_a_restart_in_place_is_no_end() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.change_pod(POLICY_0, restarts_in_place=True)
-    cluster.end(POLICY_0, 86, sidecars=MESH)
+    cluster = running_job().change_pod(POLICY_0, restarts_in_place=True).end(POLICY_0, 86, sidecars=MESH)
     assert not cluster.pods[POLICY_0].ended
     cluster.end(POLICY_0, 1, sidecars=MESH)
     assert cluster.pods[POLICY_0].ended

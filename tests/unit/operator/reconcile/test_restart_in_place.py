@@ -58,11 +58,8 @@ def test_the_next_attempt_reuses_the_pods_with_a_new_environment(spec: dict[str,
     assert cluster.round().decision == ExitDecision(attempt=1, next_attempt=2, plan_generation=2)
     assert cluster.settle().decision is None
     cluster.expect(running=False)  # the containers are still the old ones, however ready
-    cluster.restart()
-    cluster.settle()
-    cluster.ready()
-    cluster.reports(3, attempt=2)
-    cluster.settled(phase="Running", recovering="Recovered", adjustments=1, restarts=0)
+    cluster.restart().settled().ready()
+    cluster.reports(3, attempt=2).settled(phase="Running", recovering="Recovered", adjustments=1, restarts=0)
     assert uids(cluster) == before
     assert len(before) == pods
 
@@ -89,9 +86,7 @@ def test_pods_that_were_restarted_in_place_can_be_again() -> None:
     before = uids(cluster)
     for attempt in (2, 3):
         cluster.settled(number=attempt)
-        cluster.restart()
-        cluster.ready()
-        cluster.tick(10)
+        cluster.restart().ready().tick(10)
         found = evidence(cluster, time=cluster.now, attempt=attempt)
         cluster.reports(3, attempt=attempt, memory_profile=FACTS, last_evidence=found)
         cluster.settled(phase="Running")
@@ -124,8 +119,7 @@ def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
     cluster = SimulatedCluster(spec=job_spec(policy=policy, recovery={"maxHostMemory": "16Gi"}), nodes=KNOWING).run()
     low = {"class": "HostMemory", "confidence": 0.9, "message": "the container's memory ran out"}
     found = evidence(cluster, diagnoses=[low])
-    cluster.reports(3, last_evidence=found, pending_exit=PENDING | {"exitCode": 81})
-    cluster.settle()
+    cluster.reports(3, last_evidence=found, pending_exit=PENDING | {"exitCode": 81}).settled()
     assert cluster.stored.plan_changes[0].level == "ReplacePods"
     cluster.next_attempt_runs()
     assert cluster.pods[POLICY_0].memory_limit_bytes == 12 << 30
@@ -138,31 +132,26 @@ def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
 def test_pods_are_not_reused_after_an_edit_that_they_do_not_fit(edit: dict[str, Any]) -> None:
     cluster = waiting()
     cluster.round()
-    cluster.change_spec(**edit)
-    cluster.settled(number=1)
+    cluster.change_spec(**edit).settled(number=1)
     assert cluster.pods[CONTROLLER].deleting
 
 
 def test_a_setting_pinned_meanwhile_is_in_the_plan_of_replaced_pods() -> None:
     cluster = waiting()
     cluster.round()
-    cluster.change_spec(memory={"microBatchTokens": 777})
-    cluster.next_attempt_runs().expect(pods_of_attempt=None)
+    cluster.change_spec(memory={"microBatchTokens": 777}).next_attempt_runs().expect(pods_of_attempt=None)
     plan = cluster.stored.plan
     assert plan is not None
     assert (plan.generation, plan.micro_batch_tokens) == (3, 777)
 
 
 def restarts_too_slowly(cluster: SimulatedCluster) -> None:
-    cluster.restart(POLICY_0)
-    cluster.tick(59)
-    cluster.settled(wait=1)
+    cluster.restart(POLICY_0).tick(59).settled(wait=1)
     cluster.tick(1)
 
 
 def vanishes_after_the_restart(cluster: SimulatedCluster) -> None:
-    cluster.restart()
-    cluster.vanish(POLICY_1)
+    cluster.restart().vanish(POLICY_1)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +165,7 @@ def vanishes_after_the_restart(cluster: SimulatedCluster) -> None:
 )
 def test_a_pod_that_does_not_restart_is_replaced_uncounted(event: Any, spec: dict[str, Any], reason: str) -> None:
     cluster = waiting(**spec)
-    cluster.settle()
+    cluster.settled()
     event(cluster)
     cluster.settled(number=2, reason=reason)
     cluster.next_attempt_runs().expect(number=3, phase="Running", adjustments=1, restarts=0)
@@ -188,9 +177,7 @@ def test_a_pod_that_does_not_restart_is_replaced_uncounted(event: Any, spec: dic
 def test_a_controller_gets_time_to_exit_with_its_logs_after_a_failed_job() -> None:
     cluster = waiting(recovery={"maxAdjustments": 0})
     cluster.settled(phase="Failed", deleting=set(), wait=30)
-    cluster.end(CONTROLLER, 80, sentence="policy-1 ran out", step=3)
-    cluster.settle()
-    cluster.finish_deletions()
+    cluster.end(CONTROLLER, 80, sentence="policy-1 ran out", step=3).settled().finish_deletions()
     cluster.expect(pods={CONTROLLER})
 
 
@@ -199,8 +186,7 @@ def test_a_controller_that_does_not_exit_by_itself_is_ended() -> None:
     cluster.settled(failed=True, wait=30)
     assert cluster.report is not None
     assert cluster.report.decision == ExitDecision(attempt=1), "it is told to exit"
-    cluster.tick(30)
-    cluster.settle()
+    cluster.tick(30).settled()
     assert cluster.pods[CONTROLLER].deleting
 
 
@@ -216,23 +202,19 @@ def test_a_lost_process_is_started_anew_in_place_under_the_same_plan() -> None:
     cluster = lost_a_worker()
     before = uids(cluster)
     cluster.settled(wait=5)  # the end of a pod may explain it
-    cluster.tick(5)
-    cluster.settled(number=2, pods_of_attempt=1, plan_generation=1, restarts=1)
+    cluster.tick(5).settled(number=2, pods_of_attempt=1, plan_generation=1, restarts=1)
     assert cluster.stored.attempts[0].reason == "WorkerLost"
     assert uids(cluster) == before
 
 
 def test_a_worker_killed_for_its_memory_is_not_taken_for_a_lost_process() -> None:
     cluster = lost_a_worker()
-    cluster.tick(3)
-    cluster.end(POLICY_1, 137, reason="OOMKilled")
-    cluster.settled(reason="HostOutOfMemory")
+    cluster.tick(3).end(POLICY_1, 137, reason="OOMKilled").settled(reason="HostOutOfMemory")
 
 
 def test_processes_that_die_without_a_step_get_new_pods() -> None:
     cluster = lost_a_worker(step=0)
-    cluster.tick(5)
-    cluster.settled(number=1)
+    cluster.tick(5).settled(number=1)
     assert cluster.pods[CONTROLLER].deleting
 
 
@@ -246,8 +228,7 @@ def restart(cluster: SimulatedCluster, times: int) -> None:
 
 def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
     cluster = waiting()
-    cluster.settle()
-    cluster.restart()
+    cluster.settled().restart()
     restart(cluster, MAX_RESTARTS_IN_PLACE - 1)
     cluster.settled(number=2, reason=None)  # its node may be slow
     restart(cluster, 1)
@@ -260,31 +241,27 @@ def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
 
 def test_restarts_of_earlier_attempts_are_not_counted() -> None:
     cluster = waiting()
-    cluster.settle()
-    cluster.restart()
+    cluster.settled().restart()
     restart(cluster, MAX_RESTARTS_IN_PLACE - 1)
     cluster.ready()
     found = evidence(cluster, time=cluster.now, attempt=2)
     cluster.reports(3, attempt=2, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
     cluster.settled(number=3, pods_of_attempt=1)
-    cluster.restart()
-    cluster.ready()
-    cluster.settled(number=3, phase="Running")
+    cluster.restart().ready().settled(number=3, phase="Running")
 
 
 def test_an_operator_that_comes_back_after_hours_ends_the_loop_at_once() -> None:
     cluster = SimulatedCluster(nodes=KNOWING).run()
     cluster.reports(3)
     restart(cluster, 4000)
-    cluster.tick(3 * 3600)
-    cluster.settled(reason="RestartLoop")
+    cluster.tick(3 * 3600).settled(reason="RestartLoop")
 
 
 def test_pods_in_a_restart_loop_exhaust_the_restarts() -> None:
     cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 2}), nodes=KNOWING).run()
     for _ in range(3):
         restart(cluster, MAX_RESTARTS_IN_PLACE + 1)
-        cluster.settle()
+        cluster.settled()
         if cluster.phase != "Failed":
             cluster.next_attempt_runs()
     cluster.expect(failed="RestartsExhausted", failed_says="earlier attempts: 1: RestartLoop, 2: RestartLoop).")

@@ -16,7 +16,7 @@ from rljob_api.step_report import TrainingWarningReason
 from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.status_draft import EventReason
 from rljob_operator.reconcile.status_write import display
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, SimulatedCluster, created_job, job_spec, running_job
 
 BROKEN = {"template": {"spec": {"containers": "rljob"}}}
 PAGE = (Path(__file__).parents[4] / "docs" / "job-life.md").read_text(encoding="utf-8")
@@ -41,10 +41,8 @@ def test_a_job_is_in_progress_until_it_runs_as_a_batch_job_is() -> None:
     cluster = SimulatedCluster(spec=job_spec(suspend=True))
     cluster.settled(phase="Suspended")
     assert kstatus(cluster) == "InProgress"
-    cluster.change_spec(suspend=False)
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods)
-    cluster.tick(60)
+    cluster.change_spec(suspend=False).settled()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods).tick(60)
     cluster.settled(phase="Pending", ready="Pending", ready_says="Insufficient")
     assert kstatus(cluster) == "InProgress"
     cluster.run().expect(ready="Running")
@@ -53,19 +51,17 @@ def test_a_job_is_in_progress_until_it_runs_as_a_batch_job_is() -> None:
     cluster.settled(ready="Recovering", ready_says="it broke (restart 1 of 3)")
     assert kstatus(cluster) == "InProgress"
     cluster.next_attempt_runs()
-    cluster.end(CONTROLLER, 0, sentence="done", step=60)
-    cluster.settled(ready="Complete")
+    cluster.end(CONTROLLER, 0, sentence="done", step=60).settled(ready="Complete")
     assert kstatus(cluster) == "Current"
 
 
 def test_a_failed_job_is_stalled_for_its_reason() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty")
+    cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty")
     cluster.settled(stalled="BadInput", stalled_says="the data set is empty")
     assert kstatus(cluster) == "Failed"
     cluster.change_spec(retry=1)
     assert kstatus(cluster) == "InProgress", "the new generation is not observed yet"
-    cluster.settle()
+    cluster.settled()
     assert kstatus(cluster) == "InProgress"
 
 
@@ -74,7 +70,7 @@ def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, object]) -> N
     cluster = SimulatedCluster()
     cluster.round()
     cluster.facts = facts
-    cluster.settle()
+    cluster.settled()
     assert kstatus(cluster) == "Failed"
     cluster.facts = {}
     cluster.tick(31)
@@ -83,37 +79,32 @@ def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, object]) -> N
 
 @pytest.mark.parametrize("code", [0, int(ExitCode.BAD_INPUT)])
 def test_conditions_of_a_finished_job_keep_up_with_edits(code: int) -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, code, sentence="the end", step=60)
-    cluster.settle()
+    cluster = running_job().end(CONTROLLER, code, sentence="the end", step=60).settled()
     final = ConditionType.FAILED if code else ConditionType.COMPLETE
     assert kubectl_wait(cluster, final)
     cluster.change_spec(ttlSecondsAfterFinished=86400)
     assert not kubectl_wait(cluster, final)
-    cluster.settle()
+    cluster.settled()
     assert kubectl_wait(cluster, final)
 
 
 def test_only_stalled_and_ready_are_about_a_spec_that_cannot_be_used() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
-    cluster.change_spec()
-    cluster.settle()
+    cluster.change_spec().settled()
     assert kstatus(cluster) == "Failed"
     observed = {condition.type: condition.observed_generation for condition in cluster.stored.conditions}
     assert (observed["Stalled"], observed["Ready"], observed["Running"]) == (2, 2, 1)
 
 
 def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy=BROKEN))
-    cluster.settle()
+    cluster = created_job(policy=BROKEN)
     old = cluster.condition(ConditionType.FAILED).model_copy(update={"status": "True", "reason": "InvalidSpec"})
     kept = [it for it in cluster.stored.conditions if it.type not in ("Failed", "Stalled", "Ready")]
     cluster.set_status(cluster.stored.model_copy(update={"conditions": [*kept, old]}))
     cluster.settled(phase="Invalid", failed=False)
     assert kstatus(cluster) == "Failed"
-    cluster.change_spec(policy={"replicas": 2})
-    cluster.run().expect(phase="Running")
+    cluster.change_spec(policy={"replicas": 2}).run().expect(phase="Running")
 
 
 @pytest.mark.parametrize(

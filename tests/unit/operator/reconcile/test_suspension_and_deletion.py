@@ -8,15 +8,21 @@ import pytest
 
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.pod_deletion import WITHOUT_WORKERS_SECONDS
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SETTINGS, SimulatedCluster, job_spec
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    POLICY_0,
+    POLICY_1,
+    SETTINGS,
+    SimulatedCluster,
+    job_spec,
+    running_job,
+)
 
 NAMESPACED = SETTINGS.model_copy(update={"namespaces": ("team",)})
 
 
 def suspended(**spec: Any) -> SimulatedCluster:
-    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
-    cluster.change_spec(suspend=True)
-    cluster.stop()
+    cluster = running_job(**spec).change_spec(suspend=True).stop()
     return cluster
 
 
@@ -27,12 +33,8 @@ def test_a_job_that_is_created_suspended_has_no_pods() -> None:
 
 
 def test_suspending_commits_the_step_and_resuming_is_no_restart() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.change_spec(suspend=True)
-    cluster.settled(deleting={CONTROLLER}, suspended=False)
-    cluster.reports(12)
-    cluster.finish_deletions()
-    cluster.settled(deleting={POLICY_0, POLICY_1})
+    cluster = running_job().change_spec(suspend=True).settled(deleting={CONTROLLER}, suspended=False)
+    cluster.reports(12).finish_deletions().settled(deleting={POLICY_0, POLICY_1})
     cluster.finish_deletions()
     assert cluster.settle() == Desired()
     cluster.expect(phase="Suspended", reason="SuspendRequested", to_step=12)
@@ -44,38 +46,32 @@ def test_suspending_commits_the_step_and_resuming_is_no_restart() -> None:
 
 def test_suspended_time_does_not_count_towards_the_deadline() -> None:
     cluster = suspended(activeDeadlineSeconds=3600)
-    cluster.tick(100_000)
-    cluster.settled(phase="Suspended")
-    cluster.change_spec(suspend=False)
-    cluster.run().expect(phase="Running")
+    cluster.tick(100_000).settled(phase="Suspended")
+    cluster.change_spec(suspend=False).run().expect(phase="Running")
 
 
 def test_a_job_whose_last_step_is_committed_while_it_stops_is_complete() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.change_spec(suspend=True)
-    cluster.settle()
-    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
-    cluster.settled(phase="Complete")
+    cluster = running_job().change_spec(suspend=True).settled()
+    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60).settled(phase="Complete")
 
 
 @pytest.mark.parametrize("facts", [{}, {"problem": "spec.task: expected an object"}])
 def test_deletion_ends_the_controller_then_workers_then_finalizer(facts: dict[str, Any]) -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     cluster.facts = facts
     cluster.delete_job()
     for deleting in ({CONTROLLER}, {POLICY_0, POLICY_1}):
         cluster.settled(deleting=deleting)
         assert not cluster.gone
         cluster.finish_deletions()
-    cluster.settle()
+    cluster.settled()
     assert cluster.gone
 
 
 def test_a_job_that_is_deleted_before_it_started_goes_at_once() -> None:
     cluster = SimulatedCluster()
     cluster.round()
-    cluster.delete_job()
-    cluster.settle()
+    cluster.delete_job().settled()
     assert cluster.gone
 
 
@@ -86,7 +82,7 @@ def test_in_a_namespace_that_is_being_deleted_nothing_is_made() -> None:
 
 def test_deletion_of_an_unadmitted_job_deletes_its_workload() -> None:
     cluster = SimulatedCluster(spec=job_spec(queueName="gpus"), facts={"kueue_installed": True})
-    cluster.settle()
+    cluster.settled()
     for name in cluster.pods:
         cluster.change_pod(name, gated=True)
     assert cluster.round().delete_workloads == ()
@@ -97,7 +93,7 @@ def test_deletion_of_an_unadmitted_job_deletes_its_workload() -> None:
 
 
 def test_a_job_of_a_listed_namespace_has_no_finalizer_and_goes_at_once() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     assert cluster.finalizer
     cluster.settings = NAMESPACED
     cluster.settled(phase="Running")
@@ -107,7 +103,7 @@ def test_a_job_of_a_listed_namespace_has_no_finalizer_and_goes_at_once() -> None
 
 
 def test_a_deleted_job_of_a_listed_namespace_does_not_wait_for_its_pods() -> None:
-    cluster = SimulatedCluster().run()
+    cluster = running_job()
     cluster.settings = NAMESPACED
     cluster.delete_job()
     cluster.round()
@@ -123,8 +119,7 @@ def lose_a_worker(cluster: SimulatedCluster) -> None:
 
 
 def delete_controller(cluster: SimulatedCluster, seconds: int | None = None) -> None:
-    cluster.delete_pod(CONTROLLER, grace_seconds=seconds)
-    cluster.settle()
+    cluster.delete_pod(CONTROLLER, grace_seconds=seconds).settled()
 
 
 @pytest.mark.parametrize(
@@ -144,5 +139,5 @@ def test_a_controller_that_lost_a_worker_gets_only_a_moment(own_seconds: int, ev
     cluster = SimulatedCluster(settings=settings).run()
     for event in events:
         event(cluster)
-    cluster.settle()
+    cluster.settled()
     assert cluster.pods[CONTROLLER].deletion_grace_seconds == seconds
