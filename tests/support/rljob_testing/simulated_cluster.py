@@ -210,7 +210,17 @@ class SimulatedCluster:
                 del self.pods[name]
         return self
 
+    def observes(self, **facts: Any) -> Self:
+        """Replace the further fields of the observation."""
+        self.facts = facts
+        return self
+
     # --- scheduler and kubelets ---
+
+    def gate(self, gated: bool = True) -> Self:
+        for name in self.pods:
+            self._change(name, gated=gated)
+        return self
 
     def tick(self, seconds: float) -> Self:
         self.now += timedelta(seconds=seconds)
@@ -326,8 +336,8 @@ class SimulatedCluster:
         """Compare facts of the job with the expected ones. The names of facts:
 
         - a field of the status, or else of its latest attempt;
-        - a condition in lower case: its reason, or its status if a bool is expected;
-        - a condition or `message` with `_says`: a part of its message;
+        - a condition in lower case: its status as a bool, its reason, or both in a tuple;
+        - a condition or `message` with `_says`: a part of its message, or several in a tuple;
         - `phase`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
         """
         found = {name: self._fact(name, value) for name, value in expected.items()}
@@ -337,18 +347,22 @@ class SimulatedCluster:
     def settled(self, **expected: Any) -> Self:
         """Settle, and compare facts as `expect` does."""
         self.settle()
-        self.expect(**expected)
-        return self
+        return self.expect(**expected)
 
     def _fact(self, name: str, expected: Any) -> Any:
         subject = name.removesuffix("_says")
+        condition = None
         if subject.upper() in ConditionType.__members__:
             condition = self.condition(ConditionType[subject.upper()])
-            if subject != name:
-                return expected if expected in condition.message else condition.message
-            return condition.status == "True" if isinstance(expected, bool) else condition.reason
-        if name == "message_says":
-            return expected if expected in (self.attempt.message or "") else self.attempt.message
+        if subject != name:
+            message = (condition.message if condition else self.attempt.message) or ""
+            parts = (expected,) if isinstance(expected, str) else expected
+            return expected if all(part in message for part in parts) else message
+        if condition:
+            is_true, reason = condition.status == "True", condition.reason
+            return (
+                (is_true, reason) if isinstance(expected, tuple) else is_true if isinstance(expected, bool) else reason
+            )
         if name == "phase":
             return self.phase
         if name in ("pods", "deleting"):
@@ -375,6 +389,11 @@ class SimulatedCluster:
         self.ready()
         self.settle()
         return self
+
+    def complete(self, step: int = 60) -> Self:
+        """Let the controller report that all steps are committed, and the workers go."""
+        self.end("demo-controller", 0, sentence="all steps are committed", step=step)
+        return self.settled().finish_deletions()
 
     def next_attempt_runs(self) -> Self:
         """Remove the old pods and start those of the next attempt."""

@@ -1,13 +1,22 @@
-"""A job from `kubectl apply` to its end, and the few writes that it takes."""
+"""A job from `kubectl apply` to its end, the few writes that it takes, and its conditions."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
+from rljob_api.status import RLJobStatus
+from rljob_api.step_report import TrainingWarningReason
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.status_draft import EventReason
+from rljob_operator.reconcile.status_write import display
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,
@@ -24,10 +33,6 @@ from rljob_testing.simulated_cluster import (
 from tests.unit.operator.reconcile.memory_failures import FACTS
 
 ALL_PODS = {CONTROLLER, POLICY_0, POLICY_1}
-
-
-def complete(cluster: SimulatedCluster, step: int = 60) -> None:
-    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=step).settled().finish_deletions()
 
 
 def test_the_first_round_records_the_attempt_and_the_second_creates_it() -> None:
@@ -52,56 +57,43 @@ def test_the_first_round_records_the_attempt_and_the_second_creates_it() -> None
     assert second.apply
     assert [manifest["kind"] for manifest in second.create][-3:] == ["Pod"] * 3
     assert (second.status, second.claim, cluster.operator) == (None, None, SETTINGS.installation)
-    cluster.expect(pods=ALL_PODS)
-    assert cluster.round() == Desired()
+    assert cluster.expect(pods=ALL_PODS).round() == Desired()
     cluster.run().expect(phase="Running", scheduled=True)
     assert (cluster.status_writes, cluster.events) == (2, [])
 
 
 def test_pods_that_are_placed_and_take_long_to_start_show_as_scheduled() -> None:
-    cluster = created_job().place().settled(wait=5, scheduled=False)
-    cluster.tick(5).settled(scheduled=True, running=False)
+    cluster = created_job().place().settled(wait=5, scheduled=False).tick(5).settled(scheduled=True, running=False)
     assert cluster.status_writes == 2
 
 
-def test_exit_code_0_completes_the_job_and_keeps_the_controller() -> None:
-    cluster = running_job().end(POLICY_0, 0)
+def test_a_complete_job_keeps_its_controller_and_takes_further_steps() -> None:
+    cluster = running_job(ttlSecondsAfterFinished=60).end(POLICY_0, 0)
     cluster.settled(reason=None)  # it may end shortly before the controller
-    complete(cluster)
-    cluster.expect(phase="Complete", pods={CONTROLLER}, step=60, completion_time=cluster.now)
-    cluster.expect(reason="AllStepsCommitted", exit_code=0, to_step=60)
+    cluster.complete().expect(phase="Complete", pods={CONTROLLER}, step=60, completion_time=cluster.now)
+    cluster.expect(reason="AllStepsCommitted", exit_code=0, to_step=60).settled(wait=60)
     assert cluster.events[-1] == "JobCompleted"
-    assert cluster.settle() == Desired()
-
-
-def test_steps_raised_on_a_complete_job_take_a_further_attempt() -> None:
-    cluster = running_job()
-    complete(cluster)
     cluster.raise_steps(90)
     cluster.run().expect(phase="Running", number=2, from_step=61, completion_time=None, restarts=0)
-    cluster.expect(complete="StepsRaised")
+    cluster.expect(complete="StepsRaised").complete(step=90).settled(phase="Complete", wait=60)
+    assert cluster.tick(60).round().delete_job
 
 
 def test_steps_raised_during_a_run_extend_the_job_afterwards() -> None:
-    cluster = running_job().raise_steps(90).settled(pods=ALL_PODS)
-    complete(cluster)
+    cluster = running_job().raise_steps(90).settled(pods=ALL_PODS).complete()
     assert cluster.stored.attempts[0].reason == "StepsRaised"
     cluster.next_attempt_runs().expect(from_step=61, restarts=0, recovering=False)
 
 
 def test_a_trainer_that_completes_without_progress_is_given_up() -> None:
-    cluster = running_job(recovery={"maxRestarts": 1})
-    complete(cluster, step=0)
-    cluster.next_attempt_runs()
-    complete(cluster, step=0)
-    cluster.expect(failed="RestartsExhausted")
+    cluster = running_job(recovery={"maxRestarts": 1}).complete(step=0)
+    cluster.next_attempt_runs().complete(step=0).expect(failed="RestartsExhausted")
 
 
 def test_step_reports_reach_the_status_at_most_once_in_the_interval() -> None:
     cluster = running_job()
     before = cluster.status_writes
-    cluster.tick(4).reports(1).settled(wait=6)
-    cluster.tick(6)
+    cluster.tick(4).reports(1).settled(wait=6).tick(6)
     for step in range(1, 21):
         cluster.reports(step).settled().tick(1)
     assert cluster.status_writes - before == 2
@@ -110,59 +102,38 @@ def test_step_reports_reach_the_status_at_most_once_in_the_interval() -> None:
     assert cluster.stored.display.step == "20/60"
 
 
-def test_the_plan_comes_from_the_step_report_and_never_goes_back() -> None:
+def test_the_plan_follows_reports_and_later_pins_and_never_goes_back() -> None:
     cluster = running_job()
     for step, reported, known in ((1, 1, 1), (2, 7, 7), (3, 6, 7)):
-        cluster.tick(10).reports(step, plan=PLAN.model_copy(update={"generation": reported}))
+        plan = PLAN.model_copy(update={"generation": reported})
+        cluster.tick(10).reports(step, plan=plan, memory_profile=FACTS)
         cluster.settled(plan=PLAN.model_copy(update={"generation": known}))
-
-
-def test_a_later_pin_changes_the_plan_of_the_next_attempt() -> None:
-    cluster = running_job().tick(10).reports(1, memory_profile=FACTS)
-    cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"}).settled(plan=PLAN)
-    cluster.end(CONTROLLER, 83, sentence="a worker was lost", step=1).tick(20)
-    pinned = {"generation": 2, "micro_batch_tokens": 1000, "rollout_sleep": "Level1"}
-    cluster.next_attempt_runs().expect(plan=PLAN.model_copy(update=pinned), plan_generation=2)
+    cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"}).settled(plan_generation=1)
+    cluster.end(CONTROLLER, 83, sentence="a worker was lost", step=3).tick(20)
+    pinned = {"generation": 8, "micro_batch_tokens": 1000, "rollout_sleep": "Level1"}
+    cluster.next_attempt_runs().expect(plan=PLAN.model_copy(update=pinned), plan_generation=8)
 
 
 def test_memory_is_that_of_the_fullest_gpu() -> None:
-    cluster = running_job().tick(10)
     fullest = rank_memory(rank=1, device_free_bytes=40 << 30)
-    cluster.reports(1, memory=[rank_memory(), fullest, rank_memory(rank=2, device_total_bytes=0)]).settled()
-    memory, display = cluster.stored.memory, cluster.stored.display
-    assert memory is not None
-    assert (memory.outside_torch_bytes, memory.headroom_bytes) == (20 << 30, 10 << 30)
-    assert display is not None
-    assert (display.peak, display.headroom) == ("50.0Gi", "10.0Gi")
-
-
-# --- limits of time ---
-
-
-def test_the_time_to_live_deletes_a_finished_job() -> None:
-    cluster = running_job(ttlSecondsAfterFinished=60)
-    complete(cluster)
-    cluster.settled(wait=60)
-    cluster.tick(60)
-    assert cluster.round().delete_job
+    memory = [rank_memory(), fullest, rank_memory(rank=2, device_total_bytes=0)]
+    stored = running_job().tick(10).reports(1, memory=memory).settled().stored
+    assert stored.memory is not None
+    assert (stored.memory.outside_torch_bytes, stored.memory.headroom_bytes) == (20 << 30, 10 << 30)
+    assert stored.display is not None
+    assert (stored.display.peak, stored.display.headroom) == ("50.0Gi", "10.0Gi")
 
 
 def test_an_overdue_job_fails_after_its_step_is_committed() -> None:
     cluster = running_job(activeDeadlineSeconds=3600).settled(wait=3600)
     cluster.tick(3600).settled(failed="DeadlineExceeded", deleting={CONTROLLER})
-    cluster.stop().expect(pods=set())
-    assert cluster.settle() == Desired()
+    assert cluster.stop().expect(pods=set()).settle() == Desired()
 
 
 def test_the_deadline_does_not_count_time_in_the_queue_before_the_start() -> None:
     spec = job_spec(activeDeadlineSeconds=3600, queueName="gpus")
-    cluster = SimulatedCluster(spec=spec, facts={"kueue_installed": True})
-    cluster.settled()
-    for name in cluster.pods:
-        cluster.change_pod(name, gated=True)
-    cluster.tick(86_400).settled(phase="Pending", start_time=None)
-    for name in cluster.pods:
-        cluster.change_pod(name, gated=False)
+    cluster = SimulatedCluster(spec=spec, facts={"kueue_installed": True}).settled().gate()
+    cluster.tick(86_400).settled(phase="Pending", start_time=None).gate(False)
     cluster.run().expect(start_time=cluster.now)
     cluster.tick(3600).settled(phase="Failed", failed="DeadlineExceeded")
 
@@ -193,26 +164,18 @@ def test_an_overdue_step_is_reported_once(step: int, seconds: Any, allowed: floa
     cluster = told(step, seconds=seconds)
     cluster.expect(wait=allowed - TOLD_AFTER)
     cluster.tick(allowed - TOLD_AFTER - 1).settled(running="StepsCommitted")
-    cluster.tick(1).settled(running="StepOverdue", running_says=message, wait=None)
-    cluster.expect(running=True)
-    for _ in range(2):
-        cluster.tick(700).settled()
+    cluster.tick(1).settled(running=(True, "StepOverdue"), running_says=message, wait=None)
+    cluster.tick(700).settled().tick(700).settled(pods=ALL_PODS)
     assert cluster.events.count("StepOverdue") == 1
-    cluster.expect(pods=ALL_PODS)
     writes = cluster.status_writes
-    cluster.reports(min(step + 1, 60), update_time=cluster.now, seconds=QUICK)
-    cluster.settled(running="StepsCommitted")
+    cluster.reports(min(step + 1, 60), update_time=cluster.now, seconds=QUICK).settled(running="StepsCommitted")
     assert cluster.status_writes == writes + 1
 
 
-def test_a_report_without_a_time_says_nothing_of_the_step_in_progress() -> None:
-    running_job().reports(5).tick(10_000).settled(running="StepsCommitted")
-
-
-def test_a_step_of_the_attempt_before_is_not_in_progress() -> None:
-    cluster = told(5, seconds=QUICK)
-    cluster.end(CONTROLLER, ExitCode.ERROR, sentence="an error").next_attempt_runs().expect(number=2)
-    cluster.tick(700).settled(running="StepsCommitted")
+def test_only_a_timed_report_of_the_attempt_tells_of_the_step_in_progress() -> None:
+    cluster = running_job().reports(5).tick(10_000).settled(running="StepsCommitted")
+    cluster = told(5, seconds=QUICK).end(CONTROLLER, ExitCode.ERROR, sentence="an error")
+    cluster.next_attempt_runs().expect(number=2).tick(700).settled(running="StepsCommitted")
 
 
 # --- whose job it is ---
@@ -231,9 +194,7 @@ def test_a_job_of_another_operator_is_left_alone_at_any_stage(deleting: bool) ->
 
 def test_a_finished_job_is_not_claimed() -> None:
     """An upgrade may find thousands, none of which needs a write."""
-    cluster = running_job()
-    complete(cluster)
-    cluster.settled()
+    cluster = running_job().complete().settled()
     cluster.operator = ""
     assert cluster.decide().claim is None
 
@@ -247,35 +208,135 @@ def test_a_job_that_names_another_manager_is_left_to_it(manager: str, is_ours: b
 # --- objects that running pods need ---
 
 
-def test_objects_are_looked_up_when_it_is_time() -> None:
-    cluster = running_job()
-    cluster.facts = {"objects_check_seconds": 120.0}
-    waiting = cluster.round()
-    assert (waiting.verify, waiting.requeue_after_seconds) == ((), 120.0)
-    cluster.facts = {"objects_check_seconds": 0.0}
-    due = cluster.round()
-    own = {"ConfigMap", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "StepReport"}
-    assert {manifest["kind"] for manifest in due.verify} - {"NetworkPolicy"} == own
-    assert due.requeue_after_seconds is not None
-    assert (due.apply, due.create) == ((), ())
-
-
-def test_nothing_is_looked_up_while_pods_are_missing_or_stop() -> None:
-    cluster = SimulatedCluster(facts={"objects_check_seconds": 0.0})
+@pytest.mark.parametrize("trainer", [{}, {"trainer": {"image": "registry.example/verl:1"}}])
+def test_objects_are_looked_up_when_it_is_time_and_all_pods_are_there(trainer: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(spec=job_spec(**trainer), facts={"objects_check_seconds": 0.0})
     cluster.round()
     creating = cluster.round()
     assert creating.create
     assert creating.verify == ()
-    cluster.facts = {}
-    cluster.run()
-    cluster.facts = {"objects_check_seconds": 0.0}
+    waiting = cluster.observes(objects_check_seconds=120.0).run().round()
+    assert (waiting.verify, waiting.requeue_after_seconds) == ((), 120.0)
+    due = cluster.observes(objects_check_seconds=0.0).raise_steps(90).round()
+    own = {"ConfigMap", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "StepReport"}
+    kinds = {manifest["kind"] for manifest in due.verify} - {"NetworkPolicy"}
+    assert kinds == own if not trainer else kinds
+    assert due.requeue_after_seconds is not None
+    assert (due.apply, due.create) == ((), ()), "a changed spec does not reach a running attempt"
     cluster.change_spec(suspend=True)
     assert [cluster.round().verify for _ in range(3)] == [(), (), ()]
 
 
-@pytest.mark.parametrize("trainer", [{}, {"trainer": {"image": "registry.example/verl:1"}}])
-def test_a_changed_spec_does_not_reach_a_running_attempt(trainer: dict[str, Any]) -> None:
-    cluster = running_job(**trainer)
-    cluster.facts = {"objects_check_seconds": 0.0}
-    cluster.raise_steps(90)
-    assert cluster.round().apply == ()
+# --- conditions as kstatus, kubectl wait and docs/job-life.md have them ---
+
+BROKEN = {"template": {"spec": {"containers": "rljob"}}}
+PAGE = (Path(__file__).parents[4] / "docs" / "job-life.md").read_text(encoding="utf-8")
+
+
+def kstatus(cluster: SimulatedCluster) -> str:
+    """The rules of sigs.k8s.io/cli-utils/pkg/kstatus/status for kinds that it does not know."""
+    if cluster.stored.observed_generation != cluster.generation:
+        return "InProgress"
+    if cluster.holds(ConditionType.STALLED):
+        return "Failed"
+    return "Current" if cluster.holds(ConditionType.READY) else "InProgress"
+
+
+def kubectl_wait(cluster: SimulatedCluster, type_: ConditionType) -> bool:
+    """The rule of kubectl wait: a condition about an earlier generation does not count."""
+    condition = cluster.condition(type_)
+    return condition.status == "True" and (condition.observed_generation or 0) >= cluster.generation
+
+
+def test_a_job_is_in_progress_until_it_runs_as_a_batch_job_is() -> None:
+    cluster = SimulatedCluster(spec=job_spec(suspend=True))
+    cluster.settled(phase="Suspended")
+    assert kstatus(cluster) == "InProgress"
+    cluster.change_spec(suspend=False).settled()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods).tick(60)
+    cluster.settled(phase="Pending", ready="Pending", ready_says="Insufficient")
+    assert kstatus(cluster) == "InProgress"
+    cluster.run().expect(ready="Running")
+    assert kstatus(cluster) == "Current"
+    cluster.end(CONTROLLER, 1, sentence="it broke", step=3)
+    cluster.settled(ready="Recovering", ready_says="it broke (restart 1 of 3)")
+    assert kstatus(cluster) == "InProgress"
+    cluster.next_attempt_runs()
+    cluster.end(CONTROLLER, 0, sentence="done", step=60).settled(ready="Complete")
+    assert kstatus(cluster) == "Current"
+
+
+def test_a_failed_job_is_stalled_for_its_reason() -> None:
+    cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty")
+    cluster.settled(stalled="BadInput", stalled_says="the data set is empty")
+    assert kstatus(cluster) == "Failed"
+    cluster.change_spec(retry=1)
+    assert kstatus(cluster) == "InProgress", "the new generation is not observed yet"
+    cluster.settled()
+    assert kstatus(cluster) == "InProgress"
+
+
+@pytest.mark.parametrize("facts", [{"foreign_pods": (POLICY_0,)}, {"foreign_object": "claim c exists"}])
+def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, object]) -> None:
+    cluster = SimulatedCluster()
+    cluster.round()
+    cluster.facts = facts
+    cluster.settled()
+    assert kstatus(cluster) == "Failed"
+    cluster.facts = {}
+    cluster.tick(31)
+    assert kstatus(cluster.run()) == "Current"
+
+
+@pytest.mark.parametrize("code", [0, int(ExitCode.BAD_INPUT)])
+def test_conditions_of_a_finished_job_keep_up_with_edits(code: int) -> None:
+    cluster = running_job().end(CONTROLLER, code, sentence="the end", step=60).settled()
+    final = ConditionType.FAILED if code else ConditionType.COMPLETE
+    assert kubectl_wait(cluster, final)
+    cluster.change_spec(ttlSecondsAfterFinished=86400)
+    assert not kubectl_wait(cluster, final)
+    cluster.settled()
+    assert kubectl_wait(cluster, final)
+
+
+def test_only_stalled_and_ready_are_about_a_spec_that_cannot_be_used() -> None:
+    cluster = running_job()
+    cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
+    cluster.change_spec().settled()
+    assert kstatus(cluster) == "Failed"
+    observed = {condition.type: condition.observed_generation for condition in cluster.stored.conditions}
+    assert (observed["Stalled"], observed["Ready"], observed["Running"]) == (2, 2, 1)
+
+
+def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
+    cluster = created_job(policy=BROKEN)
+    old = cluster.condition(ConditionType.FAILED).model_copy(update={"status": "True", "reason": "InvalidSpec"})
+    kept = [it for it in cluster.stored.conditions if it.type not in ("Failed", "Stalled", "Ready")]
+    cluster.set_status(cluster.stored.model_copy(update={"conditions": [*kept, old]}))
+    cluster.settled(phase="Invalid", failed=False)
+    assert kstatus(cluster) == "Failed"
+    cluster.change_spec(policy={"replicas": 2}).run().expect(phase="Running")
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "shown"), [(None, 10, "0/10"), (3, 10, "3/10"), (40, 10, "40"), (3, None, "")]
+)
+def test_more_committed_steps_than_requested_are_no_fraction(step: int | None, steps: int | None, shown: str) -> None:
+    assert display(RLJobStatus(step=step, steps=steps)).step == shown
+
+
+def documented(section: str) -> set[str]:
+    """First column of the table under a heading."""
+    text = re.split(r"^#+ ", PAGE.split(f"# {section}\n")[1], flags=re.MULTILINE)[0]
+    return set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
+
+
+def test_every_reason_of_a_condition_is_documented() -> None:
+    of_the_engine = set(GiveUpReason) - {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}
+    reasons = {reason.value for reason in [*ConditionReason, *of_the_engine]} | set(get_args(TrainingWarningReason))
+    assert set().union(*(documented(type_.value) for type_ in ConditionType)) == reasons
+
+
+@pytest.mark.parametrize(("section", "reasons"), [("Attempts", AttemptReason), ("Events", EventReason)])
+def test_every_reason_of_attempts_and_events_is_documented(section: str, reasons: type[StrEnum]) -> None:
+    assert documented(section) == {reason.value for reason in reasons}
