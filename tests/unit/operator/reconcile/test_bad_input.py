@@ -12,7 +12,6 @@ from rljob_api.api_model import MAX_INTEGER
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.reconcile.status_bounds import MAX_STATUS_BYTES, bounded
 from rljob_operator.reconcile.trusted_state import usable_report
 from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE, WriteBudget
@@ -27,8 +26,7 @@ from rljob_testing.simulated_cluster import (
     running_job,
 )
 
-UNREADABLE = {"problem": "spec.rollout.engineArgs: must not set model"}
-UNMERGEABLE = {"template": {"spec": {"containers": "rljob"}}}
+UNREADABLE: dict[str, Any] = {"problem": "spec.rollout.engineArgs: must not set model"}
 
 
 # --- specs ---
@@ -37,56 +35,39 @@ UNMERGEABLE = {"template": {"spec": {"containers": "rljob"}}}
 def test_an_unreadable_spec_is_reported_and_resumes_once_fixed() -> None:
     cluster = SimulatedCluster(facts=UNREADABLE)
     assert cluster.settle() == Desired()
-    cluster.expect(phase="Invalid", stalled="InvalidSpec", stalled_says="must not set model", failed=False)
-    cluster.expect(stalled=True)
-    cluster.facts = {}
-    cluster.run().expect(phase="Running", stalled=False)
+    cluster.expect(phase="Invalid", stalled=(True, "InvalidSpec"), stalled_says="must not set model", failed=False)
+    cluster.observes().run().expect(phase="Running", stalled=False)
 
 
 def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> None:
-    cluster = running_job()
-    cluster.facts = UNREADABLE
+    cluster = running_job().observes(**UNREADABLE)
     cluster.settled(phase="Running", stalled="InvalidSpec", stalled_says="the running attempt keeps its spec")
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=30)
-    for pod in (POLICY_0, POLICY_1):
-        cluster.end(pod, 83)
-    cluster.settled(phase="Invalid", end_time=None)
-    cluster.facts = {}
-    cluster.next_attempt_runs().expect(phase="Running", from_step=31)
-
-
-def test_a_job_that_completed_under_an_unreadable_spec_is_complete() -> None:
-    cluster = running_job()
-    cluster.facts = UNREADABLE
-    for pod in (CONTROLLER, POLICY_0, POLICY_1):
-        cluster.end(pod, 0)
-    cluster.settled(phase="Invalid")
-    cluster.facts = {}
-    cluster.settled(phase="Complete", failed=False)
+    cluster.end(CONTROLLER, 1, sentence="it broke", step=30).end(POLICY_0, 83).end(POLICY_1, 83)
+    cluster.settled(phase="Invalid", end_time=None).observes()
+    cluster.next_attempt_runs().expect(phase="Running", from_step=31).observes(**UNREADABLE)
+    cluster.end(CONTROLLER, 0).end(POLICY_0, 0).end(POLICY_1, 0).settled(phase="Invalid")
+    cluster.observes().settled(phase="Complete", failed=False)
 
 
 def test_an_unmergeable_template_is_an_invalid_spec_that_can_be_suspended() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy=UNMERGEABLE))
+    cluster = SimulatedCluster(spec=job_spec(policy={"template": {"spec": {"containers": "rljob"}}}))
     assert cluster.settle() == Desired()
     cluster.expect(stalled="InvalidSpec", pods=set())
     assert cluster.events == ["InvalidSpec"]
-    cluster.change_spec(suspend=True)
-    assert cluster.settle() == Desired()
-    cluster.expect(phase="Suspended")
-    cluster.change_spec(policy={"replicas": 2}, suspend=False).run().expect(phase="Running", stalled=False)
+    assert cluster.change_spec(suspend=True).settle() == Desired()
+    cluster.expect(phase="Suspended").change_spec(policy={"replicas": 2}, suspend=False)
+    cluster.run().expect(phase="Running", stalled=False)
 
 
 # --- statuses ---
 
 
 def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
-    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=5).next_attempt_runs()
-    cluster.reports(20)
+    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=5).next_attempt_runs().reports(20)
     pods = dict(cluster.pods)
     cluster.set_status(None).settled(number=2, phase="Running", step=20)
     assert cluster.pods == pods, "nothing was restarted"
-    cluster.end(CONTROLLER, 0, sentence="done", step=60).stop().set_status(RLJobStatus())
-    cluster.settled(phase="Complete", pods={CONTROLLER})
+    cluster.complete().set_status(RLJobStatus()).settled(phase="Complete", pods={CONTROLLER})
 
 
 def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
@@ -103,8 +84,7 @@ def test_times_to_come_do_not_stop_a_job() -> None:
     never = cluster.now.replace(year=9999)
     attempt = cluster.attempt.model_copy(update={"end_time": never})
     cluster.set_status(cluster.stored.model_copy(update={"attempts": [attempt], "update_time": never}))
-    cluster.settled().tick(10)
-    cluster.run().expect(phase="Running")
+    cluster.settled().tick(10).run().expect(phase="Running")
 
 
 def test_pods_of_an_ended_attempt_are_deleted_in_order() -> None:
@@ -134,23 +114,18 @@ def test_an_obstacle_is_named_once_and_tried_again_later(
 ) -> None:
     cluster = SimulatedCluster()
     cluster.round()
-    cluster.facts = facts
-    first = cluster.round()
+    first = cluster.observes(**facts).round()
     assert (first.create, first.delete_pods) == ((), ())
-    cluster.settled(scheduled=reason, scheduled_says=message, pods=set(), wait=30)
-    cluster.expect(scheduled=False)
-    cluster.tick(31)
-    again = cluster.round()
+    cluster.settled(scheduled=(False, reason), scheduled_says=message, pods=set(), wait=30)
+    again = cluster.tick(31).round()
     assert again.create, "it may be gone"
     assert again.requeue_after_seconds == 30
     assert cluster.events == events
-    cluster.facts = {}
-    cluster.run().expect(phase="Running")
+    cluster.observes().run().expect(phase="Running")
 
 
 def test_a_foreign_pod_that_only_has_our_labels_is_no_hindrance() -> None:
-    cluster = SimulatedCluster(facts={"foreign_pods": ("stranger",)})
-    cluster.run().expect(phase="Running")
+    cluster = SimulatedCluster(facts={"foreign_pods": ("stranger",)}).run().expect(phase="Running")
     assert cluster.events == ["ForeignPodIgnored"]
 
 
@@ -158,7 +133,7 @@ def test_an_object_left_behind_is_reported_after_a_minute_with_advice() -> None:
     left = "StepReport demo belongs to a deleted job of this name; waiting for its garbage collection"
     cluster = SimulatedCluster()
     cluster.round()
-    cluster.facts = {"left_behind": left}
+    cluster.observes(left_behind=left)
     for seconds, reason in ((30, "WaitingForPods"), (29, "WaitingForPods"), (1, "ObjectLeftBehind")):
         assert "ObjectLeftBehind" not in cluster.events
         cluster.tick(seconds)
@@ -178,37 +153,35 @@ def test_an_unusable_step_report_is_reported_once() -> None:
     cluster.settled(phase="Running", running="StepReportIgnored")
     assert cluster.events.count("StepReportIgnored") == 1
     cluster.reports(6).tick(60).settled(running="StepsCommitted", step=6)
-    cluster.tick(10).reports(4)
-    cluster.settled(step=6)  # a late report never takes steps back
+    cluster.tick(10).reports(4).settled(step=6)  # a late report never takes steps back
 
 
-def test_a_report_from_the_future_is_not_believed() -> None:
+def test_a_report_from_the_future_or_from_before_the_job_is_not_believed() -> None:
     cluster = running_job().reports(6, attempt=9).settled(running="StepReportIgnored", step=None)
     cluster.reports(3, plan=PLAN.model_copy(update={"generation": MAX_INTEGER}))
     cluster.settled(running="StepReportIgnored", plan=None)
-
-
-def test_content_from_before_the_first_attempt_is_not_believed() -> None:
-    cluster = SimulatedCluster()
-    cluster.reports(60, attempt=7, reward=1.0).settled(step=None, reward=None, plan=None, from_step=1)
+    cluster = SimulatedCluster().reports(60, attempt=7, reward=1.0)
+    cluster.settled(step=None, reward=None, plan=None, from_step=1)
     cluster.expect(number=8)  # attempts are numbered after those reported, even if the status is lost
 
 
-@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-def test_an_impossible_time_stops_no_reconcile(time: str) -> None:
-    cluster = running_job().reports(3, seconds={"rollout": 1.0}, update_time=datetime.fromisoformat(time))
-    cluster.settled().tick(2000)
-    cluster.settled(step=3)
-
-
-@pytest.mark.parametrize(("reported_hours", "read_hours"), [(-24, -1), (1.5, 1.5), (9999, 2)])
-def test_times_lie_between_creation_and_now_or_an_hour_beyond(reported_hours: float, read_hours: float) -> None:
-    reported, read = (START + timedelta(hours=hours) for hours in (reported_hours, read_hours))
+@pytest.mark.parametrize(
+    ("reported", "read"),
+    [
+        (START - timedelta(days=1), START - timedelta(hours=1)),
+        (START + timedelta(minutes=90), START + timedelta(minutes=90)),
+        (datetime.fromisoformat("0001-01-01T00:00:00+14:00"), START - timedelta(hours=1)),
+        (datetime.fromisoformat("9999-12-31T23:59:59-14:00"), START + timedelta(hours=2)),
+    ],
+)
+def test_times_lie_between_creation_and_now_or_an_hour_beyond(reported: datetime, read: datetime) -> None:
     cluster = running_job()
-    cluster.reports(3, update_time=reported, plan_changes=[change(2, "m").model_copy(update={"time": reported})])
+    changes = [change(2, "m").model_copy(update={"time": reported})]
+    cluster.reports(3, update_time=reported, plan_changes=changes, seconds={"rollout": 1.0})
     report, _ = usable_report(cluster.observe(), 60, START + timedelta(hours=1))
     assert report is not None
     assert report.update_time == report.plan_changes[0].time == read
+    cluster.settled().tick(2000).settled(step=3)
 
 
 # --- the rate of writes ---
@@ -217,20 +190,13 @@ def test_times_lie_between_creation_and_now_or_an_hour_beyond(reported_hours: fl
 def flip(cluster: SimulatedCluster, count: int, seconds: float = 0.0) -> None:
     """Report memory pressure and no memory pressure in turn."""
     diagnosis = DiagnosisStatus(class_name="Fragmentation", confidence=1.0, message="m")
+    pressure = {"diagnosis": diagnosis, "role": "policy", "steps_left": 1}
     for index in range(count):
-        cluster.tick(seconds)
-        pressure = {"diagnosis": diagnosis, "role": "policy", "steps_left": 1}
-        cluster.reports(1, memory_pressure=pressure if index % 2 == 0 else None)
-        cluster.round()
-
-
-def rested() -> SimulatedCluster:
-    cluster = running_job().tick(600)
-    return cluster
+        cluster.tick(seconds).reports(1, memory_pressure=pressure if index % 2 == 0 else None).round()
 
 
 def test_reports_cause_a_burst_of_writes_and_then_one_in_two_seconds() -> None:
-    cluster = rested()
+    cluster = running_job().tick(600)
     before = cluster.status_writes
     flip(cluster, 200)
     assert cluster.status_writes - before == BURST
@@ -240,40 +206,34 @@ def test_reports_cause_a_burst_of_writes_and_then_one_in_two_seconds() -> None:
 
 
 def test_the_latest_state_is_written_in_the_end_and_decisions_at_once() -> None:
-    cluster = rested()
+    cluster = running_job().tick(600)
     flip(cluster, 201)  # the last one reports pressure
     cluster.expect(memory_pressure=False)
     assert cluster.last.is_status_delayed
-    assert cluster.last.requeue_after_seconds is not None
-    assert 0 < cluster.last.requeue_after_seconds <= SECONDS_PER_WRITE
+    assert 0 < (cluster.last.requeue_after_seconds or 0) <= SECONDS_PER_WRITE
     cluster.tick(SECONDS_PER_WRITE).settled(memory_pressure=True)
     flip(cluster, 100)
-    cluster.change_spec(suspend=True)
-    assert cluster.round().status is not None
+    assert cluster.change_spec(suspend=True).round().status is not None
     cluster.expect(reason="SuspendRequested")
 
 
 def test_effects_that_a_trainer_reports_again_and_again_are_bounded_too() -> None:
-    cluster = rested()
+    cluster = running_job().tick(600)
     before = cluster.status_writes
     for generation in range(2, 102):
         changes = [change(g, "x") for g in range(max(2, generation - 9), generation + 1)]
-        cluster.reports(1, plan=PLAN.model_copy(update={"generation": generation}), plan_changes=changes)
-        cluster.round()
+        cluster.reports(1, plan=PLAN.model_copy(update={"generation": generation}), plan_changes=changes).round()
     assert cluster.status_writes - before <= BURST
     cluster.tick(SECONDS_PER_WRITE).settled(plan=PLAN.model_copy(update={"generation": 101}))
 
 
-def test_a_budget_refills_at_its_rate_and_not_beyond_the_burst() -> None:
+def test_a_budget_refills_at_its_rate() -> None:
     budget = WriteBudget()
     for _ in range(int(BURST)):
         assert budget.seconds_left(100.0) == 0
         budget = budget.after_write(100.0)
     seconds = [budget.seconds_left(now) for now in (100.0, 101.0, 102.0)]
     assert seconds == [SECONDS_PER_WRITE, SECONDS_PER_WRITE - 1, 0]
-    for _ in range(int(BURST) + 1):
-        budget = budget.after_write(10_000.0)
-    assert budget.seconds_left(10_000.0) == SECONDS_PER_WRITE
 
 
 # --- the size of a status ---
@@ -315,10 +275,9 @@ def test_a_status_is_trimmed_to_its_bound_oldest_first() -> None:
 
 
 def test_a_hostile_report_leads_to_a_status_that_can_be_written() -> None:
-    cluster = running_job()
     changes = [change(generation, "é" * 2048) for generation in range(2, 22)]
-    cluster.reports(1, plan=PLAN.model_copy(update={"generation": 21}), plan_changes=changes)
-    decided = reconcile(cluster.observe(), cluster.settings, cluster.now)
+    cluster = running_job().reports(1, plan=PLAN.model_copy(update={"generation": 21}), plan_changes=changes)
+    decided = cluster.decide()
     assert decided.status is not None
     assert size(decided.status) <= MAX_STATUS_BYTES
 
@@ -329,9 +288,8 @@ def test_a_job_of_1024_pods_keeps_its_status_small() -> None:
     cluster.run()
     for step in (1, 2):
         pending = {"exit_code": 83, "message": "lost a worker"}
-        cluster.reports(step, attempt=cluster.attempt.number, pending_exit=pending, update_time=cluster.now)
-        cluster.tick(10).settled().restart()
-        cluster.ready().settled()
+        cluster.reports(step, pending_exit=pending, update_time=cluster.now)
+        cluster.tick(10).settled().restart().ready().settled()
     cluster.expect(number=3, pods_of_attempt=1)
     assert [len(it.restarts_before) for it in cluster.stored.attempts] == [0, 0, 1025], "kept for the latest only"
     assert size(cluster.stored) < 100_000
