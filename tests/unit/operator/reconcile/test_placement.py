@@ -18,6 +18,7 @@ from rljob_testing.simulated_cluster import (
     POLICY_1,
     SETTINGS,
     SimulatedCluster,
+    created_job,
     job_spec,
     running_job,
 )
@@ -25,17 +26,11 @@ from rljob_testing.simulated_cluster import (
 NO_GPUS_LEFT = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 KUEUE, VOLCANO = {"kueue_installed": True}, {"volcano_installed": True}
 GANGS: list[Any] = [({}, {}), ({"gang": "Volcano"}, VOLCANO), ({"queueName": "team"}, KUEUE)]
+OTHER_TRAINER = {"trainer": {"image": "registry.example/verl:1"}}
 
 
-def created(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None) -> SimulatedCluster:
-    cluster = SimulatedCluster(spec=job_spec(**spec or {}), facts=dict(facts or {}))
-    cluster.settled()
-    return cluster
-
-
-def gate(cluster: SimulatedCluster, gated: bool) -> None:
-    for name in cluster.pods:
-        cluster.change_pod(name, gated=gated)
+def created(spec: dict[str, Any], facts: dict[str, Any]) -> SimulatedCluster:
+    return SimulatedCluster(spec=job_spec(**spec), facts=dict(facts)).settled()
 
 
 # --- the node of the controller ---
@@ -93,25 +88,21 @@ def test_the_controller_tolerates_gpu_nodes_only_if_it_needs_one(
 
 def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
     cluster = SimulatedCluster(spec=job_spec(controller={"requireGpuFreeNode": True}), nodes=(GPU_NODE,))
-    cluster.settled(wait=60, scheduled="NoGpuFreeNode", pods=set())
-    cluster.expect(scheduled=False)
+    cluster.settled(wait=60, scheduled=(False, "NoGpuFreeNode"), pods=set())
     cluster.nodes = (GPU_NODE, CPU_NODE)
     cluster.run().expect(phase="Running")
 
 
 def test_a_controller_on_a_gpu_node_is_reported() -> None:
-    cluster = SimulatedCluster(nodes=(GPU_NODE,))
-    cluster.settled().place(node="gpu-node")
-    cluster.start().ready().settled(scheduled="ControllerOnGpuNode")
-    cluster.expect(scheduled=True)
-    assert cluster.events == ["ControllerOnGpuNode"]
+    cluster = SimulatedCluster(nodes=(GPU_NODE,)).settled().place(node="gpu-node").start().ready()
+    assert cluster.settled(scheduled=(True, "ControllerOnGpuNode")).events == ["ControllerOnGpuNode"]
 
 
 # --- pods that are not placed ---
 
-TOO_MANY = (
-    "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it again"
-)
+TOO_MANY = "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job"
+TOO_MANY_IN_ALL = "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8"
+ROLLOUT: dict[str, Any] = {"topology": "Disaggregated", "rollout": {"gpusPerReplica": 16}}
 
 
 @pytest.mark.parametrize(
@@ -121,36 +112,25 @@ TOO_MANY = (
             {"policy": {"gpusPerReplica": 16}},
             [POLICY_0],
             NO_GPUS_LEFT,
-            f"{TOO_MANY} with a lower policy.gpusPerReplica",
+            (TOO_MANY, "with a lower policy.gpusPerReplica"),
         ),
-        (
-            {"topology": "Disaggregated", "rollout": {"gpusPerReplica": 16}},
-            ["demo-rollout-0"],
-            NO_GPUS_LEFT,
-            f"{TOO_MANY} with a lower rollout.gpusPerReplica",
-        ),
-        (
-            {"policy": {"replicas": 2, "gpusPerReplica": 8}},
-            [POLICY_1],
-            NO_GPUS_LEFT,
-            "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8",
-        ),
+        (ROLLOUT, ["demo-rollout-0"], NO_GPUS_LEFT, (TOO_MANY, "with a lower rollout.gpusPerReplica")),
+        ({"policy": {"replicas": 2, "gpusPerReplica": 8}}, [POLICY_1], NO_GPUS_LEFT, TOO_MANY_IN_ALL),
         ({}, [POLICY_0, POLICY_1], "2 Insufficient memory.", "pod demo-policy-0 (and 1 more): 2 Insufficient memory."),
     ],
 )
-def test_an_unplaced_pod_is_explained(spec: dict[str, Any], pods: list[str], text: str, message: str) -> None:
-    cluster = created(spec)
-    cluster.unschedulable(text, *pods).settled(scheduled="Unschedulable", scheduled_says=message)
-    cluster.expect(scheduled=False)
+def test_an_unplaced_pod_is_explained(spec: dict[str, Any], pods: list[str], text: str, message: Any) -> None:
+    cluster = created_job(**spec).unschedulable(text, *pods)
+    cluster.settled(scheduled=(False, "Unschedulable"), scheduled_says=message)
 
 
 def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
-    cluster = created()
-    cluster.place(CONTROLLER, POLICY_0).unschedulable(NO_GPUS_LEFT, POLICY_1).settled(wait=600)
+    cluster = created_job().place(CONTROLLER, POLICY_0).unschedulable(NO_GPUS_LEFT, POLICY_1).settled(wait=600)
     waits = []
     for retry in range(6):
-        cluster.tick(600).stop()
-        cluster.expect(pods=set(), scheduled="PlacementTimedOut", scheduled_says=f"only {1 if retry else 2} of 3 pods")
+        placed = 1 if retry else 2
+        cluster.tick(600).stop().expect(pods=set(), scheduled=(False, "PlacementTimedOut"))
+        cluster.expect(scheduled_says=f"only {placed} of 3 pods were scheduled")
         waits.append(cluster.last.requeue_after_seconds or 0)
         cluster.tick(waits[-1]).settled().place(CONTROLLER)
     assert 60 <= waits[0] <= 90
@@ -159,18 +139,11 @@ def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None
     assert [attempt.number for attempt in cluster.stored.attempts] == [7], "what never ran leaves no record"
 
 
-def test_the_placement_timeout_starts_with_the_last_placed_pod() -> None:
-    cluster = created()
-    cluster.tick(5000).place(CONTROLLER).settled(pods={CONTROLLER, POLICY_0, POLICY_1}, deleting=set())
-
-
-def test_pods_created_after_a_crash_get_their_placement_time() -> None:
-    cluster = created()
-    cluster.place(CONTROLLER)
-    for name in (POLICY_0, POLICY_1):
-        cluster.vanish(name)
-    cluster.tick(1000).settled(wait=600, pods={CONTROLLER, POLICY_0, POLICY_1})
-    cluster.tick(600).settled()
+def test_the_placement_timeout_starts_with_the_last_created_or_placed_pod() -> None:
+    cluster = created_job().tick(5000).place(CONTROLLER)
+    cluster.settled(pods={CONTROLLER, POLICY_0, POLICY_1}, deleting=set())
+    cluster.vanish(POLICY_0).vanish(POLICY_1).tick(1000)  # the operator died before it created them
+    cluster.settled(wait=600, pods={CONTROLLER, POLICY_0, POLICY_1}).tick(600).settled()
     assert cluster.pods[CONTROLLER].deleting
 
 
@@ -182,7 +155,6 @@ def test_pods_created_after_a_crash_get_their_placement_time() -> None:
         ({}, VOLCANO, {}, False),
         ({"queueName": "team"}, KUEUE, {}, False),
         ({"queueName": "team"}, KUEUE, {"queueName": None}, False),
-        ({}, KUEUE, {}, True),
         ({}, KUEUE, {"queueName": "team"}, True),
         ({}, KUEUE, {"gang": "Volcano"}, True),
     ],
@@ -190,28 +162,20 @@ def test_pods_created_after_a_crash_get_their_placement_time() -> None:
 def test_half_placed_pods_of_another_gang_scheduler_or_none_stay(
     spec: dict[str, Any], facts: dict[str, Any], edit: dict[str, Any], released: bool
 ) -> None:
-    """The pods belong to the scheduler that they were created for, whatever the spec names by now."""
-    cluster = created(spec, facts)
-    cluster.place(CONTROLLER).start(CONTROLLER)
-    if edit:
-        cluster.change_spec(**edit)
-    cluster.settled().tick(6000)
-    cluster.settled(reason="PlacementTimedOut" if released else None)
+    """The pods belong to the scheduler that they were created for, also after an edit."""
+    cluster = created(spec, facts).place(CONTROLLER).start(CONTROLLER).change_spec(**edit).settled()
+    cluster.tick(6000).settled(reason="PlacementTimedOut" if released else None)
     assert cluster.pods[CONTROLLER].deleting == released
 
 
 @pytest.mark.parametrize("spec", [{"gang": "Volcano"}, {"queueName": "team"}])
 def test_a_gang_scheduler_that_is_not_there_is_waited_for(spec: dict[str, Any]) -> None:
-    cluster = created(spec)
-    cluster.expect(scheduled="GangSchedulerMissing", pods=set())
-    cluster.facts = VOLCANO | KUEUE
-    cluster.run().expect(phase="Running")
+    cluster = created_job(**spec).expect(scheduled=(False, "GangSchedulerMissing"), pods=set())
+    cluster.observes(**VOLCANO, **KUEUE).run().expect(phase="Running")
 
 
 def test_pods_held_by_kueue_wait_for_their_queue() -> None:
-    cluster = created({"queueName": "team"}, KUEUE)
-    gate(cluster, True)
-    cluster.settled(scheduled="WaitingForQueue", scheduled_says="team")
+    created({"queueName": "team"}, KUEUE).gate().settled(scheduled="WaitingForQueue", scheduled_says="team")
 
 
 # --- pods that are refused in part: those that exist are released, so that they block no other job ---
@@ -222,21 +186,16 @@ def test_pods_held_by_kueue_wait_for_their_queue() -> None:
 def test_pods_do_not_wait_for_ever_for_those_that_are_refused(
     spec: dict[str, Any], facts: dict[str, Any], are_placed: bool
 ) -> None:
-    cluster = created(spec, facts)
-    cluster.vanish(POLICY_1)
+    cluster = created(spec, facts).vanish(POLICY_1)
     if are_placed:
         cluster.change_pod(CONTROLLER, gated=False).place(CONTROLLER).start(CONTROLLER)
-    cluster.facts["refused"] = "exceeded quota: gpus"
-    cluster.settled(pods={CONTROLLER, POLICY_0})
-    cluster.tick(600).stop().expect(pods=set(), scheduled="PlacementTimedOut")
+    cluster.observes(**facts, refused="exceeded quota: gpus").settled(pods={CONTROLLER, POLICY_0}).tick(600)
     why = "only 2 of 3 pods exist, so all are deleted: the API server refused: exceeded quota: gpus"
-    cluster.expect(scheduled_says=why, scheduled=False)
+    cluster.stop().expect(pods=set(), scheduled=(False, "PlacementTimedOut"), scheduled_says=why)
 
 
 def test_without_a_gang_pods_stay_though_others_are_refused() -> None:
-    cluster = created({"gang": "Disabled"})
-    cluster.vanish(POLICY_1)
-    cluster.facts = {"refused": "exceeded quota: gpus"}
+    cluster = created_job(gang="Disabled").vanish(POLICY_1).observes(refused="exceeded quota: gpus")
     cluster.tick(6000).settled(deleting=set(), reason=None)
 
 
@@ -275,11 +234,7 @@ def test_two_jobs_that_each_have_half_of_a_quota_both_complete(spec: dict[str, A
             job.round()
             job.finish_deletions()
             if len(job.pods) == 3 and not job.holds(ConditionType.COMPLETE):
-                gate(job, False)
-                job.run()
-                job.end(CONTROLLER, 0)
-                job.settle()
-                job.vanish(CONTROLLER)
+                job.gate(False).run().end(CONTROLLER, 0).settled().vanish(CONTROLLER)
             job.tick(5)
     assert all(job.holds(ConditionType.COMPLETE) for job in jobs)
 
@@ -288,52 +243,45 @@ def test_two_jobs_that_each_have_half_of_a_quota_both_complete(spec: dict[str, A
 
 NO_CLAIM = '0/2 nodes are available: persistentvolumeclaim "data" not found.'
 NOT_FOUND = 'ErrImagePull: failed to pull image "nowhere/none:1": not found'
+NO_SECRET = 'CreateContainerConfigError: secret "token" not found'
+BAD_NAME = 'InvalidImageName: couldn\'t parse image name "UPPER": invalid reference'
 
 
-@pytest.mark.parametrize("waiting", [NOT_FOUND, 'CreateContainerConfigError: secret "token" not found'])
+@pytest.mark.parametrize("waiting", [NOT_FOUND, NO_SECRET])
 def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) -> None:
-    cluster = created()
-    cluster.place().start(CONTROLLER).change_pod(POLICY_0, waiting=waiting)
+    cluster = created_job().place().start(CONTROLLER).change_pod(POLICY_0, waiting=waiting)
     cluster.round()
     cluster.expect(running="PodCannotStart", running_says=f"pod demo-policy-0 cannot start: {waiting}")
     cluster.tick(1800).settled(failed="PodCannotStart", failed_says=waiting)
 
 
 def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
-    cluster = created()
-    cluster.place()
-    cluster.change_pod(CONTROLLER, waiting='InvalidImageName: couldn\'t parse image name "UPPER": invalid reference')
+    cluster = created_job().place().change_pod(CONTROLLER, waiting=BAD_NAME)
     cluster.settled(phase="Failed", failed_says="InvalidImageName")
 
 
 def test_a_claim_that_does_not_exist_fails_the_job_after_the_timeout() -> None:
-    cluster = created()
-    cluster.unschedulable(NO_CLAIM, CONTROLLER, POLICY_0).settled(wait=1800, scheduled_says=NO_CLAIM)
-    cluster.tick(1800).settled(failed_says=NO_CLAIM)
+    cluster = created_job().unschedulable(NO_CLAIM, CONTROLLER, POLICY_0)
+    cluster.settled(wait=1800, scheduled_says=NO_CLAIM).tick(1800).settled(failed_says=NO_CLAIM)
 
 
 def test_pods_that_wait_for_room_or_run_unready_are_not_timed() -> None:
-    cluster = created()
+    cluster = created_job()
     cluster.unschedulable("0/2 nodes are available: 2 Insufficient cpu.", *cluster.pods).settled()
-    cluster.tick(1_000_000).settled(phase="Pending", deleting=set())
-    cluster.place().start(CONTROLLER).tick(60)
-    cluster.settled(running_says="pod demo-policy-0 (and 1 more) has not started")
-    cluster.expect(running_says="for images and volumes, see kubectl describe pod demo-policy-0")
-    cluster.start().tick(100_000)
-    cluster.settled(phase="Pending", deleting=set(), pods={CONTROLLER, POLICY_0, POLICY_1})
+    cluster.tick(1_000_000).settled(phase="Pending", deleting=set()).place().start(CONTROLLER)
+    advice = "for images and volumes, see kubectl describe pod demo-policy-0"
+    cluster.tick(60).settled(running_says=("pod demo-policy-0 (and 1 more) has not started", advice))
+    cluster.start().tick(100_000).settled(phase="Pending", deleting=set(), pods={CONTROLLER, POLICY_0, POLICY_1})
 
 
-@pytest.mark.parametrize("spec", [{}, {"trainer": {"image": "registry.example/verl:1"}}])
+@pytest.mark.parametrize("spec", [{}, OTHER_TRAINER])
 def test_an_outage_of_the_registry_after_progress_is_a_counted_restart(spec: dict[str, Any]) -> None:
     cluster = running_job(**spec)
     if not spec:
         cluster.reports(40)
-    cluster.end(POLICY_0, 1).tick(20).stop().tick(400)
-    cluster.settled().place()
+    cluster.end(POLICY_0, 1).tick(20).stop().tick(400).settled().place()
     for name in cluster.pods:
         cluster.change_pod(name, waiting="ImagePullBackOff: registry: 503")
-    cluster.tick(1801)
-    cluster.settled(phase="Recovering", restarts=2, recovering_says="ImagePullBackOff: registry: 503")
-    cluster.stop()
-    assert cluster.last.requeue_after_seconds, "the next attempt is delayed"
+    cluster.tick(1801).settled(phase="Recovering", restarts=2, recovering_says="ImagePullBackOff: registry: 503")
+    assert cluster.stop().last.requeue_after_seconds, "the next attempt is delayed"
     cluster.next_attempt_runs().expect(phase="Running", number=3)
