@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import Evidence, RankMemory, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
@@ -328,6 +329,15 @@ class SimulatedCluster:
     def stored(self) -> RLJobStatus:
         assert self.status is not None
         return self.status
+
+    @property
+    def plan(self) -> MemoryPlan:
+        assert self.stored.plan is not None
+        return self.stored.plan
+
+    @property
+    def remedies(self) -> list[str]:
+        return [change.remedy.setting for change in self.stored.plan_changes]
 
     def names(self, role: str) -> list[str]:
         return sorted(pod.name for pod in self.pods.values() if pod.role == role)

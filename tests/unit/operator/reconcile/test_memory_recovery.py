@@ -9,7 +9,7 @@ from rljob_testing.simulated_cluster import CONTROLLER, PLAN, POLICY_1, running_
 from tests.unit.operator.reconcile.memory_failures import (
     GIB,
     evidence,
-    out_of_device_memory,
+    run_out,
     running,
     trainers_change,
 )
@@ -23,12 +23,10 @@ PRESSURE = {"diagnosis": LEAK, "role": "policy", "rank": 1, "stepsLeft": 12}
 
 
 def test_the_changed_plan_is_written_down_before_anything_acts_on_it() -> None:
-    cluster = running()
-    out_of_device_memory(cluster)
+    cluster = run_out(running())
     desired = cluster.round()
     assert (desired.apply, desired.create, desired.delete_pods) == ((), (), ())
-    plan, (change,) = cluster.stored.plan, cluster.stored.plan_changes
-    assert plan is not None
+    plan, (change,) = cluster.plan, cluster.stored.plan_changes
     assert (plan.generation, change.generation, change.attempt, change.step) == (2, 2, 1, 4)
     assert plan.model_copy(update={"generation": 1}) != PLAN
     assert (change.phase, change.role, change.rank, change.level) == ("update", "policy", 1, "ReplacePods")
@@ -37,17 +35,15 @@ def test_the_changed_plan_is_written_down_before_anything_acts_on_it() -> None:
 def test_an_out_of_memory_job_restarts_at_once_under_a_new_plan() -> None:
     cluster = running(step=0)
     cluster.events.clear()
-    out_of_device_memory(cluster, step=0)
-    cluster.settled(phase="Recovering", recovering="MemoryPlanChanged", recovering_says="6.10 GiB")
-    cluster.expect(recovering_says="(adjustment 1 of 6)", reason="DeviceOutOfMemory", message="policy-1 ran out")
-    cluster.stop()
-    cluster.expect(number=2, plan_generation=2, adjustments=1, restarts=0)  # no delay, though no step was committed
+    message = ("6.10 GiB", "(adjustment 1 of 6)")
+    run_out(cluster, step=0).settled(phase="Recovering", recovering="MemoryPlanChanged", recovering_says=message)
+    cluster.expect(reason="DeviceOutOfMemory", message="policy-1 ran out")
+    cluster.stop().expect(number=2, plan_generation=2, adjustments=1, restarts=0)  # no delay, though without a step
     first, (change,), last = cluster.stored.attempts[0], cluster.stored.plan_changes, cluster.stored.last_out_of_memory
     assert first.remedy == change.remedy
     assert last is not None
     assert (last.step, last.diagnosis) == (1, first.diagnosis)
-    cluster.next_attempt_runs()
-    cluster.reports(1).settled()
+    cluster.next_attempt_runs().reports(1).settle()
     assert cluster.events == ["OutOfMemory", "PlanChanged", "AttemptStarted", "Recovered"]
     (change,) = cluster.stored.plan_changes
     assert change.seconds_to_recover == (cluster.now - change.time).total_seconds() > 0
@@ -57,35 +53,28 @@ def test_an_out_of_memory_job_restarts_at_once_under_a_new_plan() -> None:
 def test_exhausted_adjustments_fail_the_job_with_an_account(failures: int, most: int) -> None:
     cluster = running(recovery={"maxAdjustments": most})
     for _ in range(failures):
-        out_of_device_memory(cluster)
-        cluster.next_attempt_runs()
-    cluster.expect(failed="AdjustmentsExhausted", recovering="GivenUp")
-    for change in cluster.stored.plan_changes:
-        cluster.expect(failed_says=f"generation {change.generation}")
-    assert len(cluster.stored.plan_changes) == most
+        run_out(cluster).next_attempt_runs()
+    account = tuple(f"generation {change.generation}" for change in cluster.stored.plan_changes)
+    cluster.expect(failed="AdjustmentsExhausted", recovering="GivenUp", failed_says=account)
+    assert len(account) == most
 
 
 def test_progress_gives_adjustments_back() -> None:
     cluster = running(recovery={"maxAdjustments": 1}, steps=1000)
     for step in (20, 40, 60):
-        out_of_device_memory(cluster, step=step)
-        cluster.next_attempt_runs().expect(adjustments=1)
-    out_of_device_memory(cluster, step=62)
-    cluster.settled(failed="AdjustmentsExhausted")
+        run_out(cluster, step=step).next_attempt_runs().expect(adjustments=1)
+    run_out(cluster, step=62).settled(failed="AdjustmentsExhausted")
 
 
 def test_a_pinned_setting_in_the_way_is_named_with_what_to_write() -> None:
     cluster = running_job(memory={"detachMetrics": "Disabled"})
     cluster.reports(3, plan=PLAN.model_copy(update={"detach_metrics": False}))
-    kept_graphs = evidence(cluster, diagnoses=[LEAK])
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=3, evidence=kept_graphs)
-    cluster.settled(failed="PinnedSettingConflict", restarts=0)
+    run_out(cluster, diagnoses=[LEAK]).settled(failed="PinnedSettingConflict", restarts=0)
     cluster.expect(failed_says="memory.detachMetrics is pinned to Disabled: write Enabled, or Auto")
 
 
 def test_a_fixed_plan_makes_a_failure_an_explained_restart() -> None:
-    cluster = running(memory={"mode": "Disabled"})
-    out_of_device_memory(cluster)
+    cluster = run_out(running(memory={"mode": "Disabled"}))
     cluster.settled(restarts=1, adjustments=0, recovering="SamePlanRestart", plan=PLAN)
     assert cluster.attempt.diagnosis is not None
     assert cluster.stored.last_out_of_memory is not None
@@ -101,31 +90,23 @@ def test_a_trainer_that_dies_before_it_has_a_plan_is_restarted() -> None:
 
 def test_the_step_report_replaces_a_missing_termination_message() -> None:
     cluster = running()
-    cluster.reports(3, last_evidence=evidence(cluster, rank=0)).end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY)
-    cluster.settled()
+    cluster.reports(3, last_evidence=evidence(cluster, rank=0)).end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY).settle()
     (change,) = cluster.stored.plan_changes
     assert (change.rank, change.diagnosis.class_name) == (0, "Fragmentation")
 
 
-def test_an_exit_code_of_memory_outweighs_an_unrelated_message() -> None:
-    cluster = running()
+def test_an_exit_code_of_memory_outweighs_unrelated_and_handled_messages() -> None:
     unknown = {"class": "Unknown", "confidence": 0.5, "message": "memory ran out"}
-    found = evidence(cluster, message="found 10 MiB, expected more", diagnoses=[unknown])
-    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", evidence=found).settled()
-    diagnosis = cluster.attempt.diagnosis
-    assert diagnosis is not None
-    assert (diagnosis.class_name, diagnosis.message) == ("SharedMemory", "found 10 MiB, expected more")
-
-
-def test_a_handled_failures_message_is_not_read_again() -> None:
+    message, full = "found 10 MiB, expected more", ExitCode.SHARED_MEMORY_EXHAUSTED
+    unrelated = run_out(running(), code=full, message=message, diagnoses=[unknown]).settled().attempt.diagnosis
+    assert unrelated is not None
+    assert (unrelated.class_name, unrelated.message) == ("SharedMemory", message)
     cluster = running()
     handled = evidence(cluster, rank=0)
-    cluster.reports(3, last_evidence=handled, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)])
-    cluster.settled().tick(5)
-    cluster.end(POLICY_1, ExitCode.SHARED_MEMORY_EXHAUSTED, text="No space left on device").settled()
-    diagnosis = cluster.attempt.diagnosis
-    assert diagnosis is not None
-    assert diagnosis.class_name == "SharedMemory"
+    cluster.reports(3, last_evidence=handled, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)]).settled()
+    cluster.tick(5).end(POLICY_1, full, text="No space left on device").settle()
+    assert cluster.attempt.diagnosis is not None
+    assert cluster.attempt.diagnosis.class_name == "SharedMemory"
 
 
 # --- the trainer's changes ---
@@ -140,7 +121,6 @@ def test_a_change_that_the_trainer_made_is_adopted_counted_and_reported() -> Non
     last = cluster.stored.last_out_of_memory
     assert last is not None
     assert last.diagnosis.class_name == "ActivationSpike"
-
     cluster.tick(5)
     remedy = change.remedy.model_copy(update={"observed_bytes": GIB})
     done = change.model_copy(update={"remedy": remedy, "seconds_to_recover": 4.0})
@@ -160,7 +140,7 @@ def test_changes_during_an_outage_are_applied_in_order() -> None:
     cluster = running()
     changes = [trainers_change(cluster, generation) for generation in (2, 3, 4)]
     cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes).tick(60)
-    out_of_device_memory(cluster)
+    run_out(cluster)
     cluster.settled(adjustments=4)
     assert [change.generation for change in cluster.stored.plan_changes] == [2, 3, 4, 5]
 

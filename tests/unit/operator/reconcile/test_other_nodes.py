@@ -94,7 +94,7 @@ def test_a_queue_gets_the_whole_group() -> None:
 def test_a_waiting_controller_is_not_restarted_in_pods_that_are_too_few() -> None:
     spec = job_spec(policy={"replicas": 1}, recovery=NO_SETTING_LEFT | {"maxGpus": 2})
     cluster = SimulatedCluster(spec=spec, nodes=KNOWING).run()
-    found = evidence(cluster, time=cluster.now, rank=0, diagnoses=[STATE])
+    found = evidence(cluster, rank=0, diagnoses=[STATE])
     cluster.reports(3, plan=PLAN, last_evidence=found, pending_exit={"exitCode": 80, "message": "policy-0 ran out"})
     cluster.next_attempt_runs().expect(pods_of_attempt=None)
     assert cluster.names("policy") == [POLICY_0, POLICY_1]

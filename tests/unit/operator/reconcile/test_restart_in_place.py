@@ -71,26 +71,20 @@ def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
     policy = {"replicas": 2, "gpusPerReplica": 1}
     cluster = waiting(policy=policy, memory={"rolloutSleep": "Level2"}, plan=awake, profile=on_a_cpu)
     before = uids(cluster)
-    cluster.round()
-    desired = cluster.round()
-    assert (desired.create, desired.delete_pods) == ((), ())
+    cluster.settled(number=2, pods_of_attempt=1)
     assert uids(cluster) == before
-    plan = cluster.stored.plan
-    assert plan is not None
+    plan = cluster.plan
     assert (plan.generation, plan.rollout_sleep_level) == (2, 0), "the answer to the failure, and nothing else"
-    cluster.expect(number=2)
 
 
 def test_pods_that_were_restarted_in_place_can_be_again() -> None:
     cluster = waiting()
     before = uids(cluster)
     for attempt in (2, 3):
-        cluster.settled(number=attempt)
-        cluster.restart().ready().tick(10)
-        found = evidence(cluster, time=cluster.now, attempt=attempt)
-        cluster.reports(3, attempt=attempt, memory_profile=FACTS, last_evidence=found)
-        cluster.settled(phase="Running")
-        cluster.reports(3, attempt=attempt, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
+        cluster.settled(number=attempt).restart().ready().tick(10)
+        found = evidence(cluster, attempt=attempt)
+        cluster.reports(3, memory_profile=FACTS, last_evidence=found).settled(phase="Running")
+        cluster.reports(3, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
     cluster.settled(number=4, pods_of_attempt=1, restarts_before=dict.fromkeys(before, 2))
     assert uids(cluster) == before
 
@@ -119,10 +113,9 @@ def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
     cluster = SimulatedCluster(spec=job_spec(policy=policy, recovery={"maxHostMemory": "16Gi"}), nodes=KNOWING).run()
     low = {"class": "HostMemory", "confidence": 0.9, "message": "the container's memory ran out"}
     found = evidence(cluster, diagnoses=[low])
-    cluster.reports(3, last_evidence=found, pending_exit=PENDING | {"exitCode": 81}).settled()
+    cluster.reports(3, last_evidence=found, pending_exit=PENDING | {"exitCode": 81}).settle()
     assert cluster.stored.plan_changes[0].level == "ReplacePods"
-    cluster.next_attempt_runs()
-    assert cluster.pods[POLICY_0].memory_limit_bytes == 12 << 30
+    assert cluster.next_attempt_runs().pods[POLICY_0].memory_limit_bytes == 12 << 30
 
 
 @pytest.mark.parametrize(
@@ -132,42 +125,29 @@ def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
 def test_pods_are_not_reused_after_an_edit_that_they_do_not_fit(edit: dict[str, Any]) -> None:
     cluster = waiting()
     cluster.round()
-    cluster.change_spec(**edit).settled(number=1)
-    assert cluster.pods[CONTROLLER].deleting
+    assert cluster.change_spec(**edit).settled(number=1).pods[CONTROLLER].deleting
 
 
 def test_a_setting_pinned_meanwhile_is_in_the_plan_of_replaced_pods() -> None:
     cluster = waiting()
     cluster.round()
     cluster.change_spec(memory={"microBatchTokens": 777}).next_attempt_runs().expect(pods_of_attempt=None)
-    plan = cluster.stored.plan
-    assert plan is not None
+    plan = cluster.plan
     assert (plan.generation, plan.micro_batch_tokens) == (3, 777)
-
-
-def restarts_too_slowly(cluster: SimulatedCluster) -> None:
-    cluster.restart(POLICY_0).tick(59).settled(wait=1)
-    cluster.tick(1)
-
-
-def vanishes_after_the_restart(cluster: SimulatedCluster) -> None:
-    cluster.restart().vanish(POLICY_1)
 
 
 @pytest.mark.parametrize(
     ("event", "spec", "reason"),
     [
-        (restarts_too_slowly, {}, "NotRestartedInPlace"),
-        (lambda cluster: cluster.end(CONTROLLER, 80, sentence="it ran out", step=3), {}, "NotRestartedInPlace"),
-        (vanishes_after_the_restart, {}, "PodsDisrupted"),
-        (lambda cluster: cluster.vanish("demo-rollout-1"), ENGINES_APART, "PodsDisrupted"),
+        (lambda job: job.restart(POLICY_0).tick(59).settled(wait=1).tick(1), {}, "NotRestartedInPlace"),
+        (lambda job: job.end(CONTROLLER, 80, sentence="it ran out", step=3), {}, "NotRestartedInPlace"),
+        (lambda job: job.restart().vanish(POLICY_1), {}, "PodsDisrupted"),
+        (lambda job: job.vanish("demo-rollout-1"), ENGINES_APART, "PodsDisrupted"),
     ],
+    ids=["too slowly", "it ends", "it is gone", "it is gone before"],
 )
 def test_a_pod_that_does_not_restart_is_replaced_uncounted(event: Any, spec: dict[str, Any], reason: str) -> None:
-    cluster = waiting(**spec)
-    cluster.settled()
-    event(cluster)
-    cluster.settled(number=2, reason=reason)
+    cluster = event(waiting(**spec).settled()).settled(number=2, reason=reason)
     cluster.next_attempt_runs().expect(number=3, phase="Running", adjustments=1, restarts=0)
 
 
@@ -175,27 +155,22 @@ def test_a_pod_that_does_not_restart_is_replaced_uncounted(event: Any, spec: dic
 
 
 def test_a_controller_gets_time_to_exit_with_its_logs_after_a_failed_job() -> None:
-    cluster = waiting(recovery={"maxAdjustments": 0})
-    cluster.settled(phase="Failed", deleting=set(), wait=30)
+    cluster = waiting(recovery={"maxAdjustments": 0}).settled(phase="Failed", deleting=set(), wait=30)
     cluster.end(CONTROLLER, 80, sentence="policy-1 ran out", step=3).settled().finish_deletions()
     cluster.expect(pods={CONTROLLER})
 
 
 def test_a_controller_that_does_not_exit_by_itself_is_ended() -> None:
-    cluster = waiting(memory={"mode": "Disabled"}, recovery={"maxRestarts": 0})
-    cluster.settled(failed=True, wait=30)
+    cluster = waiting(memory={"mode": "Disabled"}, recovery={"maxRestarts": 0}).settled(failed=True, wait=30)
     assert cluster.report is not None
     assert cluster.report.decision == ExitDecision(attempt=1), "it is told to exit"
-    cluster.tick(30).settled()
-    assert cluster.pods[CONTROLLER].deleting
+    assert cluster.tick(30).settled().pods[CONTROLLER].deleting
 
 
 def lost_a_worker(step: int = 3) -> SimulatedCluster:
     """A job whose controller lost a process in a worker's pod, and waits."""
-    cluster = SimulatedCluster(nodes=KNOWING).run()
-    cluster.tick(10)
-    cluster.reports(step, pending_exit={"exitCode": 83, "message": "policy-1 died"}, update_time=cluster.now)
-    return cluster
+    cluster = SimulatedCluster(nodes=KNOWING).run().tick(10)
+    return cluster.reports(step, pending_exit={"exitCode": 83, "message": "policy-1 died"}, update_time=cluster.now)
 
 
 def test_a_lost_process_is_started_anew_in_place_under_the_same_plan() -> None:
@@ -208,31 +183,26 @@ def test_a_lost_process_is_started_anew_in_place_under_the_same_plan() -> None:
 
 
 def test_a_worker_killed_for_its_memory_is_not_taken_for_a_lost_process() -> None:
-    cluster = lost_a_worker()
-    cluster.tick(3).end(POLICY_1, 137, reason="OOMKilled").settled(reason="HostOutOfMemory")
+    lost_a_worker().tick(3).end(POLICY_1, 137, reason="OOMKilled").settled(reason="HostOutOfMemory")
 
 
 def test_processes_that_die_without_a_step_get_new_pods() -> None:
-    cluster = lost_a_worker(step=0)
-    cluster.tick(5).settled(number=1)
-    assert cluster.pods[CONTROLLER].deleting
+    assert lost_a_worker(step=0).tick(5).settled(number=1).pods[CONTROLLER].deleting
 
 
 # --- pods that restart in place again and again, though nobody asked for it ---
 
 
-def restart(cluster: SimulatedCluster, times: int) -> None:
+def restart(cluster: SimulatedCluster, times: int) -> SimulatedCluster:
     for _ in range(times):
         cluster.restart(POLICY_0)
+    return cluster
 
 
 def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
-    cluster = waiting()
-    cluster.settled().restart()
-    restart(cluster, MAX_RESTARTS_IN_PLACE - 1)
+    cluster = restart(waiting().settled().restart(), MAX_RESTARTS_IN_PLACE - 1)
     cluster.settled(number=2, reason=None)  # its node may be slow
-    restart(cluster, 1)
-    cluster.settled(reason="RestartLoop", exit_code=86, restarts=1, adjustments=1)
+    restart(cluster, 1).settled(reason="RestartLoop", exit_code=86, restarts=1, adjustments=1)
     times = f"{MAX_RESTARTS_IN_PLACE + 1} times in this attempt"
     cluster.expect(recovering_says=f"pod {POLICY_0} was restarted in place {times}")
     assert cluster.pods[CONTROLLER].deleting
@@ -240,37 +210,28 @@ def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
 
 
 def test_restarts_of_earlier_attempts_are_not_counted() -> None:
-    cluster = waiting()
-    cluster.settled().restart()
-    restart(cluster, MAX_RESTARTS_IN_PLACE - 1)
-    cluster.ready()
-    found = evidence(cluster, time=cluster.now, attempt=2)
-    cluster.reports(3, attempt=2, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
-    cluster.settled(number=3, pods_of_attempt=1)
-    cluster.restart().ready().settled(number=3, phase="Running")
+    cluster = restart(waiting().settled().restart(), MAX_RESTARTS_IN_PLACE - 1).ready()
+    found = evidence(cluster, attempt=2)
+    cluster.reports(3, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
+    cluster.settled(number=3, pods_of_attempt=1).restart().ready().settled(number=3, phase="Running")
 
 
 def test_an_operator_that_comes_back_after_hours_ends_the_loop_at_once() -> None:
-    cluster = SimulatedCluster(nodes=KNOWING).run()
-    cluster.reports(3)
-    restart(cluster, 4000)
+    cluster = restart(SimulatedCluster(nodes=KNOWING).run().reports(3), 4000)
     cluster.tick(3 * 3600).settled(reason="RestartLoop")
 
 
 def test_pods_in_a_restart_loop_exhaust_the_restarts() -> None:
     cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 2}), nodes=KNOWING).run()
-    for _ in range(3):
-        restart(cluster, MAX_RESTARTS_IN_PLACE + 1)
-        cluster.settled()
-        if cluster.phase != "Failed":
-            cluster.next_attempt_runs()
-    cluster.expect(failed="RestartsExhausted", failed_says="earlier attempts: 1: RestartLoop, 2: RestartLoop).")
+    for _ in range(2):
+        restart(cluster, MAX_RESTARTS_IN_PLACE + 1).settled(reason="RestartLoop").next_attempt_runs()
+    restart(cluster, MAX_RESTARTS_IN_PLACE + 1).settled(failed="RestartsExhausted")
+    cluster.expect(failed_says="earlier attempts: 1: RestartLoop, 2: RestartLoop).")
 
 
 @pytest.mark.parametrize("trainer", [{}, {"trainer": {"image": "registry.example/trl:1"}}])
 def test_a_lost_status_and_containers_of_other_trainers_are_no_loop(trainer: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**trainer), nodes=KNOWING).run()
-    restart(cluster, MAX_RESTARTS_IN_PLACE + 1)
+    cluster = restart(SimulatedCluster(spec=job_spec(**trainer), nodes=KNOWING).run(), MAX_RESTARTS_IN_PLACE + 1)
     if not trainer:
         cluster.set_status(None)
     cluster.settled(number=1, reason=None)

@@ -20,7 +20,7 @@ from rljob_testing.simulated_cluster import (
     job_spec,
     running_job,
 )
-from tests.unit.operator.reconcile.memory_failures import out_of_device_memory, running
+from tests.unit.operator.reconcile.memory_failures import run_out, running
 
 NAMESPACED = SETTINGS.model_copy(update={"namespaces": ("team",)})
 WORKERS = {POLICY_0, POLICY_1}
@@ -137,8 +137,7 @@ def pod_cannot_start() -> SimulatedCluster:
 
 def no_adjustments() -> SimulatedCluster:
     cluster = running(recovery={"maxAdjustments": 0})
-    out_of_device_memory(cluster)
-    return cluster
+    return run_out(cluster)
 
 
 def preempted_without_end() -> SimulatedCluster:
