@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.simulated_cluster import CONTROLLER, PLAN, POLICY_1, running_job
+from rljob_api.plan_change import PlanChange
+from rljob_testing.simulated_cluster import CONTROLLER, PLAN, POLICY_1, SimulatedCluster, running_job
 from tests.unit.operator.reconcile.memory_failures import (
     GIB,
     evidence,
@@ -112,53 +113,53 @@ def test_an_exit_code_of_memory_outweighs_unrelated_and_handled_messages() -> No
 # --- the trainer's changes ---
 
 
+def trainer_changes(cluster: SimulatedCluster, *changes: PlanChange, step: int = 3) -> SimulatedCluster:
+    """Report these changes, and the plan that they lead to."""
+    plan = PLAN.model_copy(update={"generation": changes[-1].generation, "micro_batch_tokens": 2048})
+    return cluster.reports(step, plan=plan, plan_changes=list(changes))
+
+
 def test_a_change_that_the_trainer_made_is_adopted_counted_and_reported() -> None:
     cluster = running()
     cluster.events.clear()
     change = trainers_change(cluster)
-    cluster.reports(3, plan=SECOND_PLAN, plan_changes=[change, change])
-    cluster.settled(plan=SECOND_PLAN, plan_changes=[change], adjustments=1, phase="Recovering", running=True)
+    trainer_changes(cluster, change, change).settled(plan=SECOND_PLAN, plan_changes=[change], adjustments=1)
+    cluster.expect(phase="Recovering", running=True)
     last = cluster.stored.last_out_of_memory
     assert last is not None
     assert last.diagnosis.class_name == "ActivationSpike"
-    cluster.tick(5)
     remedy = change.remedy.model_copy(update={"observed_bytes": GIB})
     done = change.model_copy(update={"remedy": remedy, "seconds_to_recover": 4.0})
-    cluster.reports(4, plan=SECOND_PLAN, plan_changes=[done])
-    cluster.settled(plan_changes=[done], recovering_says="resumed at step 4 after 4 s; freed 1.00 GiB")
-    cluster.expect(phase="Running", adjustments=1)
+    trainer_changes(cluster.tick(5), done, step=4).settled(plan_changes=[done], phase="Running", adjustments=1)
+    cluster.expect(recovering_says="resumed at step 4 after 4 s; freed 1.00 GiB")
     assert cluster.events == ["OutOfMemory", "PlanChanged", "Recovered"]
 
 
 def test_a_preventive_change_costs_no_adjustment() -> None:
     cluster = running()
-    cluster.reports(3, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster, preventive=True)])
+    trainer_changes(cluster, trainers_change(cluster, preventive=True))
     cluster.settled(adjustments=0, phase="Running", last_out_of_memory=None)
 
 
 def test_changes_during_an_outage_are_applied_in_order() -> None:
     cluster = running()
-    changes = [trainers_change(cluster, generation) for generation in (2, 3, 4)]
-    cluster.reports(3, plan=PLAN.model_copy(update={"generation": 4}), plan_changes=changes).tick(60)
-    run_out(cluster)
-    cluster.settled(adjustments=4)
+    trainer_changes(cluster, *(trainers_change(cluster, generation) for generation in (2, 3, 4)))
+    run_out(cluster.tick(60)).settled(adjustments=4)
     assert [change.generation for change in cluster.stored.plan_changes] == [2, 3, 4, 5]
 
 
 def test_a_change_made_on_a_warning_does_not_hide_the_recovery_before_it() -> None:
     cluster = running()
-    cluster.reports(3, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)]).tick(10)
-    cluster.settled(recovering=True)
-    changes = [trainers_change(cluster, seconds_to_recover=2.0), trainers_change(cluster, 3, preventive=True, step=5)]
-    cluster.reports(4, plan=PLAN.model_copy(update={"generation": 3}), plan_changes=changes).tick(10)
-    cluster.settled(recovering=False)
+    trainer_changes(cluster, trainers_change(cluster)).tick(10).settled(recovering=True)
+    recovered = trainers_change(cluster, seconds_to_recover=2.0)
+    preventive = trainers_change(cluster, 3, preventive=True, step=5)
+    trainer_changes(cluster, recovered, preventive, step=4).tick(10).settled(recovering=False)
 
 
 def test_the_trainer_does_not_set_what_its_pods_are_given() -> None:
-    cluster = running(limit="8Gi", recovery={"maxHostMemory": "12Gi"})
-    cluster.end(POLICY_1, 137, reason="OOMKilled").next_attempt_runs()
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "12Gi"}).end(POLICY_1, 137, reason="OOMKilled")
     greedy = PLAN.model_copy(update={"generation": 9, "host_memory_bytes": 900 * GIB, "excluded_nodes": ["gpu-node"]})
-    cluster.reports(3, plan=greedy).tick(10)
+    cluster.next_attempt_runs().reports(3, plan=greedy).tick(10)
     cluster.settled(plan=greedy.model_copy(update={"host_memory_bytes": 12 * GIB, "excluded_nodes": []}))
 
 
@@ -174,27 +175,21 @@ def test_a_report_that_cannot_be_believed_changes_no_plan() -> None:
 def test_memory_that_is_about_to_run_out_is_reported_until_it_is_not() -> None:
     cluster = running()
     for step in (4, 5):
-        cluster.reports(step, memory_pressure=PRESSURE | {"stepsLeft": 16 - step})
         message = f"policy rank 1 is projected to run out of memory in {16 - step} steps"
-        cluster.settled(memory_pressure="MemoryRunningOut", memory_pressure_says=message)
-        cluster.expect(memory_pressure=True)
-        cluster.tick(20)
+        cluster.reports(step, memory_pressure=PRESSURE | {"stepsLeft": 16 - step})
+        cluster.settled(memory_pressure=(True, "MemoryRunningOut"), memory_pressure_says=message).tick(20)
     assert cluster.events.count("MemoryPressure") == 1
     cluster.reports(6).settled(memory_pressure="EnoughMemory")
     cluster.reports(7, memory_pressure=PRESSURE).settled(memory_pressure=True)
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=7)
-    cluster.settled(memory_pressure=False)  # that of an attempt ends with it
+    cluster.end(CONTROLLER, 1, sentence="it broke", step=7).settled(memory_pressure=False)  # it ends with its attempt
 
 
 def test_a_step_that_trained_on_nothing_degrades_the_job_until_one_learns() -> None:
     cluster = running()
     for step, reason in ((4, "RewardsEqual"), (5, "ResponsesTruncated")):
         cluster.reports(step, training_warning={"reason": reason, "message": "no response can be learned from"})
-        cluster.settled(degraded=reason, degraded_says="no response can be learned from")
-        cluster.expect(degraded=True)
-        cluster.tick(20)
+        cluster.settled(degraded=(True, reason), degraded_says="no response can be learned from").tick(20)
     assert cluster.events.count("Degraded") == 1
     cluster.reports(6).settled(degraded="NoWarning")
     cluster.reports(60, training_warning={"reason": "RewardsEqual", "message": "equal rewards"})
-    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
-    cluster.settled(complete=True, degraded="RewardsEqual")
+    cluster.complete().expect(complete=True, degraded="RewardsEqual")

@@ -10,7 +10,6 @@ import pytest
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
-from rljob_api.step_report import Evidence
 from rljob_operator.reconcile.observed import ObservedNode
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -22,7 +21,7 @@ from rljob_testing.simulated_cluster import (
     SimulatedCluster,
     job_spec,
 )
-from tests.unit.operator.reconcile.memory_failures import FACTS, KNOWING, evidence, running
+from tests.unit.operator.reconcile.memory_failures import FACTS, PENDING, evidence, run_out, running, waiting
 
 NO_SETTING_LEFT = {"maxAdjustments": 0}
 STATE = {"class": "OptimizerState", "confidence": 0.9, "message": "the optimizer's state does not fit"}
@@ -34,26 +33,22 @@ def growing(most: int = 4, **spec: Any) -> SimulatedCluster:
     return running(**{"policy": {"replicas": 1}, "recovery": NO_SETTING_LEFT | {"maxGpus": most}, **spec})
 
 
-def out_of_memory(cluster: SimulatedCluster, diagnosis: dict[str, Any] = STATE) -> None:
-    found = evidence(cluster, attempt=cluster.attempt.number, rank=0, diagnoses=[diagnosis])
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-0 ran out", step=3, evidence=found)
+def out_of_memory(cluster: SimulatedCluster, diagnosis: dict[str, Any] = STATE) -> SimulatedCluster:
+    return run_out(cluster, rank=0, diagnoses=[diagnosis])
 
 
 def test_the_policy_grows_until_it_has_all_gpus_that_it_may_have() -> None:
     cluster = growing()
     for pods in (2, 4):
         cluster.events.clear()
-        out_of_memory(cluster)
-        cluster.next_attempt_runs().expect(phase="Running", adjustments=0)
+        out_of_memory(cluster).next_attempt_runs().expect(phase="Running", adjustments=0)
         assert len(cluster.names("policy")) == pods
         assert cluster.events == ["OutOfMemory", "PlanChanged", "AttemptStarted"]
-        plan, change = cluster.stored.plan, cluster.stored.plan_changes[-1]
-        assert plan is not None
-        assert (plan.policy_gpus, change.remedy.after, change.level) == (pods, str(pods), "ReplacePods")
+        change = cluster.stored.plan_changes[-1]
+        assert (cluster.plan.policy_gpus, change.remedy.after, change.level) == (pods, str(pods), "ReplacePods")
         assert [(of.role, of.desired) for of in cluster.stored.pods] == [("controller", 1), ("policy", pods)]
-    out_of_memory(cluster)
-    cluster.settled(failed="AdjustmentsExhausted")
-    cluster.expect(failed_says="recovery.maxGpus is 4, and the policy has 4 GPUs")
+    message = "recovery.maxGpus is 4, and the policy has 4 GPUs"
+    out_of_memory(cluster).settled(failed="AdjustmentsExhausted", failed_says=message)
 
 
 def created_after_growth(cluster: SimulatedCluster) -> dict[str, dict[str, Any]]:
@@ -84,60 +79,48 @@ def test_pods_learn_of_the_growth_by_the_plan_and_the_manifest_stays() -> None:
 def test_a_queue_gets_the_whole_group() -> None:
     spec = job_spec(policy={"replicas": 1}, queueName="gpus", recovery=NO_SETTING_LEFT | {"maxGpus": 2})
     cluster = SimulatedCluster(spec=spec, facts={"kueue_installed": True}).run()
-    cluster.reports(3, memory_profile=FACTS, phase="update").settled()
-    written = created_after_growth(cluster)
+    written = created_after_growth(cluster.reports(3, memory_profile=FACTS, phase="update").settled())
     pods = [manifest for name, manifest in written.items() if name.startswith("Pod/")]
     assert [pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in pods] == ["3"] * 3
     cluster.expect(scheduled="WaitingForQueue", scheduled_says=GROWN)
 
 
 def test_a_waiting_controller_is_not_restarted_in_pods_that_are_too_few() -> None:
-    spec = job_spec(policy={"replicas": 1}, recovery=NO_SETTING_LEFT | {"maxGpus": 2})
-    cluster = SimulatedCluster(spec=spec, nodes=KNOWING).run()
+    cluster = waiting(policy={"replicas": 1}, recovery=NO_SETTING_LEFT | {"maxGpus": 2})
     found = evidence(cluster, rank=0, diagnoses=[STATE])
-    cluster.reports(3, plan=PLAN, last_evidence=found, pending_exit={"exitCode": 80, "message": "policy-0 ran out"})
-    cluster.next_attempt_runs().expect(pods_of_attempt=None)
-    assert cluster.names("policy") == [POLICY_0, POLICY_1]
+    cluster.reports(3, plan=PLAN, last_evidence=found, pending_exit=PENDING)
+    cluster.next_attempt_runs().expect(pods_of_attempt=None, pods={CONTROLLER, POLICY_0, POLICY_1})
 
 
 def test_engines_with_pods_of_their_own_stay_as_they_are() -> None:
-    cluster = growing(topology="Disaggregated", rollout={"replicas": 1})
-    out_of_memory(cluster)
+    cluster = out_of_memory(growing(topology="Disaggregated", rollout={"replicas": 1}))
     cluster.next_attempt_runs().expect(pods={CONTROLLER, POLICY_0, POLICY_1, "demo-rollout-0"})
 
 
 def test_a_cluster_without_so_many_gpus_is_named() -> None:
     cluster = growing(most=16)
     cluster.nodes = (CPU_NODE, ObservedNode("gpu-node", gpus=1, usable=True))
-    out_of_memory(cluster)
-    cluster.stop().unschedulable("0/2 nodes are available", POLICY_1)
-    cluster.settled(scheduled="Unschedulable", scheduled_says=f"{GROWN} because it ran out of memory")
+    out_of_memory(cluster).stop().unschedulable("0/2 nodes are available", POLICY_1)
     too_few = "the job requests 2 nvidia.com/gpu, but all usable nodes together have 1: add nodes"
-    cluster.expect(scheduled=False, scheduled_says=too_few)
+    grown = f"{GROWN} because it ran out of memory"
+    cluster.settled(scheduled=(False, "Unschedulable"), scheduled_says=(too_few, grown))
 
 
 def test_a_quota_that_refuses_the_grown_policy_comes_with_the_way_back() -> None:
-    cluster = growing()
-    out_of_memory(cluster)
-    cluster.settled().finish_deletions()
-    cluster.facts = {"refused": "exceeded quota: gpus"}
-    cluster.settled(scheduled="PodsRefused", scheduled_says=f"exceeded quota: gpus; {GROWN}")
-    cluster.facts = {}
+    cluster = out_of_memory(growing()).settled().finish_deletions().observes(refused="exceeded quota: gpus")
+    cluster.settled(scheduled="PodsRefused", scheduled_says=f"exceeded quota: gpus; {GROWN}").observes()
     cluster.change_spec(suspend=True).settled().change_spec(suspend=False, recovery=NO_SETTING_LEFT)
-    cluster.next_attempt_runs()
-    assert cluster.names("policy") == [POLICY_0]
+    assert cluster.next_attempt_runs().names("policy") == [POLICY_0]
 
 
 @pytest.mark.parametrize("recovery", [{}, {"maxGpus": 2}])
 def test_a_lower_limit_shrinks_the_policy_in_the_next_attempt(recovery: dict[str, int]) -> None:
     cluster = growing()
     for _ in range(2):
-        out_of_memory(cluster)
-        cluster.next_attempt_runs()
+        out_of_memory(cluster).next_attempt_runs()
     cluster.change_spec(recovery=NO_SETTING_LEFT | recovery).settled(phase="Running")
     assert len(cluster.names("policy")) == 4, "the running attempt keeps its pods"
-    cluster.delete_pod(POLICY_0).next_attempt_runs()
-    assert cluster.names("policy") == [POLICY_0]
+    assert cluster.delete_pod(POLICY_0).next_attempt_runs().names("policy") == [POLICY_0]
 
 
 # --- a node is left to a foreign process ---
@@ -161,28 +144,17 @@ def held_by_foreign_processes(times: int, nodes: tuple[ObservedNode, ...], **spe
     """A job of another trainer, whose pod ran out of memory `times` times, on `gpu-node` each time."""
     given = {"policy": {"replicas": 1, "gpusPerReplica": 1}, **SLEEPING_ENGINE, **spec}
     cluster = SimulatedCluster(spec=job_spec(**given), nodes=nodes)
-    for attempt in range(1, times + 1):
-        cluster.stop().tick(400).settled().place(POLICY_0, node="gpu-node")
-        cluster.start().ready().settled()
-        found = {"time": cluster.now, "attempt": attempt, "role": "policy", "rank": 0, "step": 1, "message": STRANGER}
-        reported = Evidence.model_validate(found)
-        cluster.end(POLICY_0, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=reported)
-    cluster.settled()
-    return cluster
-
-
-def excluded(cluster: SimulatedCluster) -> list[str]:
-    plan = cluster.stored.plan
-    assert plan is not None
-    return plan.excluded_nodes
+    for _ in range(times):
+        cluster.stop().tick(400).settled().place(POLICY_0, node="gpu-node").start().ready().settled()
+        found = evidence(cluster, rank=0, step=1, phase=None, message=STRANGER)
+        cluster.end(POLICY_0, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=found)
+    return cluster.settled()
 
 
 def test_processes_are_restarted_first_and_then_the_node_is_left() -> None:
     cluster = held_by_foreign_processes(2, (CPU_NODE, GPU_NODE, FOUR_GPUS))
-    assert [change.remedy.setting for change in cluster.stored.plan_changes] == ["processes", "excludedNodes"]
-    assert excluded(cluster) == ["gpu-node"]
-    cluster.expect(recovering_says="(adjustment 2 of 6)")
-    cluster.stop().unschedulable("0/2 nodes are available", POLICY_0)
+    assert (cluster.remedies, cluster.plan.excluded_nodes) == (["processes", "excludedNodes"], ["gpu-node"])
+    cluster.expect(recovering_says="(adjustment 2 of 6)").stop().unschedulable("0/2 nodes are available", POLICY_0)
     cluster.settled(scheduled_says="0/2 nodes are available; the memory plan excludes gpu-node: add another node")
 
 
@@ -200,37 +172,40 @@ def test_processes_are_restarted_first_and_then_the_node_is_left() -> None:
 )
 def test_a_node_is_left_only_where_another_one_takes_the_pod(gpus: int, other: ObservedNode, left: bool) -> None:
     cluster = held_by_foreign_processes(2, (GPU_NODE, other), policy={"replicas": 1, "gpusPerReplica": gpus})
-    assert excluded(cluster) == (["gpu-node"] if left else [])
+    assert cluster.plan.excluded_nodes == (["gpu-node"] if left else [])
 
 
 def test_where_no_other_node_is_left_the_failure_names_the_process() -> None:
     cluster = held_by_foreign_processes(3, (CPU_NODE, GPU_NODE), recovery={"maxRestarts": 1})
-    cluster.expect(failed="RestartsExhausted")
-    cluster.expect(failed_says="98.38 GiB of the GPU's 139.80 GiB were held by other processes")
-    cluster.expect(failed_says="generation 2 (step 1, startup, ForeignProcess): restarting processes")
-    cluster.expect(failed_says="no other node is known to have room: stop the other process on its node")
+    held = "98.38 GiB of the GPU's 139.80 GiB were held by other processes"
+    tried = "generation 2 (step 1, startup, ForeignProcess): restarting processes"
+    advice = "no other node is known to have room: stop the other process on its node"
+    cluster.expect(failed="RestartsExhausted", failed_says=(held, tried, advice))
 
 
 @pytest.mark.parametrize(
-    ("spec", "others", "left"),
+    ("policy", "rollout", "others", "left"),
     [
-        ({"policy": {"replicas": 2, "gpusPerReplica": 8}}, (EIGHT_GPUS,), False),
-        ({"policy": {"replicas": 2, "gpusPerReplica": 8}}, (EIGHT_GPUS, replace(EIGHT_GPUS, name="third")), True),
-        ({"policy": {"replicas": 2, "gpusPerReplica": 4}}, (EIGHT_GPUS,), True),
-        ({"rollout": {"gpusPerReplica": 4}, "policy": {"gpusPerReplica": 8}}, (FOUR_GPUS,), False),
-        ({"rollout": {"gpusPerReplica": 4}, "policy": {"gpusPerReplica": 8}}, (FOUR_GPUS, EIGHT_GPUS), True),
-        ({"rollout": {"replicas": 2, "gpusPerReplica": 4}, "policy": {"gpusPerReplica": 4}}, (EIGHT_GPUS,), False),
+        ((2, 8), None, (EIGHT_GPUS,), False),
+        ((2, 8), None, (EIGHT_GPUS, replace(EIGHT_GPUS, name="third")), True),
+        ((2, 4), None, (EIGHT_GPUS,), True),
+        ((1, 8), (1, 4), (FOUR_GPUS,), False),
+        ((1, 8), (1, 4), (FOUR_GPUS, EIGHT_GPUS), True),
+        ((1, 4), (2, 4), (EIGHT_GPUS,), False),
     ],
 )
 def test_a_node_is_left_only_where_all_workers_find_room_without_it(
-    spec: dict[str, Any], others: tuple[ObservedNode, ...], left: bool
+    policy: tuple[int, int], rollout: tuple[int, int] | None, others: tuple[ObservedNode, ...], left: bool
 ) -> None:
-    cluster = running(topology="Disaggregated" if "rollout" in spec else "Colocated", **spec)
+    """`policy`, `rollout`: number of pods, and GPUs of each."""
+    spec: dict[str, Any] = {"policy": {"replicas": policy[0], "gpusPerReplica": policy[1]}}
+    if rollout:
+        spec |= {"topology": "Disaggregated", "rollout": {"replicas": rollout[0], "gpusPerReplica": rollout[1]}}
+    cluster = running(**spec)
     cluster.nodes = (CPU_NODE, GPU_NODE, *others)
     for _ in range(2):
-        out_of_memory(cluster, FOREIGN)
-        cluster.next_attempt_runs()
-    assert excluded(cluster) == (["gpu-node"] if left else [])
+        out_of_memory(cluster, FOREIGN).next_attempt_runs()
+    assert cluster.plan.excluded_nodes == (["gpu-node"] if left else [])
 
 
 def test_an_unsupported_setting_is_no_evidence_about_the_engine() -> None:
@@ -239,4 +214,4 @@ def test_an_unsupported_setting_is_no_evidence_about_the_engine() -> None:
     last = cluster.stored.last_out_of_memory
     assert last is not None
     assert "the plan lets the engine stay awake" not in last.diagnosis.message
-    assert [change.remedy.setting for change in cluster.stored.plan_changes] == ["processes"]
+    assert cluster.remedies == ["processes"]
